@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from penstock.explain.frame_rules import StackClass, classify
+from penstock.explain.frame_rules import classify
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -25,6 +25,7 @@ __all__ = [
     "Loaders",
     "ThreadTime",
     "attribute",
+    "blocked_class",
     "bottleneck",
     "correct",
     "critical_shares",
@@ -33,7 +34,7 @@ __all__ = [
 
 _NUMBERS = re.compile(r"[-_ ]*\d+")
 _CPU_CLASSES = ("decompression", "decoding", "python_workers", "model", "other", "host_to_device")
-_FILE_CALLS = ("read", "pread64", "readv", "preadv", "page_fault", "io_uring_enter")
+_FILE_CALLS = ("read", "pread64", "readv", "preadv")
 _OPEN_CALLS = (
     "openat",
     "openat2",
@@ -46,13 +47,13 @@ _OPEN_CALLS = (
     "getdents64",
     "faccessat2",
 )
-_SOCKET_CALLS = ("recvfrom", "recvmsg", "read", "poll", "ppoll", "select", "pselect6")
+_RECEIVE_CALLS = ("recvfrom", "recvmsg", "read", "readv")
 _PASSIVE = ("futex", "poll", "ppoll", "epoll_wait", "epoll_pwait", "select", "pselect6", "read", "recvfrom", "recvmsg")
 # A thread needs this many looks at its state before they correct its stacks.
 _MIN_LOOKS = 15
 # Threads of a pipeline are grouped by what they do. The power makes the busiest group decide, and close ones share.
 _SHARPNESS = 4
-# A look that cannot be told from the noise of sampling.
+# Difference of two shares that cannot be told from the noise of sampling.
 _NOISE = 0.05
 
 
@@ -118,7 +119,8 @@ def thread_times(
             origins[tid][kind.origin] += count
         if kind.is_inline:
             thread.inline[kind.name] += count
-        _count_flags(thread, kind, count)
+        thread.flags["is_worker"] += count * kind.is_worker
+        thread.flags["is_launcher"] += count * kind.is_launcher
     for tid, thread in found.items():
         if origins[tid]:
             thread.origin = origins[tid].most_common(1)[0][0]
@@ -127,10 +129,18 @@ def thread_times(
     return found
 
 
-def _count_flags(thread: ThreadTime, kind: StackClass, count: int) -> None:
-    for flag in ("in_loader", "is_inline", "is_worker", "is_launcher", "is_rank"):
-        if getattr(kind, flag):
-            thread.flags[flag] += count
+def blocked_class(name: str, target: str) -> str | None:
+    """Class of a blocked call: `file_read`, `metadata`, or `network` (a receive from a socket); None for other calls.
+
+    Args:
+        target: Kind of its descriptor: `socket`, `pipe`, the path of a file, or empty.
+    """
+    is_file = target.startswith("/") and not target.startswith(("/dev/", "/proc/"))
+    if name == "page_fault" or (name in _FILE_CALLS and is_file):
+        return "file_read"
+    if name in _OPEN_CALLS:
+        return "metadata"
+    return "network" if target == "socket" and name in _RECEIVE_CALLS else None
 
 
 def correct(thread: ThreadTime, looks: int, calls: Mapping[tuple[str, str], int], cpu_share: float | None) -> None:
@@ -145,9 +155,10 @@ def correct(thread: ThreadTime, looks: int, calls: Mapping[tuple[str, str], int]
     if looks < _MIN_LOOKS or thread.total <= 0:
         _resolve(thread, 0.0, 0.0)
         return
-    file_share = sum(n for (name, target), n in calls.items() if name in _FILE_CALLS and _is_file(name, target)) / looks
-    open_share = sum(n for (name, _), n in calls.items() if name in _OPEN_CALLS) / looks
-    socket_share = sum(n for (name, target), n in calls.items() if name in _SOCKET_CALLS and target == "socket") / looks
+    blocked: Counter[str] = Counter()
+    for (name, target), count in calls.items():
+        blocked[blocked_class(name, target) or "other"] += count
+    file_share, open_share, socket_share = (blocked[name] / looks for name in ("file_read", "metadata", "network"))
     thread.passive_share = sum(n for (name, _), n in calls.items() if name in _PASSIVE) / looks
     _resolve(thread, file_share, open_share)
     cpu_classes = [name for name in _CPU_CLASSES if name != "model"]
@@ -165,10 +176,6 @@ def correct(thread: ThreadTime, looks: int, calls: Mapping[tuple[str, str], int]
         cpu = cpu_share if cpu_share is not None else 1.0
         known_cpu = thread.share(*_CPU_CLASSES)
         thread.move(min(thread.share("file_read") - file_share, max(0.0, cpu - known_cpu)), ("file_read",), "decoding")
-
-
-def _is_file(name: str, target: str) -> bool:
-    return name == "page_fault" or (target.startswith("/") and not target.startswith("/dev/"))
 
 
 def _resolve(thread: ThreadTime, file_share: float, open_share: float) -> None:
@@ -225,7 +232,6 @@ class Loaders:
     origin: str = ""
     all_shares: dict[str, float] = field(default_factory=dict)
     in_flight: float = 0.0
-    is_process: bool = False
 
 
 def bottleneck(threads: Iterable[tuple[ThreadTime, bool]]) -> Loaders:
@@ -271,7 +277,6 @@ def bottleneck(threads: Iterable[tuple[ThreadTime, bool]]) -> Loaders:
         origin=best[1][0],
         all_shares={("idle" if name == "wait" else name): n / whole for name, n in everything.items()},
         in_flight=in_flight,
-        is_process=best[1][1],
     )
 
 

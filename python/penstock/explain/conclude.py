@@ -9,6 +9,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.explain.arguments import redact_arguments
+from penstock.explain.attribution import blocked_class
 from penstock.explain.observe import permission_note
 from penstock.explain.remedies import remedies, step_model
 from penstock.explain.result import (
@@ -39,7 +40,6 @@ __all__ = ["Price", "conclude"]
 
 _MAX_PROCESSES = 64
 _MAX_LISTED = 16
-_READS = ("read", "pread64", "readv", "preadv", "page_fault")
 
 
 class Price(NamedTuple):
@@ -138,7 +138,6 @@ def _figures(seen: Observation, roles: Roles, endpoints: Sequence[Endpoint], sys
         steady_share=seen.connections.steady_share(),
         ended_early=seen.ended,
         has_stacks=not roles.without_stacks and seen.has_sampler,
-        samples=int(sum(one.consumer.total for one in roles.consumers)),
         ready_share=_ready_share(seen, roles),
     )
 
@@ -167,7 +166,7 @@ def _file_systems(seen: Observation) -> tuple[FileSystem, ...]:
         for thread in record.threads.values():
             looks += thread.looks if thread.tid == record.pid else 0
             for (name, target), count in thread.calls.items():
-                if name in _READS and target.startswith("/") and not target.startswith(("/dev/", "/proc/")):
+                if target and blocked_class(name, target) == "file_read":
                     mount = record.mount_of(target)
                     if mount is not None:
                         mounts[mount.mount_point] = mount

@@ -33,20 +33,16 @@ class StackClass:
     Attributes:
         name: One of `result.CLASSES` without `worker_wait` and `idle`, or: `startup`; `wait` (for another thread or
             process); `network` (either `first_byte` or `transfer`); `open_or_read` (either `metadata` or `file_read`).
-        in_loader: The stack is within code that prepares samples.
         is_inline: It runs a DataLoader without workers.
         is_worker: It is the stack of a worker process.
         is_launcher: It belongs to a program that starts ranks and waits for them.
-        is_rank: It belongs to a training function of `torch.multiprocessing.spawn`, or to a collective operation.
         origin: The function that the thread runs, to group threads that do the same.
     """
 
     name: str
-    in_loader: bool = False
     is_inline: bool = False
     is_worker: bool = False
     is_launcher: bool = False
-    is_rank: bool = False
     origin: str = ""
 
 
@@ -208,7 +204,6 @@ _GENERIC = (
     _rule("wait", r"/selectors\.py$", r"select"),
     _rule("wait", r"/asyncio/"),
     _rule("wait", r"multiprocessing/connection\.py$"),
-    _rule("network", r"/ssl\.py$|/socket\.py$"),
     # Whether the caller waits for a status line, a body or a file descriptor is known only to the frames further out.
     _rule("network", r"/(socket|ssl)\.py$"),
 )
@@ -288,11 +283,9 @@ def classify(stack: Sequence[Frame], text_of: Callable[[Frame], str], around: Ca
         name = "decoding"
     return StackClass(
         name=name,
-        in_loader=in_loader,
         is_inline=is_inline,
         is_worker=is_worker,
         is_launcher=is_launcher,
-        is_rank=is_spawned_rank or name == "other_ranks",
         origin=_origin(stack),
     )
 

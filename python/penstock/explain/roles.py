@@ -6,11 +6,10 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError
-from penstock.explain.attribution import Attributed, ThreadTime, attribute, correct
+from penstock.explain.attribution import Attributed, ThreadTime, attribute, blocked_class, correct
 from penstock.ranks import detect
 
 if TYPE_CHECKING:
@@ -100,9 +99,8 @@ def _ancestor(pid: int, records: Mapping[int, ProcessRecord], wanted: list[int])
 
 def _rank_of(record: ProcessRecord, roles: Roles) -> bool:
     """Whether the process belongs to a group of ranks; notes its rank."""
-    with suppress(OSError, ConfigError):
-        text = record.environment or Path(f"/proc/{record.pid}/environ").read_text(errors="replace")
-        found = detect(dict(pair.split("=", 1) for pair in text.split("\0") if "=" in pair))
+    with suppress(ConfigError):
+        found = detect(dict(pair.split("=", 1) for pair in record.environment.split("\0") if "=" in pair))
         if found.world > 1:
             roles.ranks[record.pid] = found.rank
             return True
@@ -128,18 +126,9 @@ def _from_looks(pid: int, thread: ThreadRecord) -> ThreadTime:
     found = ThreadTime(pid, thread.tid, thread.comm, thread.comm or "main")
     samples: Counter[str] = Counter()
     for (name, target), count in thread.calls.items():
-        if name in ("read", "pread64", "readv", "preadv", "page_fault") and (
-            target.startswith("/") or name == "page_fault"
-        ):
-            samples["file_read"] += count
-        elif target == "socket":
-            samples["network"] += count
-        elif name in ("openat", "openat2", "stat", "lstat", "newfstatat", "statx", "getdents64"):
-            samples["metadata"] += count
-        elif name in ("nanosleep", "clock_nanosleep"):
-            samples["model"] += count
-        else:
-            samples["wait"] += count
+        kind = blocked_class(name, target)
+        # A sleep may stand for a step. Other blocked calls wait for a thread or a process.
+        samples[kind or ("model" if name in ("nanosleep", "clock_nanosleep") else "wait")] += count
     samples["model"] += max(0, thread.looks - sum(thread.calls.values()))
     found.samples = samples
     return found

@@ -6,6 +6,8 @@ from __future__ import annotations
 import datetime as dt
 import json
 import multiprocessing
+import resource
+import signal
 from pathlib import Path
 
 import msgspec
@@ -14,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.bench.results import load as load_run
-from penstock.errors import ConfigError, Corrupt, NotFound
+from penstock.errors import ConfigError, Corrupt, NotFound, SystemFault
 from penstock.plan import prediction_log
 from penstock.plan.analysis import best, choose, frontier, parse_target
 from penstock.plan.check import check, markdown
@@ -146,6 +148,25 @@ def test_log_keeps_earlier_predictions_and_skips_a_torn_last_line(document, tmp_
     with (tmp_path / prediction_log.LOG).open("ab") as out:
         out.write(b'{"id":"x","pl')
     assert prediction_log.read(tmp_path) == first
+    append_some(tmp_path, document)
+    rows = prediction_log.read(tmp_path)
+    assert rows[: len(first)] == first
+    assert len(rows) == 2 * len(first)
+
+
+def test_log_that_cannot_be_written_whole_has_none_of_the_rows(document, tmp_path):
+    append_some(tmp_path, document)
+    log = tmp_path / prediction_log.LOG
+    before = log.read_bytes()
+    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 600, limits[1]))
+    try:
+        with pytest.raises(SystemFault):
+            append_some(tmp_path, document)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert log.read_bytes() == before
 
 
 def test_log_missing_broken_or_newer_is_an_error(tmp_path):

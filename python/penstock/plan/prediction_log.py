@@ -14,6 +14,7 @@ from penstock.errors import Corrupt, NotFound, SystemFault
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from io import FileIO
     from pathlib import Path
 
     from penstock.plan.result import PlanResult
@@ -22,6 +23,7 @@ __all__ = ["LOG", "LoggedPrediction", "append", "read", "rows_of"]
 
 LOG = "predictions.jsonl"
 SCHEMA_VERSION = 1
+_MAX_LINE_BYTES = 1 << 20  # far above a row's few hundred bytes
 
 
 class LoggedPrediction(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +33,6 @@ class LoggedPrediction(msgspec.Struct, frozen=True, kw_only=True):
         path: Name of the path; a run is matched to it by its label.
         spec_hash: Hash of the plan file.
         samples: Training samples of one epoch.
-        error: Expected error as a share, if the limits came from a probe that states one.
     """
 
     id: str
@@ -84,23 +85,38 @@ def rows_of(result: PlanResult) -> list[LoggedPrediction]:
 def append(rows: Iterable[LoggedPrediction], folder: Path) -> Path:
     """Append rows to the log in a results folder. Processes may do this concurrently.
 
+    A last line that a crash cut off is removed first, because `read` would otherwise join it with the next row.
+
     Returns:
         Path of the log.
     Raises:
-        Denied, NoSpace, SystemFault: The log cannot be written; then none of the rows counts.
+        Denied, NoSpace, SystemFault: The log cannot be written; then it has none of the rows.
     """
     file = folder / LOG
     text = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with file.open("ab") as out:
+        with file.open("a+b", buffering=0) as out:
             fcntl.flock(out, fcntl.LOCK_EX)
-            out.write(text)
-            out.flush()
-            os.fsync(out.fileno())
+            end = _end_of_last_line(out)
+            out.truncate(end)
+            try:
+                rest = memoryview(text)
+                while rest:
+                    rest = rest[out.write(rest) :]
+                os.fsync(out.fileno())
+            except OSError:
+                out.truncate(end)
+                raise
     except OSError as error:
         raise as_fault(error, str(file)) from None
     return file
+
+
+def _end_of_last_line(log: FileIO) -> int:
+    start = max(0, log.seek(0, os.SEEK_END) - _MAX_LINE_BYTES)
+    log.seek(start)
+    return start + log.read().rfind(b"\n") + 1
 
 
 def read(folder: Path) -> list[LoggedPrediction]:

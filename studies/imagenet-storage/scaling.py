@@ -3,16 +3,12 @@
 
 from __future__ import annotations
 
-import json
 import math
-import subprocess
-import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from penstock import env, tiers
-from penstock.child_process import child_process
+from penstock import tiers
 from penstock.emulator import Emulator
-from penstock.errors import RankFailed
+from penstock.study.command import penstock_json
 from penstock.study.result import Chart, Claim, Line, PartResult, Table, Value
 
 from .images import make_images
@@ -25,6 +21,7 @@ __all__ = ["run"]
 
 TIER = "gcs-standard@2026"
 _GPUS = 4
+_LIMIT_S = 1800.0
 
 
 def run(context: Context) -> PartResult:
@@ -48,26 +45,15 @@ def run(context: Context) -> PartResult:
             context.scratch / "warm",
             variables,
         )
-        argv = [
-            sys.executable, "-m", "penstock", "train", model["workload"], "--data", url, "--accelerator", model["accelerator"],
-            "--set", f"accelerator_scale={_GPUS * scale:.6g}", "--batch-size", str(batch), "--steps", str(steps), "--warm-up", "2",
-            "--scale", f"ranks={ranks}", "--scaling", "weak", "--repeats", str(size["repeats"]), "--device", "cpu", "--no-save", "--json",
-        ]  # fmt: skip
         context.progress(
             f"{ranks} ranks of {_GPUS} P100 each, {size['repeats']} runs of each, {one:.1f} images/s asked per rank"
         )
-        options: dict[str, Any] = {
-            "stdout": subprocess.PIPE,
-            "stderr": subprocess.PIPE,
-            "env": {**env.read(), **variables},
-        }
-        with child_process(argv, grace_s=15.0, **options) as child:
-            out, errors = child.communicate(timeout=1800)
-        if child.returncode != 0:
-            raise RankFailed(
-                f"--scale ranks={ranks}: exit code {child.returncode}: {errors.decode(errors='replace')[-500:]}", rank=0
-            )
-    document = json.loads(out)
+        document = penstock_json(
+            "train", model["workload"], "--data", url, "--accelerator", model["accelerator"],
+            "--set", f"accelerator_scale={_GPUS * scale:.6g}", "--batch-size", batch, "--steps", steps, "--warm-up", 2,
+            "--scale", f"ranks={ranks}", "--scaling", "weak", "--repeats", size["repeats"], "--device", "cpu", "--no-save",
+            variables=variables, timeout_s=_LIMIT_S,
+        )  # fmt: skip
     [variant] = document["summary"]["variants"]
     rows = []
     found = {str(c["ranks"]): sorted(run["value"] for run in c["runs"]) for c in document["cells"]}

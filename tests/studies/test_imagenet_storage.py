@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, RankFailed
 from penstock.study.run import load_module
 from penstock.study.spec import find_study
 
@@ -116,10 +117,10 @@ def test_unknown_size_is_refused_with_those_that_exist():
         STUDY.size("smal")
 
 
-def run(tmp_path: Path, parts: str) -> dict[str, dict]:
+def run(tmp_path: Path, parts: str, studies: Path = STUDIES) -> dict[str, dict]:
     done = subprocess.run(
         [sys.executable, "-m", "penstock", "study", "run", STUDY.name, "--size", "tiny", "--only", parts,
-         "--output", tmp_path / "out", "--scratch", tmp_path],
+         "--output", tmp_path / "out", "--scratch", tmp_path, "--studies", studies],
         capture_output=True, text=True, check=False, env={**os.environ, "PENSTOCK_CACHE": str(tmp_path / "cache")},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -147,6 +148,37 @@ def test_disks_at_tiny_size_have_the_published_limits(tmp_path):
     assert cells["aws-gp2@2018"]["images_per_s"] > cells["aws-st1@2018"]["images_per_s"]
     losetup = subprocess.run(["losetup", "-a"], capture_output=True, text=True, check=True).stdout
     assert str(tmp_path) not in losetup
+
+
+@pytest.mark.slow
+@pytest.mark.needs_root
+@pytest.mark.timeout(300)
+def test_training_that_fails_is_not_measured_and_the_others_are(tmp_path):
+    studies = tmp_path / "studies"
+    shutil.copytree(STUDY.folder, studies / STUDY.name, ignore=shutil.ignore_patterns("__pycache__"))
+    spec = studies / STUDY.name / "spec.toml"
+    text = spec.read_text()
+    text = text.replace('disks = ["aws-gp2@2018", "aws-st1@2018"]', 'disks = ["aws-gp2@2018"]', 1)
+    text = text.replace('models = ["resnet50-amp"]', 'models = ["resnet50-amp", "broken"]', 1)
+    broken = '[model.broken]\nlabel = "Broken"\nworkload = "resnet50"\naccelerator = "no-such"\nimages_per_s = 100.0\n'
+    spec.write_text(f"{text}\n{broken}")
+    found = run(tmp_path, "disks", studies)["disks"]
+    assert [(cell["disk"], cell["model"]) for cell in found["data"]] == [("aws-gp2@2018", "resnet50-amp")]
+    [reason] = [text for text in found["not_measured"] if "Broken" in text]
+    assert reason.startswith("aws-gp2@2018, Broken, 4 V100: ")
+    assert "no-such" in reason
+    assert "\n" not in reason
+    [every] = [claim for claim in found["claims"] if claim["claim"].startswith("the limit of every training")]
+    assert every["holds"] is not True
+    assert every["here"].endswith("of 1, 1 not measured")
+
+
+def test_table_without_any_training_is_an_error():
+    def fails(disk: str, model: str, gpus: int):
+        raise RankFailed(f"{disk}, {model}, {gpus}\ntwo lines", rank=0)
+
+    with pytest.raises(RankFailed, match="all 2 trainings failed; the first: a, b, 4 two lines"):
+        disks.measure_cells([("a", "b", 4), ("a", "b", 8)], fails)
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ def penstock_json(
 
     Raises:
         Deadline: The command did not end in time.
-        RankFailed: It ended with an exit code above 1, or printed no JSON; the error has its last messages.
+        RankFailed: It ended with an exit code other than 0, or printed no JSON; the error has its last messages.
     """
     argv = [str(word) for word in words]
     at = argv.index("--") if "--" in argv else len(argv)
@@ -47,7 +47,7 @@ def penstock_json(
             raise Deadline(f"{shown} did not end within {timeout_s:g} s") from None
     lines = out.decode(errors="replace").strip().splitlines()
     try:
-        if child.returncode not in (0, 1):
+        if child.returncode != 0:
             raise ValueError
         found: dict[str, Any] = json.loads(lines[-1] if lines else "")
     except ValueError:

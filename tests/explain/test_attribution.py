@@ -10,7 +10,7 @@ from penstock.explain.frame_rules import Frame, classify
 from penstock.explain.remedies import remedies, step_model
 from penstock.explain.result import CLASSES
 from penstock.explain.stacks import ThreadStack
-from penstock.explain.verdict import Figures, judge
+from penstock.explain.verdict import Figures, judge, sampling_noise
 
 LIB = "/usr/lib/python3.11"
 SITE = f"{LIB}/site-packages"
@@ -198,7 +198,7 @@ def test_unresolved_network_time_follows_the_arriving_bytes():
 
 
 def verdict_of(*consumers, **figures):
-    return judge(list(consumers), Figures(samples=500, **figures))
+    return judge(list(consumers), Figures(**figures))
 
 
 @pytest.mark.parametrize(
@@ -249,6 +249,25 @@ def test_verdict_names_the_slow_rank():
 def test_verdict_of_too_few_samples_is_unknown():
     assert verdict_of().kind == "unknown"
     assert verdict_of(attributed(thread(model=2)), ended_early=True).kind == "unknown"
+
+
+def test_verdict_allows_for_the_noise_of_few_samples():
+    # 9 % of 80 samples can be 5 %: two standard deviations are 4.9 %. 9 % of 800 samples cannot: they are 1.5 %.
+    loader = thread(origin="w", first_byte=70, wait=30)
+    assert verdict_of(attributed(thread(model=73, wait=7), loader)).kind == "healthy"
+    assert verdict_of(attributed(thread(model=730, wait=70), loader)).kind == "storage-latency"
+    assert sampling_noise(80) == pytest.approx(0.0487, abs=1e-4)
+
+
+def test_verdict_of_a_healthy_program_with_few_samples_has_low_confidence():
+    found = verdict_of(attributed(thread(model=30), thread(decoding=70, wait=30)))
+    assert (found.kind, found.confidence) == ("healthy", "low")
+
+
+def test_verdict_of_waiting_for_unseen_loaders_says_so():
+    found = verdict_of(attributed(thread(model=40, wait=60)))
+    assert found.kind == "unknown"
+    assert "waits 60 % of its time for threads or processes whose work was not seen" in found.reason
 
 
 def test_verdict_leaves_waiting_to_other_programs_on_a_busy_node():

@@ -406,7 +406,7 @@ def _cost(verdict: Verdict, price: Price | None) -> Cost:
 
 
 def _limits(seen: Observation, roles: Roles, figures: Figures, verdict: Verdict) -> tuple[str, ...]:
-    """What could not be seen."""
+    """Sentences about the facts that could not be seen."""
     found = []
     if not seen.has_sampler:
         found.append("py-spy is not installed (pip install 'penstock[explain]'): Python stacks were not seen")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -15,10 +16,10 @@ if TYPE_CHECKING:
     from penstock.explain.attribution import Attributed
     from penstock.explain.result import Endpoint, FileSystem
 
-__all__ = ["HEALTHY_SHARE", "OWN", "STORAGE", "Figures", "judge", "mean_shares"]
+__all__ = ["HEALTHY_SHARE", "OWN", "STORAGE", "Figures", "judge", "mean_shares", "sampling_noise"]
 
 HEALTHY_SHARE = 0.05
-"""Share of waiting below which nothing is wrong; the same as in the report of a loader."""
+"""Share of waiting below which nothing is wrong, beside the noise of sampling; the same as in the report of a loader."""
 OWN = ("model", "other", "idle")
 STORAGE = ("first_byte", "transfer", "throttle", "metadata", "file_read")
 # The loaders of a healthy program are used at least this much; below, the model is the limit by a factor of two.
@@ -30,9 +31,9 @@ _THROTTLED_SHARE = 0.3
 _SMALL_READ_BYTES = 32 * 1024
 _SMALL_READS_PER_S = 100
 _LARGE_READ_BYTES = 512 * 1024
-_MIN_SAMPLES = 40
-# A program that ends sooner has shown little but its start.
-_MIN_ENDED_SAMPLES = 20
+# Samples of the training loops that a verdict needs; more if the program ended, because its start is not typical; and
+# those that a verdict with confidence needs.
+_MIN_SAMPLES, _MIN_ENDED_SAMPLES, _SURE_SAMPLES = 5, 20, 40
 # Other ranks are the limit if the ranks' own waits for them differ by this share of the time.
 _IMBALANCE = 0.10
 _STEADY = 0.7
@@ -56,7 +57,6 @@ class Figures:
     ready_share: float = 0.0
     ended_early: bool = False
     has_stacks: bool = True
-    samples: int = 0
 
     @property
     def contention(self) -> float:
@@ -76,42 +76,55 @@ def mean_shares(consumers: Sequence[Attributed]) -> dict[str, float]:
 
 def judge(consumers: Sequence[Attributed], figures: Figures) -> Verdict:
     """Draw the verdict."""
-    samples = sum(one.consumer.total for one in consumers)
-    if samples < (_MIN_ENDED_SAMPLES if figures.ended_early else 5):
-        return _unknown(figures)
+    samples = _samples(consumers)
+    if samples < (_MIN_ENDED_SAMPLES if figures.ended_early else _MIN_SAMPLES):
+        return _unknown(_too_few(figures))
     shares = mean_shares(consumers)
-    own = sum(shares.get(name, 0.0) for name in OWN)
-    wait = max(0.0, 1.0 - own)
+    wait = max(0.0, 1.0 - sum(shares.get(name, 0.0) for name in OWN))
     ranks = _ranks(consumers)
-    busy = max((one.loaders.busy_share for one in consumers), default=0.0)
     # Loaders that never wait for the loop are the limit, whatever else the node does.
-    tolerated = HEALTHY_SHARE + (figures.contention if busy < _SATURATED_SHARE else 0.0)
-    if ranks is None and (wait < tolerated or _is_handover(consumers, shares, wait, tolerated)):
-        return _fine(consumers, wait, tolerated, figures)
+    is_saturated = _busy_share(consumers) >= _SATURATED_SHARE
+    tolerated = HEALTHY_SHARE + sampling_noise(samples) + (0.0 if is_saturated else figures.contention)
+    is_handover = (
+        not is_saturated
+        and wait < _HANDOVER_SHARE
+        and wait - shares.get("python_workers", 0.0) < tolerated  # the loop hardly waits for anything else
+    )
+    if ranks is None and (wait < tolerated or is_handover):
+        return _fine(consumers, wait, tolerated)
     candidates = _candidates(consumers, shares, figures)
     if ranks is not None and ranks[1] >= max((value for _, value in candidates), default=0.0) * 0.5:
         return _of_ranks(consumers, ranks, candidates, figures)
     if not candidates:
-        return _unknown(figures)
+        return _unknown(
+            f"the training loop waits {_percent(wait)} of its time for threads or processes whose work was not seen"
+        )
     kind, value = candidates[0]
     second = next((name for name, share in candidates[1:] if share >= HEALTHY_SHARE and name != kind), None)
     subject = _subject(kind, figures)
     return Verdict(
         kind=kind,
         sentence=_sentence(kind, wait, value, subject, figures, consumers),
-        reason=_reason(kind, shares, value, figures, consumers),
+        reason=_reason(kind, shares, consumers),
         wait_share=wait,
-        confidence=_confidence(candidates, figures),
+        confidence=_confidence(candidates, samples, figures),
         second=second,
         subject=subject,
     )
 
 
-def _is_handover(consumers: Sequence[Attributed], shares: Mapping[str, float], wait: float, tolerated: float) -> bool:
-    """Whether the loop hardly waits but for the hand-over of batches: the model is the limit then."""
-    busy = max((one.loaders.busy_share for one in consumers), default=0.0)
-    is_mostly = wait - shares.get("python_workers", 0.0) < tolerated
-    return wait < _HANDOVER_SHARE and busy < _SATURATED_SHARE and is_mostly
+def sampling_noise(samples: float) -> float:
+    """Two standard deviations of a share of `HEALTHY_SHARE` in this number of samples (binomial distribution)."""
+    return 2.0 * math.sqrt(HEALTHY_SHARE * (1.0 - HEALTHY_SHARE) / samples)
+
+
+def _samples(consumers: Sequence[Attributed]) -> float:
+    return sum(one.consumer.total for one in consumers)
+
+
+def _busy_share(consumers: Sequence[Attributed]) -> float:
+    """Busy share of the busiest loaders; 0 without loaders."""
+    return max((one.loaders.busy_share for one in consumers), default=0.0)
 
 
 def _candidates(
@@ -202,15 +215,19 @@ def _of_ranks(
             f" {_percent(share)} of its time on {CLASS_TEXTS.get(top, top)}"
         ),
         wait_share=gap,
-        confidence=_confidence([("other-ranks", gap), *[c for c in candidates if c[0] != "other-ranks"]], figures),
+        confidence=_confidence(
+            [("other-ranks", gap), *[c for c in candidates if c[0] != "other-ranks"]], _samples(consumers), figures
+        ),
         second=next((kind for kind, value in candidates if kind != "other-ranks" and value >= HEALTHY_SHARE), None),
         subject=name,
     )
 
 
-def _fine(consumers: Sequence[Attributed], wait: float, tolerated: float, figures: Figures) -> Verdict:
-    busy = max((one.loaders.busy_share for one in consumers), default=0.0)
-    confidence: Literal["high", "medium", "low"] = "high" if figures.samples >= 4 * _MIN_SAMPLES else "medium"
+def _fine(consumers: Sequence[Attributed], wait: float, tolerated: float) -> Verdict:
+    busy, samples = _busy_share(consumers), _samples(consumers)
+    confidence: Literal["high", "medium", "low"] = (
+        "low" if samples < _SURE_SAMPLES else "medium" if samples < 4 * _SURE_SAMPLES else "high"
+    )
     if busy >= _USED_SHARE and wait < tolerated:
         return Verdict(
             kind="healthy",
@@ -232,21 +249,26 @@ def _fine(consumers: Sequence[Attributed], wait: float, tolerated: float, figure
     )
 
 
-def _unknown(figures: Figures) -> Verdict:
+def _too_few(figures: Figures) -> str:
     if figures.ended_early:
-        reason = "the program ended before enough was seen; observe a longer run"
-    elif not figures.has_stacks:
-        reason = "no Python stacks could be read, and the blocked calls do not decide"
-    else:
-        reason = "too few samples of a running program"
+        return "the program ended before enough was seen; observe a longer run"
+    if not figures.has_stacks:
+        return "no Python stacks could be read, and the blocked calls do not decide"
+    return "too few samples of a running program"
+
+
+def _unknown(reason: str) -> Verdict:
     return Verdict(kind="unknown", sentence=f"No verdict: {reason}.", reason=reason)
 
 
-def _confidence(candidates: Sequence[tuple[Kind, float]], figures: Figures) -> Literal["high", "medium", "low"]:
-    if figures.samples < _MIN_SAMPLES or not figures.has_stacks:
+def _confidence(
+    candidates: Sequence[tuple[Kind, float]], samples: float, figures: Figures
+) -> Literal["high", "medium", "low"]:
+    if samples < _SURE_SAMPLES or not figures.has_stacks:
         return "low"
-    others = [value for kind, value in candidates[1:] if candidates[0][0] != "no-workers"]
-    distance = candidates[0][1] - (others[0] if others else 0.0)
+    # What a loop without workers does inside its DataLoader is the same time again, by class.
+    has_rival = len(candidates) > 1 and candidates[0][0] != "no-workers"
+    distance = candidates[0][1] - (candidates[1][1] if has_rival else 0.0)
     return "high" if distance > 0.15 else "medium"
 
 
@@ -292,13 +314,10 @@ def _sentence(
     return texts.get(kind, f"{start}.")
 
 
-def _reason(
-    kind: Kind, shares: Mapping[str, float], value: float, figures: Figures, consumers: Sequence[Attributed]
-) -> str:
-    del value, figures
+def _reason(kind: Kind, shares: Mapping[str, float], consumers: Sequence[Attributed]) -> str:
     ordered = sorted(((n, v) for n, v in shares.items() if n not in OWN and v >= 0.01), key=lambda one: -one[1])
     parts = ", ".join(f"{CLASS_TEXTS.get(name, name)} {_percent(share)}" for name, share in ordered[:3])
-    busy = max((one.loaders.busy_share for one in consumers), default=0.0)
+    busy = _busy_share(consumers)
     text = f"of the loop's time: {parts}"
     if kind != "no-workers" and busy > 0:
         text += f"; the busiest loaders work {_percent(busy)} of the time"

@@ -45,6 +45,12 @@ def test_rate_of_a_run_is_the_median_of_the_repeats_at_its_best_point():
     assert (line.at, line.rows) == ("4 threads, 1.00 MiB", 4)
 
 
+def test_p99_of_a_run_is_not_filled_by_another_percentile():
+    timed = Latency(min_us=1, mean_us=2000, max_us=9000, percentiles_us={"50": 2000.0, "99.9": 8000.0})
+    (line,) = run_lines(measured("", entry_latency=timed))
+    assert (line.p50_us, line.p99_us) == (2000.0, None)
+
+
 def test_money_is_summed_dated_and_never_invented():
     priced = measured("paid", usd=0.25, prices_as_of=("2024-07",))
     assert money_text(measured("free"), TODAY) == "Cost: none of these rows has one. Rows without a cost are not free."

@@ -115,7 +115,7 @@ def run_lines(rows: Sequence[Row]) -> list[RunLine]:
                 ratio=math.exp(sum(math.log(rates[p] / base[p]) for p in common) / len(common)) if common else None,
                 common=len(common),
                 p50_us=_percentile(best, "50"),
-                p99_us=_percentile(best, "99") or _percentile(best, "99.9"),
+                p99_us=_percentile(best, "99"),
                 failed=sum(sum(row.errors_by_class.values()) for row in every),
                 usd=sum(costs) if costs else None,
                 usd_per_tb=sum(costs) / priced * _TB if costs and priced else None,

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
+_URL_BYTES = 20 * 10**9
+_NO_LIMIT_BYTES = 10**18
+
 
 @click.command("probe")
 @click.argument("target", metavar="URL|PATH")
@@ -107,7 +110,9 @@ def command(target: str, output: Path | None, dry_run: bool, as_json: bool, **gi
     settings = Settings(
         time_s=given["time_s"],
         budget_usd=given["budget"],
-        max_bytes=given["max_bytes"] or (10**18 if endpoint.cloud == "file" else 20 * 10**9),
+        max_bytes=given["max_bytes"]
+        if given["max_bytes"] is not None
+        else (_NO_LIMIT_BYTES if endpoint.cloud == "file" else _URL_BYTES),
         writes=given["writes"],
         cpu=given["cpu"],
         workload=given["workload"],
@@ -174,7 +179,7 @@ def _echo_bound(meter: Meter, writes: bool, *, as_json: bool) -> None:
         return
     lines = [
         f"at most {format_seconds(meter.time_s)}"
-        + (f", {format_bytes(meter.max_bytes)}" if meter.max_bytes < 10**18 else "")
+        + (f", {format_bytes(meter.max_bytes)}" if meter.max_bytes < _NO_LIMIT_BYTES else "")
         + (f" and {meter.budget_usd:g} USD" if prices.is_billed else "; nothing is billed")
         + ("; writes to a new place, which is removed at the end" if writes else "; only reads")
     ]
@@ -211,12 +216,14 @@ class _Shown:
 
     def row(self, row: Row) -> None:
         self._clear()
-        refused = row.errors_by_class.get("429", 0) + row.errors_by_class.get("503", 0)
+        from penstock.probe.estimates import refused
+
+        refusals = refused(row)
         per_s = row.last.ios_per_s or row.last.entries_per_s or 0
         click.echo(
             f"  {row.raw.get('request', row.operation.lower()):<6} x{row.workers:<4} {per_s:>10,.0f}/s"
             + (f" {format_rate(row.last.bytes_per_s):>12}" if row.last.bytes_per_s else "")
-            + (f"  {refused:,} refused" if refused else ""),
+            + (f"  {refusals:,} refused" if refusals else ""),
             err=True,
         )
 

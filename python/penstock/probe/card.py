@@ -37,8 +37,6 @@ __all__ = [
 ]
 
 SCHEMA_VERSION = 1
-# Name of the limit of each reached rate that is not a limit of the store.
-_UNITS = {"bytes": "bytes/s", "requests": "requests/s"}
 
 
 class FoundLimit(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,7 +171,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
                     what=one.what,  # type: ignore[arg-type] # checked when the book is read
                     scope=one.scope,  # type: ignore[arg-type]
                     value=float(f"{one.value:.6g}"),
-                    unit=_UNITS[one.what.rpartition("-")[2]],  # type: ignore[arg-type]
+                    unit=_unit(one.what),  # type: ignore[arg-type]
                     uncertainty=round(one.uncertainty, 4),
                     note=one.note,
                     **facts,
@@ -207,7 +205,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
                         what=f"{one.what}-reached",
                         scope="client",
                         value=float(f"{one.value:.6g}"),
-                        unit=_UNITS[one.what.rpartition("-")[2]],
+                        unit=_unit(one.what),
                         uncertainty=round(one.uncertainty, 4),
                         note=one.note,
                         **facts,
@@ -225,9 +223,15 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
 
 def tier_name(url: str) -> str:
     """A name for the card of a URL: letters, digits and dashes of its host or bucket and the last part of its path."""
-    place = (url.partition("://")[2] or url).partition("?")[0]
-    words = [word for word in re.split(r"[^A-Za-z0-9]+", redact(place)) if word]
+    shown = redact(url)  # before its scheme is removed, which the patterns of `redact` need
+    place = (shown.partition("://")[2] or shown).partition("?")[0]
+    words = [word for word in re.split(r"[^A-Za-z0-9]+", place) if word]
     return "-".join(["probe", *words[:1], *words[1:][-1:]]).lower()
+
+
+def _unit(what: str) -> str:
+    """Unit of `read-bytes`, `write-requests` and so on."""
+    return f"{what.rpartition('-')[2]}/s"
 
 
 def _value(value: Any) -> str:

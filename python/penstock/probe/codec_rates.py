@@ -35,16 +35,18 @@ def measure(probe: Probe) -> None:
     memory = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
     with tempfile.TemporaryDirectory(prefix="penstock-probe-", dir=memory) as name:
         folder = Path(name)
-        count, stored = _copy(probe, folder)
-        if not count:
-            probe.missing["cpu"] = f"no object has at most {_MAX_BYTES:,} bytes"
-            return
         try:
+            count, stored = _copy(probe, folder)
+            if not count:
+                probe.missing["cpu"] = f"no object has at most {_MAX_BYTES:,} bytes"
+                return
             probe.cpu = _passes(probe, folder, count, stored)
         except Unsupported as error:
             probe.unseen.append(f"inflating and decoding: {error}".replace(f"{folder}/", ""))
         except PenstockError as error:
             probe.missing["cpu"] = f"the loader cannot read the objects: {error}"
+        except OSError as error:
+            probe.missing["cpu"] = f"the objects cannot be copied to {folder.parent}: {error.strerror or error}"
 
 
 def _copy(probe: Probe, folder: Path) -> tuple[int, int]:
@@ -65,7 +67,8 @@ def _copy(probe: Probe, folder: Path) -> tuple[int, int]:
         (body,) = files.read(key, [(0, size)])
         probe.meter.count("read", 1, size)
         base = PurePosixPath(key.decode(errors="replace")).name
-        (folder / f"{taken:03d}-{base}").write_bytes(body)
+        # The last part of a key may be longer than a file name, 255 bytes; 60 characters have at most 240.
+        (folder / f"{taken:03d}-{base[-60:]}").write_bytes(body)
         taken, total = taken + 1, total + size
     return taken, total
 

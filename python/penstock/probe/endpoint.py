@@ -36,7 +36,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
         region: Region that S3 requests are signed for, and its source; None for other clouds.
         is_default: The endpoint is the cloud's own.
         origin: What set the endpoint: a variable, the profile, or `default`.
-        proxy: URL of the proxy, without its password; None for a direct connection.
+        proxy: URL of the proxy, with its user name and password if it has them: never print it. None for a direct
+            connection.
     """
 
     cloud: str

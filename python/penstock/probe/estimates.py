@@ -17,7 +17,17 @@ if TYPE_CHECKING:
 
     from penstock.bench.rows import Latency, Row
 
-__all__ = ["LatencyFit", "Rate", "knee", "latency_fit", "quantile_us", "stream_rate", "sustained"]
+__all__ = [
+    "LatencyFit",
+    "Rate",
+    "knee",
+    "latency_fit",
+    "quantile_us",
+    "refused",
+    "refused_share",
+    "stream_rate",
+    "sustained",
+]
 
 _BLOCKS = 8
 # Relative uncertainties below these are not credible: the clock and the sampling of the counters are not better.
@@ -106,10 +116,10 @@ def _block_error(points: Sequence[tuple[float, float]], per_s: float) -> float:
 def _tail_start(row: Row, points: Sequence[tuple[float, float]]) -> tuple[int, bool]:
     """Index of the first point of the sustained part, and whether a burst precedes it."""
     end_s = points[-1][0]
-    refused = next((sample.at_s for sample in row.series if sample.throttles), None)
-    if refused is not None:
+    refused_s = next((sample.at_s for sample in row.series if sample.throttles), None)
+    if refused_s is not None:
         # The requests that were refused first come back within a back-off; then the bucket is empty.
-        at_s = refused + max(0.3, 0.1 * end_s)
+        at_s = refused_s + max(0.3, 0.1 * end_s)
         start = next((i for i, (t, _) in enumerate(points) if t >= at_s), len(points))
         if start <= len(points) - 4:
             return start, True
@@ -150,8 +160,6 @@ def sustained(row: Row, what: Literal["bytes", "requests", "ios"], *, delay_s: f
         delay_s = (latency.mean_us or 0.0) / 1e6 if latency else 0.0
     burst = line.intercept + line.slope * delay_s if has_burst else 0.0
     burst_error = error * per_s * (tail[0][0] + tail[-1][0]) / 2 if has_burst else 0.0
-    attempts = (row.last.entries or 0) + row.retries
-    refused = row.errors_by_class.get("429", 0) + row.errors_by_class.get("503", 0)
     is_seen = burst > max(burst_error, 1.0)
     return Rate(
         per_s=per_s,
@@ -159,8 +167,19 @@ def sustained(row: Row, what: Literal["bytes", "requests", "ios"], *, delay_s: f
         burst=burst if is_seen else 0.0,
         burst_error=burst_error if is_seen else 0.0,
         from_s=tail[0][0],
-        throttled=refused / attempts if attempts else 0.0,
+        throttled=refused_share(row),
     )
+
+
+def refused(row: Row) -> int:
+    """Number of attempts that the store refused with 429 or 503."""
+    return row.errors_by_class.get("429", 0) + row.errors_by_class.get("503", 0)
+
+
+def refused_share(row: Row) -> float:
+    """Share of the attempts that the store refused."""
+    attempts = (row.last.entries or 0) + row.retries
+    return refused(row) / attempts if attempts else 0.0
 
 
 def _bounds_us(bucket: int) -> tuple[float, float]:

@@ -17,11 +17,11 @@ import msgspec
 from penstock import _native, env
 from penstock.bench.objects import ObjectBench, ObjectPoint, below, clear, measure
 from penstock.bench.phases import Hooks
-from penstock.errors import NotFound, Unsupported
+from penstock.errors import NotFound, Unsupported, redact
 from penstock.probe.card import Burst, FoundLimit
-from penstock.probe.estimates import knee, latency_fit, stream_rate, sustained
+from penstock.probe.estimates import knee, latency_fit, refused_share, stream_rate, sustained
 from penstock.probe.run import Probe
-from penstock.probe.spending import Silent
+from penstock.probe.spending import Silent, Spent
 
 if TYPE_CHECKING:
     from penstock.bench.rows import Row
@@ -42,6 +42,8 @@ _REQUESTS = (8, 32, 128, 512)
 _GAIN = 1.1
 # Share of refused attempts from which a phase counts as throttled.
 _REFUSED = 0.01
+# The request limit explains a byte rate that reaches this share of the limit times the size of a read.
+_EXPLAINED = 0.8
 # The probe itself is the limit if it keeps this share of its processors busy.
 _CLIENT_CPU = 0.75
 
@@ -84,7 +86,8 @@ class ObjectProbe(Probe):
             self.meter.count("write", -(-len(found) // 1000) or 1, 0)
         except Unsupported:
             self.unseen.append("the store cannot list: only the object of the URL was read")
-            return [""], {"": files.head(b"")[1]}
+            size = files.head(b"")[1]
+            return ([""], {"": size}) if size > 0 else ([], {})
         sizes: dict[str, int] = {}
         for name, size, _version, _modified in found:
             try:
@@ -106,7 +109,7 @@ class ObjectProbe(Probe):
 
     def read_latency(self) -> None:
         row = self._phase("latency", "range", 4, self.small_bytes, seconds=0.12, want=2000)
-        if _refused(row) > _REFUSED:
+        if refused_share(row) > _REFUSED:
             # The requests of this process wait after refusals, so measure again below the limit.
             row = self._phase("latency", "range", 1, self.small_bytes, seconds=0.06, want=1000)
         if fit := latency_fit(row.first_byte_latency):
@@ -139,7 +142,7 @@ class ObjectProbe(Probe):
                 break
             rows[count] = row
             rate = row.last.bytes_per_s or 0.0
-            is_flat = rate < _GAIN * points[-1][1] or _refused(row) > _REFUSED
+            is_flat = rate < _GAIN * points[-1][1] or refused_share(row) > _REFUSED
             points.append((count, rate))
             best = row if rate >= (best.last.bytes_per_s or 0.0) else best
             if is_flat:
@@ -153,16 +156,22 @@ class ObjectProbe(Probe):
             return
         self._connection(one, rows.get(4))
         self._add_rate("read-bytes", "account", found, hold, is_reached=is_flat)
-        if found.burst > 0 and self.limits[-1].is_limit and _refused(hold) <= _REFUSED:
+        if found.burst > 0 and self.limits[-1].is_limit and refused_share(hold) <= _REFUSED:
             self.bursts.append(Burst(what="read-bytes", units=found.burst, error=found.burst_error))
 
     def _reconcile(self) -> None:
-        """Reads of small objects run into the request limit, and not into one of bytes."""
-        requests = [one.value for one in self.limits if one.what == "read-requests" and one.is_limit]
+        """Mark a byte rate as not a limit if the request limit explains it, as it does for reads of small objects."""
+        prefixes = len({_folder(key) for key in self.large})
+        # The byte rate was measured over all prefixes, so a limit per prefix allows several times its value.
+        requests = [
+            one.value * (prefixes if one.scope == "prefix" else 1)
+            for one in self.limits
+            if one.what == "read-requests" and one.is_limit
+        ]
         for at, one in enumerate(self.limits):
             if (one.what, one.scope, one.is_limit) != ("read-bytes", "account", True) or not requests:
                 continue
-            if one.value >= 0.8 * min(requests) * self.held_bytes:
+            if one.value >= _EXPLAINED * min(requests) * self.held_bytes:
                 note = f"not reached: the request limit allows no more in reads of {self.held_bytes:,} bytes"
                 self.limits[at] = msgspec.structs.replace(one, is_limit=False, note=note)
                 self.unseen.append(f"the limit of read-bytes (account): {note}")
@@ -209,7 +218,7 @@ class ObjectProbe(Probe):
             is_flat = bool(points) and rate < _GAIN * points[-1][1]
             points.append((count, rate))
             best = row if best is None or rate >= (best.last.entries_per_s or 0.0) else best
-            if _refused(row) > _REFUSED:
+            if refused_share(row) > _REFUSED:
                 self._refused_requests(row)
                 self.knees("requests", points)
                 return
@@ -235,7 +244,7 @@ class ObjectProbe(Probe):
         pause_s: float | None = self.pause(self.pause_s)
         hold = self._phase("requests", "range", count, self.small_bytes, seconds=0.12, want=10**6, share=0.8)
         again = sustained(hold, "requests", delay_s=self.delay_s)
-        if again is None or _refused(hold) <= _REFUSED / 2:
+        if again is None or refused_share(hold) <= _REFUSED / 2:
             again, hold, pause_s = seen, first, None
         if self._prefix_limit(count, again):
             return
@@ -276,9 +285,15 @@ class ObjectProbe(Probe):
         keys = max(folders.values(), key=len)
         self.pause(self.pause_s)
         count = max(8, count // len(folders))
-        row = self._phase("requests", "range", count, self.small_bytes, seconds=0.06, want=10**6, keys=keys, share=0.5)
+        try:
+            row = self._phase(
+                "requests", "range", count, self.small_bytes, seconds=0.06, want=10**6, keys=keys, share=0.5
+            )
+        except Spent as why:  # the limit over all prefixes is measured already, and stays in the card
+            self.unseen.append(f"whether the request limit is one per prefix: {why}")
+            return False
         found = sustained(row, "requests", delay_s=self.delay_s)
-        if found is None or _refused(row) <= _REFUSED or found.per_s > 0.75 * over_all.per_s:
+        if found is None or refused_share(row) <= _REFUSED or found.per_s > 0.75 * over_all.per_s:
             return False
         self._add_rate("read-requests", "prefix", found, row, is_reached=True)
         if found.burst > 0:
@@ -300,7 +315,7 @@ class ObjectProbe(Probe):
 
     def writes(self) -> None:
         folder = below(self.url, f"penstock-probe-{secrets.token_hex(4)}")
-        self.say(f"writing below {folder}, which is removed at the end")
+        self.say(f"writing below {redact(folder)}, which is removed at the end")
         try:
             row = self._phase("writes", "put", 4, _WRITE_SMALL_BYTES, 0.05, want=500, kind="write", place=folder)
             if fit := latency_fit(row.service_latency):
@@ -309,13 +324,13 @@ class ObjectProbe(Probe):
                 "writes", "put", 64, _WRITE_SMALL_BYTES, 0.05, 10**6, kind="write", place=folder, share=0.3
             )
             if found := sustained(row, "requests"):
-                self._add_rate("write-requests", "account", found, row, is_reached=_refused(row) > _REFUSED)
+                self._add_rate("write-requests", "account", found, row, is_reached=refused_share(row) > _REFUSED)
             row = self._phase(
                 "writes", "put", 16, _WRITE_LARGE_BYTES, 0.06, 10**6, kind="write", place=folder, share=0.3
             )
             if found := sustained(row, "bytes"):
                 # An upload counts its bytes at its end, so the rate of the whole phase is the better figure.
-                self._add_rate("write-bytes", "account", found, row, is_reached=_refused(row) > _REFUSED)
+                self._add_rate("write-bytes", "account", found, row, is_reached=refused_share(row) > _REFUSED)
         finally:
             clear(folder)
 
@@ -413,10 +428,3 @@ class ObjectProbe(Probe):
 
 def _folder(key: str) -> str:
     return str(PurePosixPath(key).parent)
-
-
-def _refused(row: Row) -> float:
-    """Share of the attempts that the store refused."""
-    refused = row.errors_by_class.get("429", 0) + row.errors_by_class.get("503", 0)
-    attempts = (row.last.entries or 0) + row.retries
-    return refused / attempts if attempts else 0.0

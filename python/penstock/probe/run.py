@@ -16,7 +16,7 @@ from penstock.bench.phases import Hooks
 from penstock.cluster import inventory
 from penstock.errors import ConfigError, PenstockError, redact
 from penstock.probe.card import Card, CpuRates, PhaseLine, tier_name
-from penstock.probe.estimates import quantile_us
+from penstock.probe.estimates import quantile_us, refused_share
 from penstock.probe.spending import Meter, Spent
 
 if TYPE_CHECKING:
@@ -235,8 +235,6 @@ def _ms(latency: Latency | None, share: float) -> float | None:
 
 def _line(row: Row) -> PhaseLine:
     whole = row.service_latency or row.io_latency or row.entry_latency
-    refused = row.errors_by_class.get("429", 0) + row.errors_by_class.get("503", 0)
-    attempts = (row.last.entries or row.last.ios or 0) + row.retries
     return PhaseLine(
         part=row.label,
         operation=row.raw.get("request", row.operation.lower()),
@@ -249,6 +247,6 @@ def _line(row: Row) -> PhaseLine:
         first_byte_p99_ms=_ms(row.first_byte_latency, 0.99),
         latency_p50_ms=_ms(whole, 0.5),
         latency_p99_ms=_ms(whole, 0.99),
-        throttled=refused / attempts if attempts else 0.0,
+        throttled=refused_share(row),
         cpu=row.own_cpu,
     )

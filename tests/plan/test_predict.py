@@ -160,6 +160,40 @@ def test_reads_across_regions_pay_egress_in_every_epoch_and_a_copy_pays_once(doc
     assert copied.limited_by == "compute"
 
 
+def test_staging_across_regions_is_limited_by_the_link(document):
+    document["place"] |= {"data_region": "West US", "egress_price": "0.02 USD", "link": "5Gbit/s"}
+    row = predictions(document)["gzip pool"]
+    assert row.stage_limited_by == "link"
+    assert row.stage_s == pytest.approx(1.1e12 / 0.625e9)
+
+
+def test_sensitivity_of_a_copy_between_regions_contains_the_link(document):
+    document["place"] |= {"data_region": "West US", "egress_price": "0.02 USD", "link": "5Gbit/s", "replicate": True}
+    scenario = scenario_of(document, "stream gzip")
+    link = next(row for row in sensitivity(scenario) if row.limit == "link between regions")
+    assert link.time_less_s - link.time_more_s == pytest.approx(1.1e12 / 0.625e9 * (1 / 0.8 - 1 / 1.2))
+
+
+def test_pool_with_more_copies_than_nodes_keeps_one_on_each_node(document):
+    document["nodes"] = 1
+    document["machine"][0]["disk"] = "6TB"
+    one = predictions(document)["gzip pool"]
+    document["path"][1]["copies"] = 2
+    assert predictions(document)["gzip pool"] == one
+    assert not one.impossible
+
+
+def test_spot_pool_that_cannot_stage_between_interruptions_is_impossible(document):
+    document["nodes"] = 4
+    document["path"][1]["ready"] = "5min"
+    document["path"][1]["staged_in"] = "2h"
+    document["spot"] = {"interruptions_per_hour": 70, "checkpoint_every": "1min"}
+    rows = [predict(scenario) for scenario in scenarios(parse(document), BOOK)]
+    pool = next(row for row in rows if row.path == "gzip pool" and row.machine.endswith("spot"))
+    assert pool.impossible.startswith("interruptions")
+    assert next(r for r in rows if r.path == "stream gzip" and r.machine.endswith("spot")).impossible == ""
+
+
 def test_reads_across_regions_pay_the_price_of_the_stores_cloud(document):
     document["place"]["data_region"] = "West US"
     row = predictions(document)["stream gzip"]

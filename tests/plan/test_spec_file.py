@@ -79,13 +79,14 @@ def change(document, path, value):
         (("path", 4, "name"), "node cache", "occurs twice"),
         (("path",), [], "at least one"),
         (("machine", 0, "disk"), None, "requires the local disks"),
+        (("machine", 0, "disk_write"), None, "requires the local disks"),
         (("place", "replicate"), True, "nothing is copied"),
     ],
 )
 def test_plan_file_impossible_values_and_contradictions_are_refused(document, path, value, message):
     change(document, path, value)
-    if path == ("machine", 0, "disk"):
-        del document["machine"][0]["disk"]
+    if value is None:
+        del document["machine"][0][path[-1]]
     if path == ("store", 0, "connection"):
         document["store"][0]["account"] = "50Gbit/s"
     if path == ("path", 2, "reader"):

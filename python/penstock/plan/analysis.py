@@ -186,6 +186,11 @@ def _disk(field: str) -> Callable[[Scenario, float], Scenario]:
     return change
 
 
+def _link(scenario: Scenario, factor: float) -> Scenario:
+    found = _in_route("link_bytes_per_s")(scenario, factor)
+    return msgspec.structs.replace(found, replicate_s=scenario.replicate_s / factor)
+
+
 def _node_price(scenario: Scenario, factor: float) -> Scenario:
     price = scenario.prices.node_hour
     prices = msgspec.structs.replace(scenario.prices, node_hour=None if price is None else price * factor)
@@ -200,7 +205,7 @@ LIMITS: dict[str, Callable[[Scenario, float], Scenario]] = {
     "latency": _in_route("latency_s"),
     "rate of one connection": _in_route("connection_bytes_per_s"),
     "network between nodes": _in_route("fabric_bytes_per_s"),
-    "link between regions": _in_route("link_bytes_per_s"),
+    "link between regions": _link,
     "cores (decompression and decoding)": _cores,
     "disk reads": _disk("read_bytes_per_s"),
     "disk writes": _disk("write_bytes_per_s"),

@@ -279,12 +279,14 @@ def predict_stage(
     disk_bytes_per_s: float = math.inf,
     objects: int = 0,
     requests_per_s: float = math.inf,
+    link_bytes_per_s: float = math.inf,
 ) -> StagePrediction:
     """Predict the time to stage `wire_bytes` to `nodes` nodes, which write `written_bytes` to their disks.
 
     Args:
         inflate_bytes_per_s: Rate at which one node decompresses with all its cores, in decompressed bytes per second.
         disk_bytes_per_s: Write rate of one node's disk.
+        link_bytes_per_s: Total rate between the regions of the store and of the nodes.
     """
     if nodes < 1 or wire_bytes < 0 or written_bytes < 0:
         raise ConfigError(
@@ -297,6 +299,8 @@ def predict_stage(
         "disk": written_bytes / nodes / disk_bytes_per_s,
         "requests": objects / requests_per_s,
     }
+    if link_bytes_per_s != math.inf:
+        terms["link"] = wire_bytes / link_bytes_per_s
     limit = max(terms, key=lambda name: terms[name])
     return StagePrediction(terms[limit], limit, terms)  # type: ignore[arg-type]
 

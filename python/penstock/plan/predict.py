@@ -126,7 +126,7 @@ def predict(scenario: Scenario) -> ScenarioPrediction:
         bytes_read=bytes_read,
         requests=requests,
         money=_money(scenario, job_s, bytes_read, requests),
-        impossible=_impossible(scenario),
+        impossible=_impossible(scenario, lost_s),
     )
 
 
@@ -145,7 +145,8 @@ def _staging(scenario: Scenario) -> Step:
         wire_bytes=everyone * scenario.stored_bytes,
         written_bytes=disks.copies * disks.kept_bytes,
         nic_bytes_per_s=job.nic_bytes_per_s,
-        account_bytes_per_s=min(job.account_bytes_per_s, scenario.route.link_bytes_per_s),
+        account_bytes_per_s=job.account_bytes_per_s,
+        link_bytes_per_s=scenario.route.link_bytes_per_s,
         # Copies of an object in a pool are written, but decompressed only once.
         inflate_bytes_per_s=inflate * max(1, disks.copies // everyone),
         disk_bytes_per_s=disks.write_bytes_per_s,
@@ -170,7 +171,7 @@ def _epochs(scenario: Scenario) -> tuple[list[tuple[Step, int]], float]:
     misses = 0.0
     for epoch in range(job.epochs):
         local = min(fits, 1 - (1 - 1 / job.nodes) ** epoch)
-        is_settled = min(fits, 1.0) - local < 1e-6
+        is_settled = fits - local < 1e-6
         count = job.epochs - epoch if is_settled else 1
         inflate = (1 - local) / scenario.inflate_bytes_per_s + local / scenario.kept_inflate_bytes_per_s
         mixed = msgspec.structs.replace(route, local_share=local, inflate_core_s=raw * inflate)
@@ -237,7 +238,7 @@ def _times(price: float | None, amount: float) -> float | None:
     return None if price is None else price * amount
 
 
-def _impossible(scenario: Scenario) -> str:
+def _impossible(scenario: Scenario, lost_s: float) -> str:
     job, disks = scenario.job, scenario.disks
     if job.steps_per_epoch == 0:
         return (
@@ -251,6 +252,6 @@ def _impossible(scenario: Scenario) -> str:
                 f"the nodes' disks: {needed / 1e12:.3g} TB per node are needed, and {disks.size_bytes / 1e12:.3g} TB "
                 "are there"
             )
-    if scenario.spot is not None and not math.isfinite(_lost_s(scenario, 3600.0, scenario.ready_s)):
+    if not math.isfinite(lost_s):
         return "interruptions: spot nodes are interrupted before they reach a checkpoint"
     return ""

@@ -240,7 +240,8 @@ def _scenario(
     )
     is_staged = path.kind in ("stage", "pool")
     requests = _requests(data.objects or total, stored, path)
-    copies = {"stage": nodes, "pool": path.copies}.get(path.kind, 1)
+    # Two copies on one node would be no second copy.
+    copies = {"stage": nodes, "pool": min(path.copies, nodes)}.get(path.kind, 1)
     crosses = place.crosses != "none" and not place.replicates
     inflate = _inflate_rate(path.form, work)
     kept_inflate = _inflate_rate(keep, work)
@@ -258,7 +259,7 @@ def _scenario(
         decode_core_s=raw / total / (work.decode_bytes_per_s or math.inf),
         disk_bytes_per_s=machine.disk_read_bytes_per_s or math.inf,
         local_bytes=kept / total,
-        remote_share=max(0.0, 1 - path.copies / nodes) if path.kind == "pool" else 0.0,
+        remote_share=1 - copies / nodes if path.kind == "pool" else 0.0,
         fabric_bytes_per_s=machine.fabric_bytes_per_s or nic,
         link_bytes_per_s=(place.link_bytes_per_s or math.inf) if crosses else math.inf,
         observed_step_s=None if path.steps_per_s is None else 1 / path.steps_per_s,

@@ -157,7 +157,9 @@ def _check_path(path: PathSpec, spec: PlanSpec) -> None:
             )
     if path.kind in _LOCAL_DISK:
         for machine in spec.machines:
-            if machine.disk_read_bytes_per_s is None or machine.disk_bytes is None:
+            needed = [machine.disk_read_bytes_per_s, machine.disk_bytes]
+            needed += [machine.disk_write_bytes_per_s] if path.kind != "node-cache" else []
+            if None in needed:
                 raise ConfigError(
                     f"{where}: requires the local disks of machine `{machine.name}`",
                     hint="add disk, disk_read and disk_write to [[machine]]",

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def answer(result: StudyResult) -> str:
                 for cell in sweep.data
                 if (cell["file_size_bytes"], cell["operation"]) == (length, "READ") and cell["threads"] > 1
             ]
-            regimes.append(max(set(found), key=found.count))
+            regimes.append(statistics.mode(found))
         text += (
             f" In the rehearsed pool, reads of the smallest files are limited by {regimes[0]} and those of the largest by"
             f" {regimes[1]}; small files peak at {measured['small-peak'].value:.0f} threads a host"

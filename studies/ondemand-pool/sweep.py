@@ -158,7 +158,7 @@ def _measured(cells: Sequence[Judged], scale: float, note: str) -> dict[str, Val
     small = _best(cells, "READ", lengths[0])
     if small is not None:
         found["small-files"] = Value(small.entries_per_s, f"{note}; files per second are not scaled")
-        found["small-peak"] = Value(float(small.threads), note)
+        found["small-peak"] = Value(float(small.threads), note, is_comparable=False)
     return found
 
 

@@ -175,6 +175,8 @@ def test_dry_run_prints_parts_and_runs_nothing(run_cli, studies, tmp_path):
         (("run", "a-study", "--only", "secnd"), "did you mean `second`?"),
         (("run", "a-study", "--size", "tiny", "--only", "second"), "does not exist at size tiny"),
         (("run", "a-study", "--only", "lacking"), "no-such-program-of-anyone"),
+        (("run", "a-study", "--launcher", "slurm"), "no part of study a-study uses the nodes of --launcher"),
+        (("run", "a-study", "--nodes", "2", "--dry-run"), "no part of study a-study uses the nodes of --launcher"),
     ],
 )
 def test_wrong_names_are_one_error_with_the_nearest(run_cli, studies, tmp_path, words, message):
@@ -264,6 +266,24 @@ def test_results_of_a_newer_version_and_damaged_ones_are_refused(tmp_path):
     (tmp_path / "results.json").write_text("[1]")
     with pytest.raises(ConfigError, match="is not a result of a study"):
         read_result(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (Value(2.5, scale=1.0), "2.5 GB/s (+25.0%)"),
+        (Value(0.5, scale=0.25), "0.5 GB/s at F = 0.25"),
+        (Value(0.5, is_comparable=False), "0.5 GB/s"),
+    ],
+)
+def test_measured_value_has_an_error_only_if_it_is_of_the_published_size(value, text):
+    figure = ExpectedFigure(id="rate", group="Rates", label="rate", unit="GB/s", published=2.0)
+    part = PartRecord(name="one", size="full", created="2026", result=PartResult(measured={"rate": value}))
+    result = StudyResult(
+        study="s", letter="Z", title="t", question="q", publication="p", size="full", spec_hash="0", figures=(figure,),
+        parts=(part,),
+    )  # fmt: skip
+    assert f"| rate | 2 GB/s | – | – | {text} |" in markdown(result)
 
 
 numbers = st.floats(0.01, 1e6)

@@ -45,6 +45,8 @@ class Value(msgspec.Struct, frozen=True):
         note: The limit or the rate that determines it, such as "the storage account's bandwidth".
         low, high: 95 % interval, or the range of repeats; None if there was one measurement.
         scale: F, the factor by which the tier's rates were multiplied; only of measured values.
+        is_comparable: Whether its relative difference from the published value means something. If not, as for a
+            smaller problem, the report does not print one.
     """
 
     value: float
@@ -52,6 +54,7 @@ class Value(msgspec.Struct, frozen=True):
     low: float | None = None
     high: float | None = None
     scale: float | None = None
+    is_comparable: bool = True
 
 
 class Claim(msgspec.Struct, frozen=True):

@@ -44,6 +44,7 @@ class Part(msgspec.Struct, frozen=True):
         packages: Python modules that must be installed.
         root: Whether the part requires root.
         sizes: Sizes that have this part; empty for all.
+        cluster: Whether the part runs on the nodes of --launcher at the size `full`; else it runs on this machine.
         full: What the part needs at the size `full`, such as a cluster.
     """
 
@@ -54,6 +55,7 @@ class Part(msgspec.Struct, frozen=True):
     packages: tuple[str, ...] = ()
     root: bool = False
     sizes: tuple[str, ...] = ()
+    cluster: bool = False
     full: str = ""
 
     def __post_init__(self) -> None:

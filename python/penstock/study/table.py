@@ -63,7 +63,7 @@ def format_value(value: float, unit: str) -> str:
 
 
 def rows(result: StudyResult) -> list[Row]:
-    """Return a row for each figure, and for each value that parts returned under an id without a figure."""
+    """Return a row for each figure of `expected.toml`, in its order."""
     return [_row(figure, result) for figure in result.figures]
 
 
@@ -134,7 +134,7 @@ def _cell(value: Value | None, figure: ExpectedFigure, within: float | None) -> 
     if figure.bound:
         is_beyond = value.value > figure.published if figure.bound == "above" else value.value < figure.published
         return Cell(text, is_within=is_beyond, note=value.note)
-    if not figure.published or value.scale is not None:
+    if not figure.published or not value.is_comparable or value.scale not in (None, 1):
         return Cell(text, note=value.note)
     error = value.value / figure.published - 1
     # Rounded to a tenth of a percent, as it is printed: 5.0 % is within 5 %.

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -68,8 +68,9 @@ def command(
 ) -> int:
     """Run the study NAME and write its report, with the answer first.
 
-    Exit code 1: data differs where it must be the same. A published figure that is not reached is listed in the report,
-    and is not an error. Sizes below `full` need one machine; `full` uses the nodes of --launcher.
+    Exit code 1: data differs where it must be the same, or a program that is compared failed. A published figure that is
+    not reached is listed in the report, and is not an error. All parts run on this machine, except those that use the
+    nodes of --launcher at the size `full` (--dry-run shows them).
 
     \b
     penstock study run cosmoflow-staged --only prediction
@@ -78,11 +79,19 @@ def command(
     """  # noqa: D301 - click's \b keeps the line breaks
     import shutil
 
+    from penstock.errors import ConfigError
     from penstock.study.spec import find_study, studies_folder
 
     study = find_study(name, studies_folder(studies))
     parts = study.chosen(only or (), size)
     study.size(size)
+    has_nodes = launcher != "local" or nodes is not None or bool(on or settings)
+    if has_nodes and not (size == "full" and any(part.cluster for part in parts)):
+        raise ConfigError(
+            f"no part of study {study.name} uses the nodes of --launcher at size {size}",
+            where="--launcher",
+            hint="omit --launcher, --nodes, --on and --set: the parts run on this machine",
+        )
     out = (output or Path("runs/studies") / study.name).absolute()
     if dry_run:
         _show_plan(study, parts, size, out, as_json=as_json)
@@ -95,10 +104,9 @@ def command(
     from penstock.study.run import StudyRun, run_study
     from penstock.study.table import all_claims
 
-    chosen = launcher != "local" or nodes is not None or bool(on or settings)
     given = StudyRun(
         size=size, out=out, only=only or (), scratch=scratch, command=shlex.join(["penstock", *sys.argv[1:]]),
-        open_cluster=(lambda: opened(launcher, nodes, on, settings)) if chosen else None,
+        open_cluster=(lambda: opened(launcher, nodes, on, settings)) if has_nodes else None,
         timeout_s=timeout,
     )  # fmt: skip
     with steps() as progress:
@@ -111,10 +119,11 @@ def command(
 def _show_plan(study: Study, parts: tuple[Part, ...], size: str, out: Path, *, as_json: bool) -> None:
     from penstock.study.run import lacks
 
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "name": part.name, "what": part.what, "duration": part.duration.get(size, ""),
-            "needs": part.full if size == "full" else "", "lacks": lacks(part),
+            "needs": part.full if size == "full" else "",
+            "nodes": size == "full" and part.cluster, "lacks": lacks(part),
         }
         for part in parts
     ]  # fmt: skip
@@ -129,6 +138,8 @@ def _show_plan(study: Study, parts: tuple[Part, ...], size: str, out: Path, *, a
     for row in rows:
         duration = f", about {row['duration']}" if row["duration"] else ""
         click.echo(f"- {row['name']}: {row['what']}{duration}")
+        if row["nodes"]:
+            click.echo("    runs on the nodes of --launcher")
         if row["needs"]:
             click.echo(f"    needs {row['needs']}")
         if row["lacks"]:

@@ -94,7 +94,7 @@ def _aws(variables: Mapping[str, str]) -> Source:
         return Source(
             member=f"profile {name}",
             problem=f"AWS_PROFILE is {name}, which is not in AWS's files",
-            hint="aws configure list-profiles",
+            hint="run aws configure list-profiles, and set AWS_PROFILE to one of them",
         )
     token_file = variables.get("AWS_WEB_IDENTITY_TOKEN_FILE")
     if variables.get("AWS_ROLE_ARN") and token_file and "role_arn" not in profile:
@@ -125,7 +125,7 @@ def _aws_profile_source(name: str, profile: Mapping[str, str], variables: Mappin
         return Source(member=f"profile {name}: role, assumed with other keys")
     if "sso_account_id" in profile or "sso_role_name" in profile:
         cached_as = profile.get("sso_session") or profile.get("sso_start_url", "")
-        login = "aws sso login" + (f" --sso-session {cached_as}" if "sso_session" in profile else "")
+        login = "run aws sso login" + (f" --sso-session {cached_as}" if "sso_session" in profile else "")
         digest = hashlib.sha1(cached_as.encode(), usedforsecurity=False).hexdigest()
         file = Path(variables.get("HOME") or "/nonexistent") / ".aws/sso/cache" / f"{digest}.json"
         try:
@@ -205,7 +205,7 @@ def _google(variables: Mapping[str, str]) -> Source:
         if not named and not file.is_file():
             continue
         member = "GOOGLE_APPLICATION_CREDENTIALS" if named else "login of gcloud"
-        hint = "gcloud auth application-default login"
+        hint = "run gcloud auth application-default login"
         try:
             document = json.loads(file.read_bytes())
             kind = str(document["type"])

@@ -58,11 +58,19 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
         return self.cloud == "file" or is_loopback(self.host)
 
     @property
+    def host_and_port(self) -> str:
+        """`host:port`, with the brackets of an IPv6 address."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def authority(self) -> str:
+        """`host:port`, without the scheme's own port, as the header `Host` has it."""
+        return self.host_and_port.removesuffix(f":{_PORTS.get(self.scheme)}")
+
+    @property
     def shown(self) -> str:
         """`https://host:port`, without credentials."""
-        port = "" if self.port == _PORTS.get(self.scheme) else f":{self.port}"
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{self.scheme}://{host}{port}"
+        return f"{self.scheme}://{self.authority}"
 
 
 def is_loopback(host: str) -> bool:

@@ -153,6 +153,41 @@ def test_simulation_failures_repeat_work_since_the_checkpoint():
     assert any(cause.name == "failures" for cause in found.causes)
 
 
+def test_simulation_of_a_part_of_an_epoch_extrapolates_its_failures(monkeypatch):
+    monkeypatch.setattr("penstock.plan.simulation.MAX_TRANSFERS", 1)
+    job = replace(JOB, nodes=2, samples=8 * 4 * 4000)
+    conditions = Conditions(node_mtbf_s=10.0, restart_s=0.1, checkpoint_steps=20)
+    found = simulate(job, STREAM, conditions=conditions, replicas=16, seed=1, has_causes=False)
+    assert found.simulated_steps == 200
+    # Each failure happens at one of 2 nodes, in all of the epoch.
+    assert found.failures == pytest.approx(found.mean_s * 2 / 10.0, rel=0.3)
+    assert sum(found.waits_s.values()) == pytest.approx(found.mean_s)
+
+
+def test_simulation_without_checkpoints_simulates_the_whole_epoch(monkeypatch):
+    monkeypatch.setattr("penstock.plan.simulation.MAX_TRANSFERS", 1)
+    job = replace(JOB, nodes=2, samples=8 * 4 * 400)
+    conditions = Conditions(node_mtbf_s=200.0, restart_s=1.0)
+    found = simulate(job, STREAM, conditions=conditions, replicas=1, has_causes=False)
+    assert found.simulated_steps == found.steps == 400
+
+
+def test_simulation_that_practically_never_reaches_a_checkpoint_is_refused():
+    conditions = Conditions(node_mtbf_s=10.0)
+    with pytest.raises(ConfigError, match=r"6 nodes fail 9\.6 times between two checkpoints") as caught:
+        simulate(JOB, STREAM, conditions=conditions, replicas=1)
+    assert "checkpoint_steps" in caught.value.hint
+    simulate(JOB, STREAM, conditions=replace(conditions, checkpoint_steps=5, restart_s=0.1), replicas=1)
+
+
+def test_simulation_without_a_removed_limit_agrees_with_the_step_model_without_it():
+    job = replace(JOB, account_bytes_per_s=5e8)
+    removed = SharedLimit(name="account", per_s=math.inf, per_sample=2e6)
+    found = simulate(job, STREAM, limits=(removed,), replicas=1)
+    assert found.model_s == pytest.approx(simulate(JOB, STREAM, replicas=1).model_s)
+    assert "agree" in found.verdict
+
+
 def test_simulation_independent_tasks_repeat_only_their_own():
     conditions = Conditions(synchronous=False, node_mtbf_s=72.0, restart_s=0.5)
     found = simulate(JOB, STREAM, conditions=conditions, replicas=2, seed=2, has_causes=False)

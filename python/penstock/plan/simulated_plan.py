@@ -12,7 +12,7 @@ import msgspec
 from penstock import tiers
 from penstock.errors import ConfigError
 from penstock.plan.card_limits import limits_of_card, read_card
-from penstock.plan.model import predict_step
+from penstock.plan.predict import predict
 from penstock.plan.simulation import simulate
 from penstock.plan.simulation_input import Conditions, SharedLimit, SimulationSpec
 from penstock.plan.spec import nearest
@@ -45,9 +45,11 @@ class SimulatedScenario(msgspec.Struct, frozen=True):
 
 
 def chosen(scenarios: Sequence[Scenario]) -> list[Scenario]:
-    """The scenario with the most nodes of each path and machine: shared limits act there most."""
+    """The possible scenario with the most nodes of each path and machine: shared limits act there most."""
     largest: dict[tuple[str, str], Scenario] = {}
     for scenario in scenarios:
+        if predict(scenario).impossible:
+            continue
         key = (scenario.path, scenario.machine)
         if key not in largest or scenario.nodes > largest[key].nodes:
             largest[key] = scenario
@@ -62,12 +64,14 @@ def conditions_of(spec: PlanSpec, scenario: Scenario) -> Conditions:
     replace = msgspec.structs.replace
     spot = scenario.spot
     if found.node_mtbf_s is None and spot is not None:
-        step_s = predict_step(scenario.job, scenario.route).step_s
+        prediction = predict(scenario)
+        # A new node has an empty disk: what was staged must be staged again, as in the prediction.
+        restart_s = spot.restart_s + prediction.before_s - scenario.replicate_s
         found = replace(
             found,
             node_mtbf_s=3600 / spot.interruptions_per_hour,
-            restart_s=spot.restart_s,
-            checkpoint_steps=max(1, round(spot.checkpoint_every_s / step_s)),
+            restart_s=restart_s,
+            checkpoint_steps=max(1, round(spot.checkpoint_every_s / prediction.step_s)),
         )
     store = next(spec.store(path.store) for path in spec.paths if path.title == scenario.path)
     if found.latency_p99_ratio == 1 and store.tier is not None and scenario.route.from_store:
@@ -109,12 +113,12 @@ def simulate_plan(
     seed: int = 0,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> list[SimulatedScenario]:
-    """Simulate one epoch of the scenario with the most nodes of each path and machine.
+    """Simulate one epoch of the possible scenario with the most nodes of each path and machine.
 
     Args:
         progress: Called with the scenario's title, and the numbers of finished and of all its simulations.
     Raises:
-        ConfigError: A limit of `[simulation]` names an unknown path, or a scenario has no full step.
+        ConfigError: A limit of `[simulation]` names an unknown path, or failures let a job practically never end.
     """
     found = []
     for scenario in chosen(scenarios):

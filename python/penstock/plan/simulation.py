@@ -34,6 +34,8 @@ MAX_TRANSFERS = 300_000
 """Transfers of one replica. A longer epoch is simulated in part, and its time is extrapolated."""
 
 _MIN_STEPS = 200
+# Failures expected between two checkpoints. e^5 - 1 attempts are 147; with more, an epoch practically never ends.
+_MAX_FAILURES_PER_CHECKPOINT = 5.0
 _NAMED_NODES = 3
 _AGREES = 0.02
 
@@ -130,7 +132,8 @@ def simulate(
         has_causes: Also simulate each condition alone, with the same seeds.
         progress: Called with the number of finished and of all parts of the work.
     Raises:
-        ConfigError: The job has no full step, or a number is out of its range.
+        ConfigError: The job has no full step, a number is out of its range, or failures come so often that the job
+            practically never reaches a checkpoint.
         MissingPackage: SimPy is not installed.
     """
     require("penstock plan --simulate", "plan")
@@ -151,6 +154,8 @@ def simulate(
         *(limit for limit in usual if limit.name not in given),
         *(limit for limit in limits if math.isfinite(limit.per_s)),
     )
+    model_s = _model_s(job, route, terms_s, shared, given)
+    _refuse_endless_restarts(job, conditions, model_s)
     runner = _Runner(job, route, terms_s, seed)
     alone = _alone(conditions, shared) if has_causes else []
     total = replicas + len(alone) + bool(has_causes)
@@ -159,7 +164,6 @@ def simulate(
         finished.append(runner.run(conditions, shared, replica))
         if progress is not None:
             progress(len(finished), total)
-    model_s = _model_s(job, route, terms_s, shared)
     causes = []
     if has_causes:
         plain_conditions, plain_limits = _plain(conditions, shared)
@@ -173,7 +177,21 @@ def simulate(
         causes.sort(key=lambda cause: -abs(cause.added))
         if progress is not None:
             progress(total, total)
-    return _summary(runner, finished, shared, model_s, tuple(causes), seed)
+    return _summary(runner, finished, conditions, shared, model_s, tuple(causes))
+
+
+def _refuse_endless_restarts(job: TrainingJob, conditions: Conditions, model_s: float) -> None:
+    if not conditions.synchronous or conditions.node_mtbf_s is None:
+        return
+    steps = min(conditions.checkpoint_steps or job.steps_per_epoch, job.steps_per_epoch)
+    between_s = steps / job.steps_per_epoch * model_s
+    failures = between_s * job.nodes / conditions.node_mtbf_s
+    if failures > _MAX_FAILURES_PER_CHECKPOINT:
+        raise ConfigError(
+            f"{job.nodes:,} nodes fail {failures:.1f} times between two checkpoints ({_seconds(between_s)}): "
+            "the epoch practically never ends",
+            hint="lower simulation.checkpoint_steps, or use fewer nodes",
+        )
 
 
 class _Runner:
@@ -183,30 +201,41 @@ class _Runner:
         self.job, self.route, self.terms_s, self.seed = job, route, terms_s, seed
         self.steps = job.steps_per_epoch
 
-    def simulated_steps(self, limits: Sequence[SharedLimit]) -> int:
-        """Steps to simulate: all, unless the epoch is long and its limits are constant."""
-        if not all(limit.is_constant for limit in limits):
-            return self.steps
+    def simulated_steps(self, conditions: Conditions, limits: Sequence[SharedLimit]) -> int:
+        """Steps to simulate: all, unless the epoch is long, its limits are constant, and a part has a checkpoint."""
         readers = self.job.ranks_per_node if any(limit.servers > 1 for limit in limits) else 1
-        return min(self.steps, max(_MIN_STEPS, MAX_TRANSFERS // (self.job.nodes * readers)))
+        part = min(self.steps, max(_MIN_STEPS, MAX_TRANSFERS // (self.job.nodes * readers)))
+        # A failure repeats all steps since the last checkpoint, so a part without one would lose too little.
+        has_failures = conditions.synchronous and conditions.node_mtbf_s is not None
+        is_too_short = has_failures and (conditions.checkpoint_steps or self.steps) > part
+        is_constant = all(limit.is_constant for limit in limits)
+        return part if is_constant and not is_too_short else self.steps
 
     def run(self, conditions: Conditions, limits: Sequence[SharedLimit], replica: int) -> EpochResult:
         """Simulate one replica, and extrapolate to the whole epoch."""
         from penstock.plan.simulation_epoch import Epoch
 
-        steps = self.simulated_steps(limits)
+        steps = self.simulated_steps(conditions, limits)
         rng = random.Random(f"{self.seed}/{replica}")
         found = Epoch(self.job, self.route, self.terms_s, limits, conditions, steps, rng).run()
         scale = self.steps / steps
         found.epoch_s *= scale
         found.refused *= scale
+        found.failures *= scale
         found.waits_s = {name: seconds * scale for name, seconds in found.waits_s.items()}
+        found.waited_for = {node: seconds * scale for node, seconds in found.waited_for.items()}
         return found
 
 
-def _model_s(job: TrainingJob, route: Route, terms_s: dict[str, float], limits: Sequence[SharedLimit]) -> float:
-    """Epoch of the step model, in which each limit has its constant rate and perfectly shared servers."""
-    replaced = {limit.name for limit in limits}
+def _model_s(
+    job: TrainingJob, route: Route, terms_s: dict[str, float], limits: Sequence[SharedLimit], given: set[str]
+) -> float:
+    """Epoch of the step model, in which each limit has its constant rate and perfectly shared servers.
+
+    Args:
+        given: Names of the limits that replace, or with an infinite rate remove, a term of the step model.
+    """
+    replaced = given | {limit.name for limit in limits}
     reading = [seconds for name, seconds in terms_s.items() if name != "compute" and name not in replaced]
     reading += [job.global_batch * limit.per_sample / (limit.per_s * limit.servers) for limit in limits]
     slowest = max(reading, default=0.0)
@@ -295,10 +324,10 @@ def _start_reason(job: TrainingJob, difference_s: float) -> str:
 def _summary(
     runner: _Runner,
     finished: Sequence[EpochResult],
+    conditions: Conditions,
     limits: Sequence[SharedLimit],
     model_s: float,
     causes: tuple[Cause, ...],
-    seed: int,
 ) -> Simulation:
     job = runner.job
     epochs = sorted(one.epoch_s for one in finished)
@@ -318,9 +347,9 @@ def _summary(
         nodes=job.nodes,
         ranks=job.ranks,
         steps=runner.steps,
-        simulated_steps=runner.simulated_steps(limits),
+        simulated_steps=runner.simulated_steps(conditions, limits),
         replicas=len(finished),
-        seed=seed,
+        seed=runner.seed,
         p5_s=_percentile(epochs, 0.05),
         p50_s=_percentile(epochs, 0.5),
         p95_s=_percentile(epochs, 0.95),

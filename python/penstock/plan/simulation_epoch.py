@@ -43,18 +43,20 @@ class EpochResult:
     Attributes:
         binding_s: Seconds of all transfers by what bound them: a shared limit, or a term of the step model.
         utilisation: Served units of each limit divided by what it offered, over the epoch.
+        failures: Number of failures; extrapolated, and so not whole, if a part of the epoch was simulated.
         waited_for: Seconds that the other nodes waited for each node, for the nodes that were last in a step.
         task_s: Mean seconds of a task, its data included, if the job is not synchronous.
+        samples_read: Samples of all transfers, those of repeated steps included.
+        events: Events of the simulation.
     """
 
     epoch_s: float = 0.0
     waits_s: dict[str, float] = field(default_factory=dict)
     binding_s: dict[str, float] = field(default_factory=dict)
     utilisation: dict[str, float] = field(default_factory=dict)
-    bound_share: dict[str, float] = field(default_factory=dict)
     refused: float = 0.0
-    failures: int = 0
-    waited_for: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
+    failures: float = 0.0
+    waited_for: dict[int, float] = field(default_factory=dict)
     task_s: float = 0.0
     samples_read: float = 0.0
     events: int = 0
@@ -81,7 +83,6 @@ class Epoch:
         self._samples = per_node / self._readers
         cap, self._cap_name = own_cap(terms_s, per_node)
         self._cap = cap / self._readers
-        self._reader_s = terms_s.get("reader", 0.0)
         self._slow = {node for node in range(job.nodes) if rng.random() < conditions.slow_nodes}
         self._depth = conditions.read_ahead_steps if route.overlaps else 1
         clients = job.ranks_per_node / self._readers * route.in_flight_per_rank
@@ -115,7 +116,6 @@ class Epoch:
             at += limit.servers
             offered = sum(state.offered for state in mine)
             found.utilisation[limit.name] = sum(state.used for state in mine) / offered if offered else 0.0
-            found.bound_share[limit.name] = sum(state.bound_s for state in mine) / (now * len(mine)) if now else 0.0
             found.refused += sum(state.refused for state in mine)
         return found
 
@@ -292,7 +292,8 @@ class _Attempt:
         waited = sum(now - at for _, at in self._arrived)
         self.totals["slowest_node"] += waited
         if waited > 0:
-            self._epoch.result.waited_for[last] += waited
+            nodes = self._epoch.result.waited_for
+            nodes[last] = nodes.get(last, 0.0) + waited
         self._arrived = []
         self._step_end = self._env.event()
         allreduce_s = self._job.exposed_allreduce_s

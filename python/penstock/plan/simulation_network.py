@@ -38,13 +38,12 @@ class LimitState:
     Attributes:
         used, offered: Units that were served, and units that could have been.
         refused: Requests that were refused.
-        bound_s: Seconds for which the limit was full.
     """
 
     def __init__(self, limit: SharedLimit) -> None:
         self.limit = limit
         self.credits = limit.burst_units
-        self.used = self.offered = self.refused = self.bound_s = 0.0
+        self.used = self.offered = self.refused = 0.0
         self.rate = self.use = 0.0
 
     def settle(self, now: float, clients: float) -> None:
@@ -58,10 +57,8 @@ class LimitState:
         units = self.use * seconds
         self.used += units
         self.offered += self.rate * seconds
-        if is_full:
-            self.bound_s += seconds
-            if self.limit.back_off is not None:
-                self.refused += units * self.limit.refused_share
+        if is_full and self.limit.back_off is not None:
+            self.refused += units * self.limit.refused_share
         if self.limit.burst_per_s is not None:
             earned = self.limit.per_s * seconds
             self.credits = min(self.limit.burst_units, max(0.0, self.credits + earned - units))
@@ -98,7 +95,7 @@ class Network:
         clients_per_transfer: Concurrent requests of one transfer, for limits with `peak_clients`.
     Attributes:
         busy_s: Seconds of all transfers, by the index of the limit that bound them, or `OWN_CAP`.
-        started, served: Samples asked for, and samples delivered, in completed transfers.
+        started: Samples of all transfers, those under way included.
     """
 
     def __init__(self, env: simpy.Environment, limits: Sequence[LimitState], clients_per_transfer: float = 1.0) -> None:
@@ -111,7 +108,7 @@ class Network:
         self._order = count()
         self._full: set[int] = set()
         self.busy_s: defaultdict[int, float] = defaultdict(float)
-        self.started = self.served = 0.0
+        self.started = 0.0
 
     def transfer(self, samples: float, cap: float, uses: tuple[tuple[int, float], ...], back_off: float = 1.0) -> Event:
         """Start a transfer; the event occurs at its end.

@@ -205,3 +205,18 @@ def test_explain_pid_that_does_not_exist_is_refused(run_cli):
     assert done.code != 0
     assert str(ended.pid) in done.err
     assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize("option", ["--output", "--html"])
+def test_explain_into_a_folder_that_does_not_exist_starts_nothing(run_cli, tmp_path, option):
+    mark = tmp_path / "started"
+    done = run_cli("explain", "--seconds", "1", option, tmp_path / "none" / "file", "--", "touch", mark)
+    assert done.code == 2
+    assert "does not exist" in done.err
+    assert not mark.exists()
+
+
+def test_explain_instance_that_is_not_priced_per_hour_is_refused(run_cli):
+    done = run_cli("explain", "--instance", "azure-hot-storage", "--", "true")
+    assert done.code == 2
+    assert "per GiB-month, not per hour" in done.err

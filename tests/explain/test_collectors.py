@@ -7,13 +7,16 @@ import struct
 import sys
 import threading
 import time
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.explain.conclude import _file_systems
 from penstock.explain.frame_rules import Frame
 from penstock.explain.network import Connections
 from penstock.explain.proc_files import (
@@ -28,7 +31,7 @@ from penstock.explain.proc_files import (
 )
 from penstock.explain.sockets import TcpSockets, dump_request, parse_messages
 from penstock.explain.stacks import parse_raw
-from penstock.explain.tree import ProcessTree, read_text
+from penstock.explain.tree import ProcessRecord, ProcessTree, ThreadRecord, read_text
 
 STAT = (
     "4711 (a (b) c) S 1 4711 4700 0 -1 4194560 100 0 0 0 250 50 0 0 20 0 7 0 12345 1000 256 18446744073709551615 1 1 0 0 0"
@@ -203,7 +206,7 @@ def test_connections_sum_what_arrives_after_the_start_up(connection):
         connections.read(now_s, inodes)
         if now_s == 1.0:
             connections.restart()
-    (one,) = connections.endpoints(1.0, {})
+    (one,) = connections.endpoints(1.0)
     connections.close()
     assert (one.address, one.port, one.connections) == (*server.getsockname(), 1)
     assert one.received_bytes == 500
@@ -286,3 +289,15 @@ def test_long_file_of_proc_is_read_to_its_end():
     assert found is not None
     assert len(found) > 4096
     assert abs(len(found) - len(Path("/proc/self/maps").read_text())) < 1024  # mappings may change in between
+
+
+def test_blocked_share_of_a_file_system_counts_the_threads_that_read_it():
+    mounts = [Mount("/", "ext4", "/dev/vda", "254:0"), Mount("/data", "ext4", "/dev/vdb", "254:16")]
+    record = ProcessRecord(7, 1, 0, mounts=mounts)
+    record.threads[7] = ThreadRecord(7, "main", looks=100)
+    for tid in (8, 9, 10):
+        calls = Counter({("pread64", "/data/a"): 60, ("read", "pipe"): 40})
+        record.threads[tid] = ThreadRecord(tid, "reader", looks=100, calls=calls)
+    seen = SimpleNamespace(records={7: record}, disks_before={}, disks_after={}, seen_s=10.0)
+    (found,) = _file_systems(seen)
+    assert (found.mount_point, found.blocked_share) == ("/data", pytest.approx(0.6))

@@ -106,7 +106,7 @@ def test_explain_page_has_the_answer_money_remedies_and_evidence():
     for needed in (
         "waits 71 % of its time for bytes from 10.0.0.1:443", "$450 a day", "$26 an hour", "17 h",
         "2.4x", "penstock transcode s3://frames s3://frames-zst", "8.10 MB/s", "96 %", "TLS hides the status codes",
-        "&#x27;s3://frames/a b&#x27;", "node-7", "1.0% of one core", "next limit: decoding", "31 requests/s",
+        "&#x27;s3://frames/a b&#x27;", "node-7", "1 min 00 s, after 4.20 s of start-up", "1.0% of one core", "next limit: decoding", "31 requests/s",
     ):  # fmt: skip
         assert needed.replace("next limit: decoding", "next limit: decoding") in text, needed
 

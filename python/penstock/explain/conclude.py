@@ -61,7 +61,7 @@ def conclude(
 ) -> Explanation:
     """Draw the result from what was seen."""
     roles = assign(seen)
-    endpoints = seen.connections.endpoints(seen.seen_s, seen.names)
+    endpoints = seen.connections.endpoints(seen.seen_s)
     systems = _file_systems(seen)
     cores_used = sum(_cores(record, seen.since_s) for record in seen.records.values())
     cores = os.cpu_count() or 1
@@ -154,8 +154,8 @@ def _file_systems(seen: Observation) -> tuple[FileSystem, ...]:
     files: dict[str, set[str]] = {}
     read: Counter[str] = Counter()
     blocked: Counter[str] = Counter()
+    looks: Counter[str] = Counter()
     mounts = {}
-    looks = 0
     for record in seen.records.values():
         for path in record.files:
             mount = record.mount_of(path)
@@ -164,7 +164,7 @@ def _file_systems(seen: Observation) -> tuple[FileSystem, ...]:
                 files.setdefault(mount.mount_point, set()).add(path)
                 read[mount.mount_point] += record.file_bytes[path]
         for thread in record.threads.values():
-            looks += thread.looks if thread.tid == record.pid else 0
+            points = set()
             for (name, target), count in thread.calls.items():
                 if target and blocked_class(name, target) == "file_read":
                     mount = record.mount_of(target)
@@ -172,6 +172,8 @@ def _file_systems(seen: Observation) -> tuple[FileSystem, ...]:
                         mounts[mount.mount_point] = mount
                         files.setdefault(mount.mount_point, set()).add(target)
                         blocked[mount.mount_point] += count
+                        points.add(mount.mount_point)
+            looks.update(dict.fromkeys(points, thread.looks))
     found = []
     for point, mount in mounts.items():
         before, after = _device(seen.disks_before, mount.device), _device(seen.disks_after, mount.device)
@@ -185,13 +187,13 @@ def _file_systems(seen: Observation) -> tuple[FileSystem, ...]:
                 place=mount.place,
                 files=len(files[point]),
                 read_bytes_per_s=read[point] / seen.seen_s if seen.seen_s > 0 else 0.0,
-                blocked_share=blocked[point] / looks if looks else 0.0,
+                blocked_share=blocked[point] / looks[point] if looks[point] else 0.0,
                 device=after[0] if after else None,
                 device_busy_share=busy,
                 example=min(files[point], key=len),
             )
         )
-    return tuple(sorted(found, key=lambda one: (-one.blocked_share, -one.read_bytes_per_s, -one.files)))
+    return tuple(sorted(found, key=lambda one: (-blocked[one.mount_point], -one.read_bytes_per_s, -one.files)))
 
 
 def _device(disks: Mapping[str, Counters], number: str) -> tuple[str, Counters] | None:
@@ -278,7 +280,7 @@ def _evidence(
                 )
             )
     for endpoint in [one for one in endpoints if one.role == "store"][:3]:
-        name = f"{endpoint.name or endpoint.address}:{endpoint.port}"
+        name = f"{endpoint.address}:{endpoint.port}"
         found.append(
             Evidence(
                 quantity=f"rate from {name}, {endpoint.connections} connections",

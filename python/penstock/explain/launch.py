@@ -56,14 +56,15 @@ class ObservedProgram:
             with deferred_signals():
                 # The program needs this permission before it runs, and nothing runs in other threads here.
                 self.child = subprocess.Popen(list(argv), preexec_fn=allow_reading)
-        except FileNotFoundError as error:
+        except OSError as error:
+            libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+            if not isinstance(error, FileNotFoundError):
+                raise SystemFault(
+                    f"{argv[0]}: the command cannot be started: {error.strerror}", hint="check that it is executable"
+                ) from error
             raise NotFound(
                 f"{argv[0]}: the command does not exist",
                 hint="give a command that can be run, such as `python train.py`",
-            ) from error
-        except OSError as error:
-            raise SystemFault(
-                f"{argv[0]}: the command cannot be started: {error.strerror}", hint="check that it is executable"
             ) from error
         self.pid = self.child.pid
 

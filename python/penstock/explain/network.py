@@ -7,14 +7,10 @@ from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, field
 from statistics import median
-from typing import TYPE_CHECKING
 
 from penstock.errors import SystemFault
 from penstock.explain.result import Endpoint
 from penstock.explain.sockets import TcpSocket, TcpSockets
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 __all__ = ["Connections"]
 
@@ -36,7 +32,7 @@ class _Connection:
 
 
 class Connections:
-    """Connections of the tree. Connections that live between two reads escape; `missed` says whether TCP is visible."""
+    """Connections of the tree. Those that open and close between two reads escape. `error` says why TCP is not visible."""
 
     def __init__(self) -> None:
         self.error: str | None = None
@@ -56,7 +52,7 @@ class Connections:
         try:
             ours = [one for one in self._kernel.read(inodes - {0}) if one.inode]
         except OSError as error:
-            self.error = f"TCP information is not available: {error.strerror}"
+            self.error = f"TCP information is not available: {error.strerror or error}"
             self.close()
             return
         counts: dict[tuple[str, int], int] = defaultdict(int)
@@ -93,10 +89,10 @@ class Connections:
             known.samples = known.receiving = 0
         self._rates = self._rates[-1:]
 
-    def endpoints(self, seconds: float, names: dict[str, str]) -> tuple[Endpoint, ...]:
+    def endpoints(self, seconds: float) -> tuple[Endpoint, ...]:
         """Sum the connections by remote endpoint, largest first."""
+        # The remote side is a process of the tree if its address is the local one of another connection.
         locals_ = {known.local for known in self._seen.values()}
-        # A server of the tree: several of its connections have the same local port as the clients' remote port.
         groups: dict[tuple[str, int], list[_Connection]] = defaultdict(list)
         for known in self._seen.values():
             if known.samples:
@@ -119,7 +115,6 @@ class Connections:
                     receiving_share=sum(one.receiving for one in members) / samples if samples else 0.0,
                     rtt_s=median(rtts_s) if rtts_s else None,
                     retransmits=sum(one.retransmits for one in members),
-                    name=names.get(remote[0]),
                 )
             )
         return tuple(sorted(found, key=lambda one: -one.received_bytes))
@@ -141,8 +136,7 @@ class Connections:
         buckets: dict[int, int] = defaultdict(int)
         for now_s, arrived in self._rates[1:]:
             buckets[int(now_s / interval_s)] += arrived
-        values: Iterable[int] = list(buckets.values())[1:-1]
-        values = list(values)
+        values = list(buckets.values())[1:-1]
         if len(values) < 4 or median(values) <= 0:
             return 0.0
         middle = median(values)

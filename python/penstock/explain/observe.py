@@ -7,7 +7,7 @@ import os
 import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.bench.diskstats import Counters, read_counters
@@ -65,7 +65,6 @@ class Observation:
     ended: bool
     machine_busy_cores: float = 0.0
     cpu_s: float = 0.0
-    names: dict[str, str] = field(default_factory=dict)
 
 
 def check_pid(pid: int) -> None:
@@ -94,7 +93,9 @@ def check_pid(pid: int) -> None:
 
 
 class Observer:
-    """Collectors around one tree. `run` returns when the time is over, the tree has ended, or `stop` was called."""
+    """Collectors around one tree. `run` returns when the time is over, the tree has ended, or `stop` was called; it may be
+    called again after an interrupt. Close it after use.
+    """
 
     def __init__(self, root: int, program: ObservedProgram | None, *, stacks_per_s: int = _STACKS_PER_S) -> None:
         self._began_cpu_s = time.process_time()
@@ -271,13 +272,16 @@ class Observer:
             ended=ended,
             machine_busy_cores=max(0.0, _busy_s() - self._machine_busy_s) / max(1e-9, now_s - since_s),
         )
-        sampler_s = 0.0
-        if self._stacks is not None:
-            self._stacks.close()
-            sampler_s = self._stacks.cpu_s
-        self._connections.close()
+        self.close()
+        sampler_s = self._stacks.cpu_s if self._stacks is not None else 0.0
         observation.cpu_s = time.process_time() - self._began_cpu_s + sampler_s
         return observation
+
+    def close(self) -> None:
+        """End py-spy, remove its files, and close the connection to the kernel. May be called again."""
+        if self._stacks is not None:
+            self._stacks.close()
+        self._connections.close()
 
     @staticmethod
     def _read_disks() -> dict[str, Counters]:

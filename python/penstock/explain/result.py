@@ -200,7 +200,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """One remote address with a port that processes of the tree were connected to.
 
     Attributes:
-        role: `store`, `rank` (a peer of a collective operation), or `internal` (within the tree).
+        role: `store`, or `internal` (within the tree).
         connections: Most connections that were open at a time.
         opened: Connections seen over the whole time. Many short ones cost a handshake each.
         receiving_share: Share of the samples with a connection in which bytes had arrived since the one before.
@@ -219,7 +219,6 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     receiving_share: float
     rtt_s: float | None = None
     retransmits: int = 0
-    name: str | None = None
 
 
 class FileSystem(msgspec.Struct, frozen=True, kw_only=True):
@@ -230,6 +229,7 @@ class FileSystem(msgspec.Struct, frozen=True, kw_only=True):
         place: `local` (block device of this node), `remote`, `fuse`, or `memory`.
         files: Distinct data files that were seen open. Libraries and the program's own code are not counted.
         read_bytes_per_s: From the positions of open files; a lower bound, because short-lived files escape.
+        blocked_share: Share of the time in which the threads that read it were blocked in reads, 0 to 1.
         device: Its block device, with the share of time that the device had requests in flight; None if not local.
     """
 
@@ -300,9 +300,10 @@ class Remedy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Overhead(msgspec.Struct, frozen=True, kw_only=True):
-    """Cost of observing. `share` is (CPU seconds of all observers + pauses) / (observed wall time x cores used or 1).
+    """Cost of observing.
 
     Attributes:
+        wall_s: Start-up and observation.
         cpu_s: CPU seconds of this process's collectors and of the stack sampler, start-up included.
         pause_s: Seconds in which the program was stopped for reading its stacks.
         share: (cpu_s + pause_s) / wall_s: as if the program had one core only.
@@ -323,8 +324,8 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         exit_code: Exit code of the program if it ended; negative for a signal; None if it went on or was attached to.
-        seen_s: Length of the observation.
-        startup_s: Part of it that was left out as start-up (imports, first connections).
+        seen_s: Length of the observation, without the start-up.
+        startup_s: Length of the start-up before it (imports, first connections).
         ended: Whether the program ended within the observation.
         attached: Whether it ran already (--pid).
     """

@@ -49,7 +49,7 @@ def assign(seen: Observation) -> Roles:
     if not consumers:
         consumers = _by_looks(seen, threads, roles)
     distributed = {pid: _rank_of(seen.records[pid], roles) for pid in consumers}
-    endpoints = seen.connections.endpoints(seen.seen_s, {})
+    endpoints = seen.connections.endpoints(seen.seen_s)
     received = sum(one.received_bytes for one in endpoints)
     receiving = sum(one.receiving_share * one.received_bytes for one in endpoints) / received if received else 0.5
     for pid in consumers:

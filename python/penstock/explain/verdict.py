@@ -280,7 +280,7 @@ def _subject(kind: Kind, figures: Figures) -> str | None:
             return f"{system.mount_point} ({system.kind})" if system else None
     if kind.startswith("storage"):
         store = next((one for one in figures.endpoints if one.role == "store"), None)
-        return f"{store.name or store.address}:{store.port}" if store else None
+        return f"{store.address}:{store.port}" if store else None
     return None
 
 

@@ -201,7 +201,7 @@ def _resources(result: Explanation) -> str:
         ],
         (
             [
-                ("head", escape(f"{one.name or one.address}:{one.port}")),
+                ("head", escape(f"{one.address}:{one.port}")),
                 ("", escape(one.role)),
                 ("n", format_bytes(one.received_bytes)),
                 ("n", format_bytes(one.sent_bytes)),
@@ -273,7 +273,7 @@ def _facts(result: Explanation) -> str:
         "process": f"{program.pid}, {'attached to' if program.attached else 'started here'}; {end}",
         "host": program.host,
         "started": program.started,
-        "observed": f"{format_seconds(program.seen_s)}, of which {format_seconds(program.startup_s)} start-up are left out",
+        "observed": f"{format_seconds(program.seen_s)}, after {format_seconds(program.startup_s)} of start-up",
         "cost of observing": (
             f"{overhead.share:.1%} of one core, {overhead.share_of_machine:.1%} of {overhead.cores} cores;"
             f" the program was stopped for {format_seconds(overhead.pause_s)}"

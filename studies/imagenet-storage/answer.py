@@ -36,8 +36,8 @@ def answer(result: StudyResult) -> str:
     measured = result.column("measured")
     if "s3-limit" in measured and "s3-cached" in measured:
         found.append(
-            f"S3 refuses requests and gives {measured['s3-limit'].value:,.0f} images/s; the node cache gives"
-            f" {measured['s3-cached'].value:,.0f} from the second epoch on, and is refused nothing."
+            f"S3 gives {measured['s3-limit'].value:,.0f} images/s ({measured['s3-limit'].note}); the node cache gives"
+            f" {measured['s3-cached'].value:,.0f} in the second epoch ({measured['s3-cached'].note})."
         )
     if "hdfs-2-to-4" in measured:
         found.append(f"Four replicated HDFS data nodes serve {measured['hdfs-2-to-4'].value:.1f} times what two serve.")

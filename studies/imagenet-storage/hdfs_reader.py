@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads records of TFRecord shards in shuffled order for some seconds, as one client of HDFS; prints one JSON line.
 
-Run on a node: hdfs_reader.py URL SEEDS... It waits for the agreed start, so that all clients read at the same time.
+Run on a node: hdfs_reader.py URL SEED START SECONDS. It waits for the agreed start, so that all clients read at the same time.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ ROUTES = {
     "gcp-pd-ssd@2018": ("sync-pd-ssd", "gcs-standard@2026"),
     "gcp-local-ssd@2018": ("sync-local-ssd", "gcs-standard@2026"),
 }
+_REQUEST_BYTES = 8 << 20
 _NAMES = {
     "disk": "the disk's throughput",
     "nic": "the network card",
@@ -52,7 +53,7 @@ def predict_sync(spec: dict[str, Any], disk: str, size_bytes: float, scale: floa
     found = predict_stage(
         nodes=1, wire_bytes=size_bytes, written_bytes=size_bytes, nic_bytes_per_s=spec["node"]["nic_bytes_per_s"] * scale,
         account_bytes_per_s=(tier.rate("read-bytes", "account") or float("inf")) * scale,
-        disk_bytes_per_s=DiskRates.of(disk, scale).bytes_per_s, objects=round(size_bytes / 8388608), requests_per_s=requests * scale,
+        disk_bytes_per_s=DiskRates.of(disk, scale).bytes_per_s, objects=round(size_bytes / _REQUEST_BYTES), requests_per_s=requests * scale,
     )  # fmt: skip
     return found.stage_s, _NAMES[found.limited_by]
 

@@ -189,6 +189,8 @@ def test_object_store_refuses_without_the_cache_and_nothing_from_it(tmp_path):
     assert plain["throttles"] > 0
     assert cached["passes"][1]["requests"] in (0, None)
     assert len(plain["images_per_s"]) == len(cached["images_per_s"]) == 2
+    assert found["object-store"]["measured"]["s3-cached"]["note"].endswith("; 0 requests refused")
+    assert found["object-store"]["claims"][1]["here"] == "0 refusals"
     text = (tmp_path / "out/report.md").read_text()
     assert "~$15 an hour" in text
     assert "Which disk limits which model" in text

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from penstock.bench.rows import End, Row
 from penstock.cli.probe import readable
 from penstock.errors import Unreachable
 from penstock.probe import card as cards
@@ -70,6 +71,14 @@ def test_request_limit_stays_if_the_check_of_one_prefix_does_not_fit(monkeypatch
     monkeypatch.setattr(probe, "_phase", spent)
     assert not probe._prefix_limit(32, Rate(per_s=100.0, error=0.01))
     assert probe.unseen == ["whether the request limit is one per prefix: the budget of 1 USD is reached"]
+
+
+def test_rate_at_one_concurrency_is_no_limit_unless_the_store_refused() -> None:
+    probe, row = _probe(), Row(operation="WRITE", last=End(time_s=3.0), threads=64)
+    probe._add_rate("write-bytes", "account", Rate(per_s=1e6, error=0.01), row, is_reached=None)
+    probe._add_rate("write-requests", "account", Rate(per_s=200, error=0.01, throttled=0.5), row, is_reached=None)
+    assert [one.is_limit for one in probe.limits] == [False, True]
+    assert probe.limits[0].note == "not refused; measured only with 64 in flight"
 
 
 def test_full_memory_folder_leaves_the_card_without_codec_rates(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from penstock.errors import ConfigError, NotFound, PenstockError, Unsupported
 from penstock.ownership import identity_of, remove_made
 from penstock.probe.card import Burst, FoundLimit
 from penstock.probe.estimates import knee, latency_fit, sustained
-from penstock.probe.run import Probe
+from penstock.probe.run import MAX_CLIENT_CPU, MIN_GAIN, Probe
 from penstock.units import format_bytes
 
 if TYPE_CHECKING:
@@ -37,8 +37,6 @@ _SMALL_BYTES = 4096
 _LARGE_BYTES = 1 << 20
 _LATENCY_PER_S = 100.0
 _THREADS = (4, 16, 64)
-_GAIN = 1.1
-_CLIENT_CPU = 0.75
 _MAX_FILES_SEEN = 100_000
 
 
@@ -144,12 +142,16 @@ class DiskProbe(Probe):
         self._sweep("requests", "read-requests", "ios", _SMALL_BYTES, hold=0.15)
 
     def writes(self) -> None:
-        row = self._phase("writes", 1, _SMALL_BYTES, 0.05, phase="write")
+        row = self._phase("writes", 1, _SMALL_BYTES, 0.03, phase="write")
         if fit := latency_fit(row.io_latency):
             self.latency["write"] = fit
+        few = self._phase("writes", 4, _LARGE_BYTES, 0.03, phase="write")
         row = self._phase("writes", 16, _LARGE_BYTES, 0.1, phase="write")
         if found := sustained(row, "bytes"):
-            self._add("write-bytes", found, row, is_reached=True)
+            is_flat = (row.last.bytes_per_s or 0.0) < MIN_GAIN * (few.last.bytes_per_s or 0.0)
+            self._add("write-bytes", found, row, is_reached=is_flat)
+        else:
+            self.missing["writes"] = "the phase was too short for a rate"
 
     def _sweep(self, part: str, what: str, unit: Any, block: int, *, hold: float) -> None:
         """Raise the number of threads until the rate stays, then hold it to see whether it lasts."""
@@ -160,7 +162,7 @@ class DiskProbe(Probe):
             row = self._phase(part, threads, block, 0.04)
             rows.append(row)
             rate = (row.last.bytes_per_s if unit == "bytes" else row.last.ios_per_s) or 0.0
-            is_flat = bool(points) and rate < _GAIN * points[-1][1]
+            is_flat = bool(points) and rate < MIN_GAIN * points[-1][1]
             points.append((threads, rate))
             if is_flat:
                 break
@@ -232,8 +234,8 @@ class DiskProbe(Probe):
 
     def _add(self, what: str, found: Rate, row: Row, *, is_reached: bool) -> None:
         cpu = row.own_cpu or 0.0
-        is_limit = is_reached and cpu <= _CLIENT_CPU
-        if cpu > _CLIENT_CPU:
+        is_limit = is_reached and cpu <= MAX_CLIENT_CPU
+        if cpu > MAX_CLIENT_CPU:
             note = f"this machine's processors were the limit ({cpu:.0%} busy with the probe)"
         else:
             note = "more threads gave no more" if is_reached else "not reached: more threads still gave more"

@@ -20,7 +20,7 @@ from penstock.bench.phases import Hooks
 from penstock.errors import NotFound, Unsupported, redact
 from penstock.probe.card import Burst, FoundLimit
 from penstock.probe.estimates import knee, latency_fit, refused_share, stream_rate, sustained
-from penstock.probe.run import Probe
+from penstock.probe.run import MAX_CLIENT_CPU, MIN_GAIN, Probe
 from penstock.probe.spending import Silent, Spent
 
 if TYPE_CHECKING:
@@ -38,14 +38,10 @@ _WRITE_SMALL_BYTES = 16 << 10
 _WRITE_LARGE_BYTES = 4 << 20
 _STREAMS = (4, 16, 64, 256)
 _REQUESTS = (8, 32, 128, 512)
-# A further step of concurrency that gains less than this has found the limit.
-_GAIN = 1.1
 # Share of refused attempts from which a phase counts as throttled.
 _REFUSED = 0.01
 # The request limit explains a byte rate that reaches this share of the limit times the size of a read.
 _EXPLAINED = 0.8
-# The probe itself is the limit if it keeps this share of its processors busy.
-_CLIENT_CPU = 0.75
 
 
 class ObjectProbe(Probe):
@@ -142,7 +138,7 @@ class ObjectProbe(Probe):
                 break
             rows[count] = row
             rate = row.last.bytes_per_s or 0.0
-            is_flat = rate < _GAIN * points[-1][1] or refused_share(row) > _REFUSED
+            is_flat = rate < MIN_GAIN * points[-1][1] or refused_share(row) > _REFUSED
             points.append((count, rate))
             best = row if rate >= (best.last.bytes_per_s or 0.0) else best
             if is_flat:
@@ -191,7 +187,7 @@ class ObjectProbe(Probe):
             self.unseen.append("a limit per connection: the objects are too small to see it")
             return
         cpu = max(one.own_cpu or 0.0, (four.own_cpu or 0.0) if four else 0.0)
-        if among >= 0.85 * alone and cpu < _CLIENT_CPU:
+        if among >= 0.85 * alone and cpu < MAX_CLIENT_CPU:
             found = sustained(one, "bytes")
             self.limits.append(
                 FoundLimit(
@@ -215,7 +211,7 @@ class ObjectProbe(Probe):
         for count in _REQUESTS:
             row = self._phase("requests", "range", count, self.small_bytes, seconds=0.03, want=10**6, share=0.2)
             rate = row.last.entries_per_s or 0.0
-            is_flat = bool(points) and rate < _GAIN * points[-1][1]
+            is_flat = bool(points) and rate < MIN_GAIN * points[-1][1]
             points.append((count, rate))
             best = row if best is None or rate >= (best.last.entries_per_s or 0.0) else best
             if refused_share(row) > _REFUSED:
@@ -324,13 +320,16 @@ class ObjectProbe(Probe):
                 "writes", "put", 64, _WRITE_SMALL_BYTES, 0.05, 10**6, kind="write", place=folder, share=0.3
             )
             if found := sustained(row, "requests"):
-                self._add_rate("write-requests", "account", found, row, is_reached=refused_share(row) > _REFUSED)
+                self._add_rate("write-requests", "account", found, row, is_reached=None)
+            else:
+                self.missing["writes"] = "too few small objects were written"
             row = self._phase(
                 "writes", "put", 16, _WRITE_LARGE_BYTES, 0.06, 10**6, kind="write", place=folder, share=0.3
             )
             if found := sustained(row, "bytes"):
-                # An upload counts its bytes at its end, so the rate of the whole phase is the better figure.
-                self._add_rate("write-bytes", "account", found, row, is_reached=refused_share(row) > _REFUSED)
+                self._add_rate("write-bytes", "account", found, row, is_reached=None)
+            else:
+                self.missing["writes"] = "too few large objects were written"
         finally:
             clear(folder)
 
@@ -394,15 +393,22 @@ class ObjectProbe(Probe):
         self.add_row(row)
         return row
 
-    def _add_rate(self, what: str, scope: str, found: Rate, row: Row, *, is_reached: bool) -> None:
-        note, is_limit = "", is_reached
+    def _add_rate(self, what: str, scope: str, found: Rate, row: Row, *, is_reached: bool | None) -> None:
+        """Add a limit or a rate.
+
+        Args:
+            is_reached: More concurrency gave no more; None if no other concurrency was measured.
+        """
+        note, is_limit = "", is_reached is True
         cpu = row.own_cpu or 0.0
         if found.throttled > _REFUSED:
             is_limit, note = True, f"the store refused {found.throttled:.0%} of the attempts"
-        elif cpu > _CLIENT_CPU or (self.is_loopback and (row.last.cpu or 0) > 0.85 and cpu > 0.35):
+        elif cpu > MAX_CLIENT_CPU or (self.is_loopback and (row.last.cpu or 0) > 0.85 and cpu > 0.35):
             is_limit, note = False, f"this machine's processors were the limit ({cpu:.0%} busy with the probe)"
         elif what.endswith("bytes") and self.nic_bytes_per_s and found.per_s > 0.85 * self.nic_bytes_per_s:
             is_limit, note = False, "this machine's network interface was the limit"
+        elif is_reached is None:
+            note = f"not refused; measured only with {row.workers} in flight"
         elif not is_reached:
             note = "not reached: more concurrency still gave more"
         else:

@@ -26,10 +26,14 @@ if TYPE_CHECKING:
     from penstock.probe.card import Burst, FoundLimit
     from penstock.probe.estimates import LatencyFit
 
-__all__ = ["MAX_TIME_S", "MIN_TIME_S", "Probe", "Settings"]
+__all__ = ["MAX_CLIENT_CPU", "MAX_TIME_S", "MIN_GAIN", "MIN_TIME_S", "Probe", "Settings"]
 
 MAX_TIME_S = 300.0
 MIN_TIME_S = 5.0
+# A further step of concurrency that gains less than this has found the limit.
+MIN_GAIN = 1.1
+# The probe itself is the limit if it keeps a larger share of its processors busy.
+MAX_CLIENT_CPU = 0.75
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):

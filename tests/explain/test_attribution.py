@@ -300,3 +300,9 @@ def test_remedies_are_sorted_and_each_states_its_arithmetic():
     assert found[0].gain >= found[1].gain > 1
     assert all("limits" in one.gain_source for one in found)
     assert remedies("model", step) == ()
+
+
+@pytest.mark.parametrize(("loaders", "text"), [(0, "use 1 loader instead of none"), (2, "use 3 loaders instead of 2")])
+def test_remedy_for_decoding_counts_the_loaders(loaders, text):
+    step = step_model({"model": 0.4, "decoding": 0.6}, is_overlapped=loaders > 0, loaders=loaders, cores_free=1)
+    assert text in [one.text for one in remedies("decoding", step)]

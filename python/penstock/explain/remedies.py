@@ -25,7 +25,7 @@ _LIBDEFLATE_FACTOR = 6.0
 _IN_FLIGHT_FACTOR = 16.0
 # A local disk or the page cache against a store that limits. An assumption: `penstock bench storage` measures the disk.
 _LOCAL_FACTOR = 20.0
-# Scaled JPEG decoding at half the size needs about a third of the time (docs/guides/formats.md).
+# An assumption: native decoding of images at reduced size against Python's decoding at full size, on one thread.
 _DECODE_FACTOR = 2.0
 
 
@@ -87,54 +87,55 @@ def _priced(step: StepModel, proposal: _Proposal) -> Remedy:
 
 
 _Proposal = tuple[str, "dict[str, float]", "str | None", "bool | None"]
-_STREAM = "for batch in penstock.torch.Loader(penstock.open('{url}').shuffle(seed=1), batch_size=B): ..."
-_STAGE = "penstock stage {url} /local/folder"
+_STREAM = "for batch in penstock.torch.Loader(penstock.open('URL').shuffle(seed=1), batch_size=B): ..."
+_STAGE = "penstock stage URL /local/folder"
 
 
 def _proposals(kind: Kind, step: StepModel) -> Sequence[_Proposal]:
     storage = dict.fromkeys(STORAGE, _IN_FLIGHT_FACTOR)
-    stream, stage = _STREAM.format(url="URL"), _STAGE.format(url="URL")
     workers = max(1, min(round(step.cores_free), 16))
     more = float(step.loaders + workers) / max(1, step.loaders)
+    count = step.loaders + workers
+    more_loaders = f"use {count} loader{'s' if count != 1 else ''} instead of {step.loaders or 'none'}"
     cpu = ("decompression", "decoding", "python_workers")
     table: dict[Kind, list[_Proposal]] = {
         "storage-latency": [
-            ("keep more requests in flight: 32 or more for each process", storage, stream, True),
-            ("stage the data once to a local disk", dict.fromkeys(STORAGE, _LOCAL_FACTOR), stage, None),
+            ("keep more requests in flight: 32 or more for each process", storage, _STREAM, True),
+            ("stage the data once to a local disk", dict.fromkeys(STORAGE, _LOCAL_FACTOR), _STAGE, None),
         ],
         "storage-bandwidth": [
-            ("stage the data once to a local disk, or keep it in the node cache", dict.fromkeys(STORAGE, _LOCAL_FACTOR), stage, None),
-            ("store the data compressed, such as zstd or gzip (factor 3 assumed)", {"transfer": 3.0, "file_read": 3.0}, stream, None),
+            ("stage the data once to a local disk, or keep it in the node cache", dict.fromkeys(STORAGE, _LOCAL_FACTOR), _STAGE, None),
+            ("store the data compressed, such as zstd or gzip (factor 3 assumed)", {"transfer": 3.0, "file_read": 3.0}, _STREAM, None),
         ],
         "storage-throttled": [
-            ("send fewer and larger requests at the rate that the store permits", {"throttle": 1e3}, stream, None),
-            ("stage the data once, and read it locally in each epoch", dict.fromkeys(STORAGE, _LOCAL_FACTOR), stage, None),
+            ("send fewer and larger requests at the rate that the store permits", {"throttle": 1e3}, _STREAM, None),
+            ("stage the data once, and read it locally in each epoch", dict.fromkeys(STORAGE, _LOCAL_FACTOR), _STAGE, None),
         ],
         "storage-metadata": [
             ("list the data once, and pack small files into shards", {"metadata": 100.0}, "penstock index URL --output manifest", None),
-            ("stage the data once to a local disk", {"metadata": 20.0, "file_read": 20.0}, stage, None),
+            ("stage the data once to a local disk", {"metadata": 20.0, "file_read": 20.0}, _STAGE, None),
         ],
         "small-reads": [
-            ("read whole objects or parts of 8 MiB, and cut the records in memory", {"file_read": _IN_FLIGHT_FACTOR}, stream, None),
+            ("read whole objects or parts of 8 MiB, and cut the records in memory", {"file_read": _IN_FLIGHT_FACTOR}, _STREAM, None),
         ],
         "disk": [
-            ("read from the object store with many requests in flight, or use a faster disk (factor 4 assumed)", {"file_read": 4.0, "metadata": 4.0}, stream, None),
-            ("store the data compressed, such as zstd or gzip (factor 3 assumed)", {"file_read": 3.0}, stream, None),
+            ("read from the object store with many requests in flight, or use a faster disk (factor 4 assumed)", {"file_read": 4.0, "metadata": 4.0}, _STREAM, None),
+            ("store the data compressed, such as zstd or gzip (factor 3 assumed)", {"file_read": 3.0}, _STREAM, None),
         ],
         "decompression": [
-            ("decompress with libdeflate in several threads", {"decompression": _LIBDEFLATE_FACTOR * more}, stream, True),
-            (f"use {step.loaders + workers} loaders instead of {max(1, step.loaders)}", dict.fromkeys(cpu, more), None, True),
+            ("decompress with libdeflate in several threads", {"decompression": _LIBDEFLATE_FACTOR * more}, _STREAM, True),
+            (more_loaders, dict.fromkeys(cpu, more), None, True),
         ],
         "decoding": [
-            (f"use {step.loaders + workers} loaders instead of {max(1, step.loaders)}", dict.fromkeys(cpu, more), None, True),
-            ("decode in native threads, images at reduced size", {"decoding": _DECODE_FACTOR * more, "python_workers": 20.0}, stream, True),
+            (more_loaders, dict.fromkeys(cpu, more), None, True),
+            ("decode in native threads, images at reduced size", {"decoding": _DECODE_FACTOR * more, "python_workers": 20.0}, _STREAM, True),
         ],
         "python-workers": [
-            ("pass tensors or NumPy arrays instead of Python objects, or use threads instead of processes", {"python_workers": 20.0}, stream, True),
+            ("pass tensors or NumPy arrays instead of Python objects, or use threads instead of processes", {"python_workers": 20.0}, _STREAM, True),
         ],
         "no-workers": [
             (f"DataLoader(..., num_workers={workers}, persistent_workers=True)", dict.fromkeys((*cpu, *STORAGE), float(workers)), None, True),
-            ("read and decode in native threads, without worker processes", dict.fromkeys((*cpu, *STORAGE), 2.0 * workers), stream, True),
+            ("read and decode in native threads, without worker processes", dict.fromkeys((*cpu, *STORAGE), 2.0 * workers), _STREAM, True),
         ],
         "host-to-device": [
             ("pinned memory and non_blocking=True, so that copies overlap with the step", {"host_to_device": 1e3}, "penstock.torch.Loader(..., device='cuda')", None),

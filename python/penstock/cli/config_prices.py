@@ -29,7 +29,7 @@ def prices() -> None:
 @click.option("--region", help="List only prices of this region.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 def show(pattern: str | None, region: str | None, as_json: bool) -> None:
-    r"""List all prices, or those whose item contains PATTERN, in order of precedence.
+    """List all prices, or those whose item contains PATTERN, in order of precedence.
 
     The user's own prices come first: --prices FILE, otherwise prices.toml in the folder of the user's settings.
 
@@ -37,9 +37,9 @@ def show(pattern: str | None, region: str | None, as_json: bool) -> None:
     Examples:
       penstock config prices show h100
       penstock --prices ours.toml config prices show --region eastus
-    """
+    """  # noqa: D301 - click reads the \b, and not its spelling
     from penstock.errors import NotFound
-    from penstock.price.book import load, own_prices
+    from penstock.price.book import STALE_AFTER_MONTHS, load, own_prices
     from penstock.price.override import own_file
 
     own, today = own_prices(), _today()
@@ -58,12 +58,15 @@ def show(pattern: str | None, region: str | None, as_json: bool) -> None:
         return
     click.echo(f"own prices: {file}" if file else "own prices: none", err=True)
     for row in rows:
-        old = f", {row['age_months']} months old" if row["age_months"] > 12 else ""
+        old = f", {row['age_months']} months old" if row["age_months"] > STALE_AFTER_MONTHS else ""
         mark = "own  " if row["is_own"] else ""
         click.echo(f"{mark}{_amount(row)}  {row['item']}  {row['region']}  ({row['as_of']}{old}; {row['confidence']})")
-    stale = sum(row["age_months"] > 12 for row in rows)
+    stale = sum(row["age_months"] > STALE_AFTER_MONTHS for row in rows)
     if stale:
-        click.echo(f"{stale} of {len(rows)} prices are older than 12 months: check them before you spend", err=True)
+        click.echo(
+            f"{stale} of {len(rows)} prices are older than {STALE_AFTER_MONTHS} months: check them before you spend",
+            err=True,
+        )
 
 
 @prices.command("refresh")
@@ -102,7 +105,7 @@ def refresh(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    r"""Write Azure's current prices of machines, block blobs and egress to your price file.
+    """Write Azure's current prices of machines, block blobs and egress to your price file.
 
     Needs no key. Your own prices in the file stay, and keep their precedence; comments in the file do not. Prices that
     the service does not have are listed, and the bundled ones still hold.
@@ -110,9 +113,9 @@ def refresh(
     \b
     Examples:
       penstock config prices refresh --dry-run
-      penstock config prices refresh --region westeurope --machine Standard_ND96isr_H200_v5
-    """
-    from penstock.errors import ConfigError
+      penstock config prices refresh --machine Standard_ND96isr_H200_v5
+    """  # noqa: D301 - click reads the \b, and not its spelling
+    from penstock.errors import ConfigError, redact
     from penstock.price import azure_retail
     from penstock.price.book import bundled, load, read_prices
     from penstock.price.override import own_file, with_refreshed
@@ -127,7 +130,7 @@ def refresh(
         machines=machines or azure_retail.MACHINES,
         endpoint=endpoint or azure_retail.ENDPOINT,
         timeout_s=timeout,
-        on_query=lambda what: click.echo(what, err=True),
+        on_query=lambda what: click.echo(redact(what), err=True),
         on_wait=lambda seconds: click.echo(f"the service throttles: waiting {seconds:g} s", err=True),
     )
     changes = _changes(found, load())
@@ -168,7 +171,7 @@ def _default() -> Path | None:
 def _plain(price: Price) -> dict[str, Any]:
     import msgspec
 
-    return {"per": 1, "confidence": price.confidence, "currency": price.currency, **msgspec.to_builtins(price)}
+    return msgspec.structs.asdict(price)  # to_builtins would leave out defaults
 
 
 def _amount(row: dict[str, Any]) -> str:

@@ -78,7 +78,7 @@ def command(
     penstock plan spec.toml
     penstock plan spec.toml --nodes 1..64 --output plan.html
     penstock plan spec.toml --region "West Europe" --replicate
-    penstock plan spec.toml --nodes 1..64 --target "20000 images/s" --minimise cost
+    penstock plan spec.toml --nodes 1..64 --target "20000 images/s"
     penstock plan spec.toml --nodes 64 --simulate --replicas 20 --seed 1
     penstock plan --check runs
     """  # noqa: D301 - click reads the \b, and not its spelling

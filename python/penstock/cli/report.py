@@ -53,7 +53,7 @@ def command(
     csv_file: Path | None,
     as_json: bool,
 ) -> None:
-    r"""Create a page of results that can be opened offline. The verdict is computed again from the raw rows.
+    """Create a page of results that can be opened offline. The verdict is computed again from the raw rows.
 
     DIR is a folder that `penstock bench`, `train`, `demo` or `study` wrote, or a folder of elbencho, fio, IOR or mdtest
     results. Several folders are compared on one page: the first is the one that the others are compared with.
@@ -62,7 +62,7 @@ def command(
     Examples:
       penstock report runs/one --output one.html
       penstock report runs/one runs/two runs/three --output compared.html
-    """
+    """  # noqa: D301 - click reads the \b, and not its spelling
     from penstock.errors import ConfigError
 
     if len(paths) > 1:

@@ -270,7 +270,7 @@ def command(
     penstock train cosmoflow --synthetic --steps 50
     penstock train cosmoflow --data s3://cosmo/train/ --compare-synthetic
     penstock train cosmoflow --synthetic --scale ranks=1,2,4 --scaling strong
-    penstock train resnet50 --synthetic --scale ranks=8,16,32 --launcher slurm --ranks-per-node 8
+    penstock train resnet50 --synthetic --scale ranks=8,16 --launcher slurm
 
     Under torchrun or srun this process is the rank that the launcher started, and --ranks is ignored.
     """  # noqa: D301 - click reads the \b, and not its spelling

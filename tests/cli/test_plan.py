@@ -136,7 +136,15 @@ def test_plan_with_spot_states_the_expected_loss(spec):
     spec.write_text(own + '\n[spot]\ninterruptions_per_hour = 0.05\ncheckpoint_every = "15min"\n')
     out = " ".join(invoke(spec).stdout.split())
     assert re.search(r"8xV100 spot is expected to lose .* to interruptions and checkpoints", out)
+    assert out.count("Demand of") == 1  # spot machines ask for the same
     assert "spot" not in invoke(spec, "--no-spot").stdout
+
+
+def test_plan_without_prices_states_the_sensitivity_of_the_fastest_row(spec):
+    spec.write_text(SPEC.replace('price = "22 USD"', ""))
+    out = " ".join(invoke(spec).stdout.split())
+    assert "Sensitivity of the fastest row (no cost is known)" in out
+    assert "cheapest" not in out
 
 
 def test_plan_with_a_probed_store_states_the_range_of_the_epoch(spec):

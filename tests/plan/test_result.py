@@ -24,6 +24,7 @@ from penstock.plan.predict import Money, ScenarioPrediction
 from penstock.plan.result import as_json, make_plan
 from penstock.plan.spec_file import parse
 from penstock.price.book import load
+from tests.plan.test_predict import CARD
 
 TODAY = dt.datetime(2026, 11, 24, tzinfo=dt.UTC)
 BOOK = load()
@@ -123,6 +124,15 @@ def test_plan_states_the_source_of_each_limit_and_which_are_doubtful(document):
     assert any("hot: read-bytes of one account (25.0 GB/s) is not verified" in text for text in result.doubts)
     document["store"][0]["account"] = "50Gbit/s"
     assert not any("read-bytes" in text for text in plan(document).doubts)
+
+
+def test_plan_does_not_doubt_a_request_limit_that_the_file_replaces(document, tmp_path):
+    card = tmp_path / "card.toml"
+    card.write_text(CARD.replace("read-bytes", "read-requests").replace("bytes/s", "requests/s"))
+    document["store"][0] |= {"tier": f"{card}#mine", "account": "50Gbit/s"}
+    assert any("read-requests of one account" in text for text in plan(document).doubts)
+    document["store"][0]["requests"] = 5000
+    assert not any("read-requests" in text for text in plan(document).doubts)
 
 
 def append_some(folder, document):

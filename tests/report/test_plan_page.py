@@ -33,11 +33,20 @@ def test_plan_page_escapes_texts_and_has_every_row_of_a_small_plan():
     assert "older than 12 months" in page
 
 
+def test_plan_page_has_the_break_even_of_each_path_that_stages():
+    result = plan(nodes="40")
+    point = next(each for each in result.break_even if each.path == "gzip pool")
+    page = plan_page(result)
+    assert "Break-even of paths that stage" in page
+    cells = rf'<th scope="row">gzip pool</th><td class="">{point.against}</td><td class="">40 x ND40rs_v2</td>'
+    assert f'{cells}<td class="n">{point.from_epochs:,}</td>' in page
+
+
 def test_plan_page_of_many_rows_is_small_and_says_what_it_leaves_out():
     result = plan(nodes="1..400")
     page = plan_page(result)
     assert len(page) < 3_000_000
-    assert f"{len(result.rows) - MAX_ROWS:,} dominated rows are left out" in page
+    assert f"{len(result.rows) - MAX_ROWS:,} more rows are left out" in page
 
 
 def test_plan_page_without_prices_has_no_frontier_and_lists_what_is_unknown():

@@ -154,7 +154,7 @@ def _more(result: PlanResult, width: int) -> list[str]:
     unit = result.unit
     chosen = next(row.prediction for row in result.rows if row.id == result.sensitivity_of)
     here = (chosen.machine.removesuffix(" spot"), chosen.nodes)
-    for need in (need for need in result.demand if (need.machine.removesuffix(" spot"), need.nodes) == here):
+    for need in (need for need in result.demand if (need.machine, need.nodes) == here):
         add(
             f"Demand of {need.accelerators} accelerators ({need.nodes} x {need.machine}), read as {need.form}: "
             f"{need.samples_per_s:,.0f} {unit}/s, {format_rate(need.bytes_per_s)}, {need.opens_per_s:,.0f} opens/s, "
@@ -174,16 +174,17 @@ def _more(result: PlanResult, width: int) -> list[str]:
         add(
             f"Break-even on {_where_of(never[0])}: never in time, because {never[0].against} has epochs as short ({names})."
         )
+    row_name = "cheapest row" if chosen.money.total is not None else "fastest row (no cost is known)"
     measured = next(row for row in result.rows if row.id == result.sensitivity_of).epoch_range_s
     if measured is not None:
         add(
-            f"Epoch of the cheapest row within the uncertainty of the measured limits: {_time(measured[0])} to "
+            f"Epoch of the {row_name} within the uncertainty of the measured limits: {_time(measured[0])} to "
             f"{_time(measured[1])}."
         )
     felt = [row for row in result.sensitivity if abs(row.time_elasticity) >= 0.005]
     if felt:
         add(
-            "Sensitivity of the cheapest row (duration for -20 % and +20 % of the limit): "
+            f"Sensitivity of the {row_name} (duration for -20 % and +20 % of the limit): "
             + "; ".join(
                 f"{row.limit} {_time(row.time_less_s)} to {_time(row.time_more_s)} ({row.time_elasticity:+.2f})"
                 for row in felt[:4]

@@ -15,6 +15,7 @@ __all__ = ["doubts", "limit_sources"]
 
 _DOUBTFUL = {"unverified": "is not verified", "ours": "has no source, and is an assumption"}
 _MIN_UNCERTAINTY = 0.05
+_REQUESTS = ("read-requests", "requests")
 
 
 def limit_sources(spec: PlanSpec) -> list[str]:
@@ -47,15 +48,11 @@ def doubts(spec: PlanSpec) -> list[str]:
 def _doubts_of(store: Store, name: str) -> list[str]:
     tier = tiers.find(name)
     lines = []
-    given = {
-        ("read-bytes", "account"): store.account_bytes_per_s,
-        ("read-bytes", "connection"): store.connection_bytes_per_s,
-    }
     for limit in tier.limits:
         if limit.what.startswith("write-"):
             continue
-        if given.get((limit.what, limit.scope)) is not None:
-            continue  # the plan file replaces it
+        if _is_replaced(store, limit):
+            continue
         what = f"{store.name}: {limit.what} of one {limit.scope} ({_value(limit)})"
         if limit.confidence in _DOUBTFUL:
             lines.append(f"{what} {_DOUBTFUL[limit.confidence]}")
@@ -68,6 +65,14 @@ def _doubts_of(store: Store, name: str) -> list[str]:
             f"{read.p50_ms:g} ms"
         )
     return lines
+
+
+def _is_replaced(store: Store, limit: tiers.Limit) -> bool:
+    """Whether a key of the plan file replaces a limit of the tier, as in `scenario.limits_of`."""
+    if limit.what in _REQUESTS:
+        return store.requests_per_s is not None
+    key = store.connection_bytes_per_s if limit.scope == "connection" else store.account_bytes_per_s
+    return limit.what == "read-bytes" and key is not None
 
 
 def _value(limit: tiers.Limit) -> str:

@@ -152,9 +152,9 @@ def _refuse_impossible(rows: Sequence[ScenarioPrediction]) -> None:
 
 
 def _demands(found: Sequence[Scenario]) -> list[Demand]:
-    """Demand of each machine, form and number of nodes once: paths of one form ask for the same bytes."""
+    """Demand of each machine, form and number of nodes once: paths of one form, and spot machines, ask for the same."""
     unique: dict[tuple[str, str, int], Demand] = {}
-    for scenario in found:
+    for scenario in (each for each in found if each.spot is None):
         unique.setdefault((scenario.machine, scenario.form, scenario.nodes), demand(scenario))
     return list(unique.values())
 

@@ -183,8 +183,10 @@ def plan_page(result: PlanResult) -> str:
     shown = sorted(result.rows, key=lambda row: (not row.on_frontier, row.prediction.finish_s))[:MAX_ROWS]
     parts.append("<h2>Predictions</h2>" + table(_HEAD, (_row(row, result.currency) for row in shown)))
     if len(result.rows) > len(shown):
-        parts.append(f'<p class="note">{len(result.rows) - len(shown):,} dominated rows are left out here.</p>')
+        parts.append(f'<p class="note">{len(result.rows) - len(shown):,} more rows are left out here.</p>')
     parts.append("<h2>Demand of accelerators that never wait</h2>" + _demand(result))
+    if result.break_even:
+        parts.append("<h2>Break-even of paths that stage</h2>" + _break_even(result))
     if result.unknown:
         missing = "".join(f"<li>{escape(text)}</li>" for text in result.unknown)
         parts.append(f"<h2>Unknown prices</h2><ul>{missing}</ul>")
@@ -198,6 +200,29 @@ def plan_page(result: PlanResult) -> str:
         f'<p class="note">Predictions {escape(result.id)}.*, made {escape(result.created)}; plan file {escape(result.spec_hash)}.</p>'
     )
     return document(f"Plan: {result.name}", parts, charts)
+
+
+def _break_even(result: PlanResult) -> str:
+    head = [
+        ("", "path"),
+        ("", "against"),
+        ("", "nodes"),
+        ("n", "ends first from (epochs)"),
+        ("n", "costs less from (epochs)"),
+    ]
+    return table(
+        head,
+        (
+            [
+                ("head", escape(point.path)),
+                ("", escape(point.against)),
+                ("", escape(f"{point.nodes} x {point.machine}")),
+                ("n", "never" if point.from_epochs is None else f"{point.from_epochs:,}"),
+                ("n", "never or unknown" if point.from_epochs_money is None else f"{point.from_epochs_money:,}"),
+            ]
+            for point in result.break_even[:MAX_ROWS]
+        ),
+    )
 
 
 def _demand(result: PlanResult) -> str:

@@ -99,10 +99,6 @@ class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
         """Whole months since `as_of`; 0 if `as_of` is in the future."""
         return age_months(self.as_of, today)
 
-    def is_stale(self, today: dt.date) -> bool:
-        """Whether the price is older than 12 months."""
-        return self.age_months(today) > STALE_AFTER_MONTHS
-
     def holds_in(self, region: str) -> bool:
         """Whether `region` is exactly one of the price's regions. Case, spaces and hyphens do not matter."""
         return _plain(region) in {_plain(name) for name in self.region.split(",")}
@@ -261,17 +257,11 @@ def age_months(as_of: str, today: dt.date) -> int:
 
 def to_toml(prices: Iterable[Price], comment: str = "") -> str:
     """Format prices as the text of a price book, with a comment above them."""
-    head = "".join(f"# {line}\n" for line in comment.splitlines())
-    book = {"schema_version": SCHEMA_VERSION, "price": [msgspec.to_builtins(price) for price in prices]}
-    return head + _toml(book)
-
-
-def _toml(book: dict[str, object]) -> str:
-    rows = book["price"]
-    assert isinstance(rows, list)
-    lines = [f"schema_version = {book['schema_version']}"]
-    for row in rows:
-        lines += ["", "[[price]]", *(f"{key} = {_value(value)}" for key, value in row.items())]
+    lines = [f"# {line}" for line in comment.splitlines()]
+    lines.append(f"schema_version = {SCHEMA_VERSION}")
+    for price in prices:
+        plain: dict[str, object] = msgspec.to_builtins(price)
+        lines += ["", "[[price]]", *(f"{key} = {_value(value)}" for key, value in plain.items())]
     return "\n".join(lines) + "\n"
 
 

@@ -168,6 +168,16 @@ def test_doctor_missing_bucket_or_prefix_is_named(store: Any) -> None:
     assert found["read"].state == "skip"
 
 
+def test_doctor_of_a_signed_url_prints_no_signature(run_cli: Callable[..., Any], planted: _Server) -> None:
+    url = f"http://127.0.0.1:{planted.server_port}/big.bin?sv=1&sig=hunter2"
+    for options in ((), ("--json",)):
+        ran = run_cli("doctor", url, *options)
+        assert ran.code == 3
+        assert "signed URLs are not supported" in ran.out
+        assert "correct the URL" in ran.out
+        assert "hunter2" not in ran.out + ran.err
+
+
 def test_doctor_closed_port_fails_tcp_and_skips_the_rest(store: Any) -> None:
     found = _doctor(store.url, {**store.env, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{free_port()}"})
     assert found["tcp"].state == "fail"

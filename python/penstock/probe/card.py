@@ -43,6 +43,7 @@ class FoundLimit(msgspec.Struct, frozen=True, kw_only=True):
     """A limit that the probe reached, or the highest rate that it reached without finding the limit.
 
     Attributes:
+        what, scope: As in `tiers.Limit`.
         value: Bytes or requests per second.
         uncertainty: Half the width of the 95 % interval, as a share of the value.
         is_limit: False if the probe, its machine or its network was the limit: the store allows at least this rate.
@@ -59,7 +60,12 @@ class FoundLimit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Burst(msgspec.Struct, frozen=True, kw_only=True):
-    """Units that passed above a limit before it applied, and the share that came back after a pause."""
+    """Requests or bytes that passed above a limit before it applied.
+
+    Attributes:
+        error: Half the width of the 95 % interval, in the same units.
+        regained: Units that passed again after a pause of `pause_s`; None if no pause was measured.
+    """
 
     what: str
     units: float

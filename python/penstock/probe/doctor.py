@@ -63,10 +63,9 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _TcpInfo(msgspec.Struct, frozen=True):
-    """Fields of the kernel's `struct tcp_info` (linux/tcp.h) that concern packet sizes."""
+    """Fields of the kernel's `struct tcp_info` (linux/tcp.h): segment size and path MTU in bytes, and round-trip time."""
 
     send_mss: int
-    receive_mss: int
     path_mtu: int
     rtt_s: float
 
@@ -488,7 +487,7 @@ class Doctor:
             return f"ask for the permission to {what} objects, and check the credentials above"
         if isinstance(error, TimeoutError | ConnectionError):
             return "try again; if it persists, check the proxy and the firewall"
-        return "see the message"
+        return "correct the URL or the variable in the message" if isinstance(error, ConfigError) else ""
 
     # --- paths ---
 
@@ -565,4 +564,4 @@ def _tcp_info(connection: socket.socket) -> _TcpInfo | None:
         fields = struct.unpack("=24I", raw[8:104])
     except (OSError, struct.error, AttributeError):
         return None
-    return _TcpInfo(send_mss=fields[2], receive_mss=fields[3], path_mtu=fields[13], rtt_s=fields[15] / 1e6)
+    return _TcpInfo(send_mss=fields[2], path_mtu=fields[13], rtt_s=fields[15] / 1e6)

@@ -48,7 +48,6 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
         error: Half the width of the 95 % interval, as a share of the rate.
         burst: Units that passed above the sustained rate at the start; 0 if there was no burst.
         burst_error: Half the width of the 95 % interval of `burst`, in units.
-        from_s: Start of the part of the phase that the rate is computed from.
         throttled: Share of the attempts that the store refused with 429 or 503.
     """
 
@@ -56,7 +55,6 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
     error: float
     burst: float = 0.0
     burst_error: float = 0.0
-    from_s: float = 0.0
     throttled: float = 0.0
 
 
@@ -166,7 +164,6 @@ def sustained(row: Row, what: Literal["bytes", "requests", "ios"], *, delay_s: f
         error=error,
         burst=burst if is_seen else 0.0,
         burst_error=burst_error if is_seen else 0.0,
-        from_s=tail[0][0],
         throttled=refused_share(row),
     )
 

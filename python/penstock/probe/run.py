@@ -46,6 +46,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         writes: Measure writes, to a new folder that is removed at the end.
         cpu: Measure inflating and decoding on this machine.
         workload: Measure the step time of a workload: `NAME` or `NAME:ACCELERATOR` (`cosmoflow:v100`).
+        name: Name of the tier in the card; by default from the URL.
+        seed: Seed of the order of the reads.
     """
 
     time_s: float = 120.0

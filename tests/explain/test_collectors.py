@@ -301,3 +301,10 @@ def test_blocked_share_of_a_file_system_counts_the_threads_that_read_it():
     seen = SimpleNamespace(records={7: record}, disks_before={}, disks_after={}, seen_s=10.0)
     (found,) = _file_systems(seen)
     assert (found.mount_point, found.blocked_share) == ("/data", pytest.approx(0.6))
+
+
+def test_cpu_share_of_a_thread_that_was_read_once_is_unknown():
+    one = ThreadRecord(7, "reader", times=[(1.0, 5, 0)])
+    assert one.cpu_share() is None
+    one.times.append((2.0, 5 + 300_000_000, 200_000_000))
+    assert one.cpu_share() == pytest.approx(0.5)

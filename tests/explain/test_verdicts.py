@@ -42,4 +42,4 @@ def test_explain_names_the_planted_limit(name, tmp_path):
     assert result.verdict.kind in case.kinds, seen
     assert result.verdict.sentence
     assert sum(one.critical for one in result.shares) == pytest.approx(1, abs=0.02)
-    assert bool(result.remedies) == (result.verdict.kind not in ("healthy", "model")) or case.name == "slow_model"
+    assert bool(result.remedies) == (result.verdict.kind not in ("healthy", "model"))

@@ -149,7 +149,7 @@ def correct(thread: ThreadTime, looks: int, calls: Mapping[tuple[str, str], int]
     Args:
         looks: How often its state was looked at.
         calls: Blocked calls with the kind of their descriptor, and how often each was seen.
-        cpu_share: Share of the time on a core or ready for one.
+        cpu_share: Share of the time on a core or ready for one; None if unknown.
     """
     thread.cpu_share = cpu_share
     if looks < _MIN_LOOKS or thread.total <= 0:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Utilisation and PCIe traffic of NVIDIA GPUs by NVML, through ctypes. Experimental: it was not tested on a GPU.
+"""Utilisation of NVIDIA GPUs by NVML, through ctypes. Experimental: it was not tested on a GPU.
 
 Function names and structures: nvml.h of CUDA 13.
 """
@@ -11,8 +11,6 @@ from contextlib import suppress
 
 __all__ = ["GpuMonitor"]
 
-_PCIE_RX = 1
-
 
 class _Utilization(ctypes.Structure):
     _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
@@ -23,7 +21,6 @@ class GpuMonitor:
 
     def __init__(self) -> None:
         self.utilization: list[list[float]] = []
-        self.pcie_bytes_per_s: list[list[float]] = []
         self._library: ctypes.CDLL | None = None
         self._handles: list[ctypes.c_void_p] = []
         with suppress(OSError, AttributeError):
@@ -41,7 +38,6 @@ class GpuMonitor:
             if library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle)) == 0:
                 self._handles.append(handle)
                 self.utilization.append([])
-                self.pcie_bytes_per_s.append([])
 
     @property
     def count(self) -> int:
@@ -49,16 +45,13 @@ class GpuMonitor:
         return len(self._handles)
 
     def read(self) -> None:
-        """Read the share of the last period in which a kernel ran, and the bytes received over PCIe."""
+        """Read the share of the last period in which a kernel ran."""
         if self._library is None:
             return
         for index, handle in enumerate(self._handles):
             found = _Utilization()
             if self._library.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(found)) == 0:
                 self.utilization[index].append(found.gpu / 100)
-            kib_per_s = ctypes.c_uint()
-            if self._library.nvmlDeviceGetPcieThroughput(handle, ctypes.c_uint(_PCIE_RX), ctypes.byref(kib_per_s)) == 0:
-                self.pcie_bytes_per_s[index].append(kib_per_s.value * 1024.0)
 
     def mean_utilization(self) -> float | None:
         """Mean over the GPUs that were used; None without one."""

@@ -42,11 +42,9 @@ class Snapshot:
 
     at_s: float
     cpu_ticks: int
-    block_delay_ticks: int
     read_chars: int
     read_calls: int
     read_bytes: int
-    write_bytes: int
 
 
 @dataclass(slots=True)
@@ -57,14 +55,16 @@ class ThreadRecord:
     comm: str
     times: list[tuple[float, int, int]] = field(default_factory=list)
     looks: int = 0
-    states: Counter[str] = field(default_factory=Counter)
     calls: Counter[tuple[str, str]] = field(default_factory=Counter)
 
-    def cpu_share(self, since_s: float = 0.0) -> float:
-        """Share of the time on a core or ready for one. The latter makes it independent of other load."""
+    def cpu_share(self, since_s: float = 0.0) -> float | None:
+        """Share of the time on a core or ready for one. The latter makes it independent of other load.
+
+        None without two readings.
+        """
         spans = [one for one in self.times if one[0] >= since_s]
         if len(spans) < 2 or spans[-1][0] <= spans[0][0]:
-            return 0.0
+            return None
         (first_s, run, wait), (last_s, run_after, wait_after) = spans[0], spans[-1]
         return min(1.0, (run_after - run + wait_after - wait) / 1e9 / (last_s - first_s))
 
@@ -95,7 +95,6 @@ class ProcessRecord:
     inodes: set[int] = field(default_factory=set)
     descriptors: dict[int, str] = field(default_factory=dict)
     mounts: list[Mount] = field(default_factory=list)
-    user: int | None = None
     network_namespace: str = ""
     environment: str = ""
     has_ended: bool = False
@@ -178,11 +177,9 @@ class ProcessTree:
             Snapshot(
                 at_s=now_s,
                 cpu_ticks=stat.user_ticks + stat.system_ticks,
-                block_delay_ticks=stat.block_delay_ticks,
                 read_chars=io.get("rchar", 0),
                 read_calls=io.get("syscr", 0),
                 read_bytes=io.get("read_bytes", 0),
-                write_bytes=io.get("write_bytes", 0),
             )
         )
         with suppress(OSError):
@@ -193,8 +190,6 @@ class ProcessTree:
         pid = record.pid
         arguments = (read_text(f"/proc/{pid}/cmdline") or "").rstrip("\0").split("\0")
         record.command = " ".join(redact_arguments(arguments)).strip() or record.command
-        with suppress(OSError):
-            record.user = os.stat(f"/proc/{pid}").st_uid
         with suppress(OSError):
             record.network_namespace = os.readlink(f"/proc/{pid}/ns/net")
         exe = ""
@@ -263,7 +258,6 @@ class ProcessTree:
             return
         state = text[text.rfind(")") + 2 : text.rfind(")") + 3]
         thread.looks += 1
-        thread.states[state] += 1
         if state not in ("S", "D"):
             return
         text = read_text(f"/proc/{record.pid}/task/{thread.tid}/syscall")

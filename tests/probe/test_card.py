@@ -115,7 +115,7 @@ def test_card_of_a_newer_build_or_another_file_is_refused(tmp_path: Path) -> Non
         read(tmp_path)
     import msgspec
 
-    newer = msgspec.to_builtins(_card()) | {"schema_version": 99}
+    newer = msgspec.to_builtins(_card()) | {"schema_version": 99, "limits": {"of another": "type"}}
     (tmp_path / "card.json").write_bytes(msgspec.json.encode(newer))
     with pytest.raises(Corrupt, match="schema version 99"):
         read(tmp_path)

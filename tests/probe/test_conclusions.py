@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from penstock.bench.phases import Hooks
 from penstock.bench.rows import End, Row
 from penstock.cli.probe import readable
 from penstock.errors import Unreachable
@@ -18,6 +19,7 @@ from penstock.probe import card as cards
 from penstock.probe import codec_rates
 from penstock.probe.card import FoundLimit
 from penstock.probe.estimates import Rate
+from penstock.probe.files import DiskProbe
 from penstock.probe.objects import ObjectProbe
 from penstock.probe.run import Settings
 from penstock.probe.spending import Meter, Spent, prices_of
@@ -129,6 +131,23 @@ def test_card_of_a_url_with_credentials_contains_none(url: str, tmp_path: Path) 
     assert len(texts) == 4
     assert not any("hunter2" in text for text in texts)
     assert "host" in card.name
+
+
+def test_interrupted_disk_probe_counts_the_reads_of_the_phase(tmp_path: Path) -> None:
+    (tmp_path / "data.bin").write_bytes(b"x" * (16 << 20))
+    prices = prices_of(str(tmp_path), is_custom_endpoint=True, same_region=False, tier="none")
+    meter = Meter(prices, budget_usd=1.0, max_bytes=10**9, time_s=30.0)
+
+    def look(_phase: str, _workers: int, seen: tuple[int, int, int]) -> None:
+        if seen[0] >= 5:
+            raise KeyboardInterrupt
+
+    probe = DiskProbe(str(tmp_path), Settings(time_s=30.0, cpu=False), meter, hooks=Hooks(look=look))
+    with pytest.raises(KeyboardInterrupt):
+        probe.run()
+    spent = probe.card().spent
+    assert spent["read_requests"] >= 5
+    assert spent["bytes_read"] == 4096 * spent["read_requests"]
 
 
 def test_probe_command_refuses_zero_bytes(run_cli: Callable[..., Any]) -> None:

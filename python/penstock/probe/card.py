@@ -227,6 +227,10 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class _Head(msgspec.Struct, frozen=True):
+    schema_version: int
+
+
 def tier_name(url: str) -> str:
     """A name for the card of a URL: letters, digits and dashes of its host or bucket and the last part of its path."""
     shown = redact(url)  # before its scheme is removed, which the patterns of `redact` need
@@ -299,16 +303,19 @@ def read(path: Path) -> Card:
     """
     file = path / "card.json" if path.is_dir() else path
     try:
-        card = msgspec.json.decode(file.read_bytes(), type=Card)
+        raw = file.read_bytes()
+        # The version first, because other fields of a newer card may not fit.
+        version = msgspec.json.decode(raw, type=_Head).schema_version
+        card = msgspec.json.decode(raw, type=Card) if version <= SCHEMA_VERSION else None
     except FileNotFoundError:
         raise NotFound(f"{file} does not exist", where=str(file)) from None
     except OSError as error:
         raise SystemFault(f"{file} cannot be read: {error.strerror}", where=str(file)) from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Corrupt(f"{file} is not a card of a probe: {error}", where=str(file)) from None
-    if card.schema_version > SCHEMA_VERSION:
+    if card is None:
         raise Corrupt(
-            f"{file} has schema version {card.schema_version}, but this build reads up to {SCHEMA_VERSION}",
+            f"{file} has schema version {version}, but this build reads up to {SCHEMA_VERSION}",
             where=str(file),
             hint="update penstock",
         )

@@ -95,7 +95,7 @@ def _passes(probe: Probe, folder: Path, count: int, stored: int) -> CpuRates:
             sums = {name: value + facts[name] for name, value in sums.items()}
         if epoch > 0 and time.monotonic() > until:
             break
-        probe.hooks.look("cpu", threads, (samples, 0, int(sums["bytes_in"])))
+        probe.hooks.look("cpu", threads, (samples, int(sums["bytes_in"]), 0))
 
     def rate(what: str, busy: str) -> float | None:
         return sums[what] / sums[busy] if sums[busy] > 0 else None

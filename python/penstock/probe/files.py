@@ -28,6 +28,7 @@ from penstock.units import format_bytes
 if TYPE_CHECKING:
     from penstock.bench.rows import Row
     from penstock.probe.estimates import Rate
+    from penstock.probe.spending import Kind
 
 __all__ = ["DiskProbe"]
 
@@ -105,7 +106,7 @@ class DiskProbe(Probe):
             block = os.urandom(1 << 20)
             for _ in range(_SCRATCH_BYTES >> 20):
                 out.write(block)
-                self.hooks.look("scratch", 1, (0, 0, out.tell()))
+                self.hooks.look("scratch", 1, (0, out.tell(), 0))
             out.flush()
             os.fsync(out.fileno())
         self.meter.count("write", 1, _SCRATCH_BYTES)
@@ -215,14 +216,26 @@ class DiskProbe(Probe):
             overwrite_device=phase == "write",
         )
         point = Point(threads=threads, file_size_bytes=0, block_size_bytes=block)
+        kind: Kind = "read" if phase == "read" else "write"
+        done = (0, 0, 0)
+
+        def look(name: str, workers: int, seen: tuple[int, int, int]) -> None:
+            nonlocal done
+            done = seen
+            _files, reads, moved = seen
+            self.hooks.look(name, workers, (reads, moved, 0))
+
         try:
-            row = storage.run(self.file, bench, (point,), Hooks(look=self.hooks.look))[0]
+            row = storage.run(self.file, bench, (point,), Hooks(look=look))[0]
+        except KeyboardInterrupt:
+            meter.count(kind, done[1], done[2])
+            raise
         except PenstockError as error:
             if isinstance(error, ConfigError | Unsupported) and self.direct:
                 raise Unsupported(f"{self.file} cannot be read past the page cache: {error}") from error
             raise
         moved = int(row.last.bytes or 0)
-        meter.count("read" if phase == "read" else "write", int(row.last.ios or 0), moved)
+        meter.count(kind, int(row.last.ios or 0), moved)
         self.cache = f"{row.cache.state}: {row.cache.how}"
         if row.cache.state in ("warm", "unknown"):
             self.unseen.append(

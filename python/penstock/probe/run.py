@@ -75,6 +75,7 @@ class Probe(ABC):
 
     Args:
         url: URL or path as the user gave it.
+        hooks: `look` gets the numbers of requests (reads and writes of a disk), of bytes, and of refused attempts.
         is_loopback: The store is on this machine, and shares its processors.
         say: Called with messages for the user.
     """

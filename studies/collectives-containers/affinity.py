@@ -28,13 +28,10 @@ def run(context: Context) -> PartResult:
         # Its command reads in.lj in the working folder; the input is that of the preset, at the size of this run.
         folder = context.scratch / "lammps"
         prepare("lammps-lj", (), folder, env.read())
-        text = (
-            (folder / "in.lj-melt")
-            .read_text()
-            .replace("variable        size index 1", f"variable        size index {context.size['lammps_size']}")
+        (folder / "in.lj-melt").rename(folder / "in.lj")
+        spec = msgspec.structs.replace(
+            spec, cwd=str(folder), repeats=max(2, context.size["repeats"] // 2), size=context.size["lammps_size"]
         )
-        (folder / "in.lj").write_text(text)
-        spec = msgspec.structs.replace(spec, cwd=str(folder), repeats=max(2, context.size["repeats"] // 2))
     summary = run_sweep(spec, context.progress)
     rows = overhead_rows(summary, name)
     failed = [cell for variant in summary.variants for cell in variant.cells if cell.error]

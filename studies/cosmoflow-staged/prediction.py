@@ -123,7 +123,7 @@ def _stage(wire_bytes: float, limits: Mapping[str, Any], share: float | None = N
     return predict_stage(
         nodes=JOB.nodes, wire_bytes=wire_bytes, written_bytes=RAW_BYTES, nic_bytes_per_s=card,
         account_bytes_per_s=limits["account_bytes_per_s"], disk_bytes_per_s=limits["pool_bytes_per_s"],
-        objects=JOB.samples + JOB.held_out, requests_per_s=20_000.0,
+        objects=JOB.samples + JOB.held_out, requests_per_s=find("azure-hot@2021").rate("requests", "account") or math.inf,
     )  # fmt: skip
 
 

@@ -3,15 +3,12 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from penstock.bench.loop_disk import LoopDisk, Rate
 from penstock.cluster import Cluster, raise_for_failures
-from penstock.errors import Denied, Unsupported
 from penstock.launchers.netns_hosts import Hosts
 
 if TYPE_CHECKING:
@@ -19,25 +16,7 @@ if TYPE_CHECKING:
 
     from penstock.study.run import Context
 
-__all__ = ["refuse_impossible", "rehearsed"]
-
-
-def refuse_impossible(engine: str) -> None:
-    """Raise if this machine cannot rehearse the pool.
-
-    Raises:
-        Denied: Not root.
-        Unsupported: A program of the pool is not installed.
-    """
-    if os.geteuid() != 0:
-        raise Denied("the rehearsal of a pool requires root", hint="run as root, or use --launcher to select nodes")
-    needed = {"moosefs": ("mfsmaster", "mfschunkserver", "mfsmount", "mfscli")}.get(engine, ())
-    missing = [name for name in (*needed, "ip", "nsenter", "tc") if shutil.which(name) is None]
-    if missing:
-        raise Unsupported(
-            f"{', '.join(missing)} is not installed",
-            hint="Debian: moosefs-master moosefs-chunkserver moosefs-client moosefs-cli iproute2",
-        )
+__all__ = ["rehearsed"]
 
 
 @contextmanager

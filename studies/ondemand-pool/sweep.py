@@ -26,7 +26,7 @@ from penstock.protocols import PoolSpec
 from penstock.study.result import Chart, Claim, Line, PartResult, Table, Text, Value
 from penstock.units import format_bytes
 
-from .hosts import refuse_impossible, rehearsed
+from .hosts import rehearsed
 from .prediction import pool_bytes_per_s
 
 if TYPE_CHECKING:
@@ -97,7 +97,6 @@ def _nodes(context: Context) -> Iterator[tuple[Cluster, str]]:
         with context.open_cluster() as cluster:
             yield cluster, size["disk"]
         return
-    refuse_impossible(size["engine"])
     context.progress(f"creating {size['hosts']} hosts with disks and links at F = {size['F']:g}")
     rates = (limits["nvme_bytes_per_s"] * size["F"], limits["fabric_bytes_per_s"] * size["F"])
     with rehearsed(context, *rates) as found:

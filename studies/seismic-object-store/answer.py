@@ -18,9 +18,10 @@ def answer(result: StudyResult) -> str:
     if "cost-hot-blob-1" in predicted:
         share = predicted["cost-hot-blob-1"].value / inverted["cost-netapp-standard-1"].value
         many = predicted["cost-hot-blob-40"].value / inverted["cost-netapp-ultra-40"].value
+        compute = predicted["cost-hot-blob-1"].value / inverted["cost-compute-1"].value
         texts.append(
-            f"Yes: blob storage costs {share:.1%} of NetApp Files for one run and {many:.0%} for 40 runs, and less than"
-            " 1 % of the compute"
+            f"Yes: blob storage costs {share:.1%} of NetApp Files for one run and {many:.0%} for 40 runs, and"
+            f" {compute:.2%} of the compute"
         )
     shots = result.part("shots")
     if shots is not None and shots.data:

@@ -84,6 +84,17 @@ def test_full_size_without_a_cluster_is_one_error(run_cli, tmp_path):
     assert "--launcher" in done.err
 
 
+def test_rehearsal_without_its_programs_is_skipped_with_the_reason(run_cli, tmp_path):
+    done = run_cli(
+        "study", "run", "ondemand-pool", "--size", "tiny", "-o", tmp_path / "out", env={"PATH": str(tmp_path)}
+    )
+    assert done.code == 0, done.err
+    computed, skipped = json.loads((tmp_path / "out/results.json").read_text())["parts"]
+    assert computed["result"]["predicted"]["read-large"]["value"] == pytest.approx(12.0)
+    assert "the program mfsmaster" in skipped["skipped"]
+    assert "sweep: it needs" in (tmp_path / "out/report.md").read_text()
+
+
 @pytest.mark.needs_root
 @pytest.mark.needs_pool
 @pytest.mark.slow

@@ -100,11 +100,16 @@ def load_module(study: Study, name: str) -> ModuleType:
     return importlib.import_module(f"{package}.{module}")
 
 
-def lacks(part: Part) -> list[str]:
-    """Return what this machine lacks for a part, such as "root" or "the program mfsmaster"; empty if nothing."""
+def lacks(part: Part, size: str) -> list[str]:
+    """Return what this machine lacks for a part, such as "root" or "the program mfsmaster"; empty if nothing.
+
+    A part that runs on other nodes at this size needs nothing here.
+    """
     import importlib.util
     import shutil
 
+    if part.cluster and size == "full":
+        return []
     missing = ["root"] if part.root and os.geteuid() != 0 else []
     missing += [f"the program {name}" for name in part.programs if shutil.which(name) is None]
     return missing + [f"the Python module {name}" for name in part.packages if importlib.util.find_spec(name) is None]
@@ -121,7 +126,7 @@ def run_study(study: Study, given: StudyRun, progress: Callable[[str], None]) ->
         PenstockError: A part failed.
     """
     parts = study.chosen(given.only, given.size)
-    missing = {part.name: lacks(part) for part in parts}
+    missing = {part.name: lacks(part, given.size) for part in parts}
     if parts and all(missing.values()):
         reasons = "; ".join(f"{name}: {', '.join(found)}" for name, found in missing.items())
         raise Unsupported(

@@ -34,7 +34,7 @@ def command(studies: Path | None, as_json: bool) -> None:
             {
                 "name": study.name, "letter": study.about.letter, "title": study.about.title,
                 "question": study.about.question, "publication": study.about.publication, "sizes": list(study.sizes),
-                "parts": [{"name": part.name, "what": part.what, "duration": part.duration, "lacks": lacks(part)} for part in study.parts],
+                "parts": [{"name": part.name, "what": part.what, "duration": part.duration, "lacks": lacks(part, "small")} for part in study.parts],
                 "folder": str(study.folder),
             }
             for study in found
@@ -46,5 +46,5 @@ def command(studies: Path | None, as_json: bool) -> None:
         click.echo(f"   {study.about.question}")
         click.echo(f"   {study.about.publication}; sizes {', '.join(study.sizes)}")
         for part in study.parts:
-            missing = lacks(part)
+            missing = lacks(part, "small")
             click.echo(f"   - {part.name}: {part.what}" + (f" (missing here: {', '.join(missing)})" if missing else ""))

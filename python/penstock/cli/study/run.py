@@ -123,7 +123,7 @@ def _show_plan(study: Study, parts: tuple[Part, ...], size: str, out: Path, *, a
         {
             "name": part.name, "what": part.what, "duration": part.duration.get(size, ""),
             "needs": part.full if size == "full" else "",
-            "nodes": size == "full" and part.cluster, "lacks": lacks(part),
+            "nodes": size == "full" and part.cluster, "lacks": lacks(part, size),
         }
         for part in parts
     ]  # fmt: skip

@@ -46,8 +46,8 @@ def readable(summary: dict[str, Any]) -> str:
         lines.append(f"  requests {usd(money['requests_usd'])} in all ({money['tier']}, {how})")
         if money["egress_usd"] is not None:
             lines.append(f"  egress $0.00 inside the cloud; {usd(money['egress_usd'])} if the nodes are outside it")
-        lines += [f"  {price}" for price in money["prices"]]
-        lines += _wrapped(money["dates"])
+        for text in (*money["prices"], money["dates"]):
+            lines += _wrapped(text)
     return "\n".join(lines)
 
 

@@ -282,8 +282,9 @@ class ObjectProbe(Probe):
         self.pause(self.pause_s)
         count = max(8, count // len(folders))
         try:
+            # Long enough for a time at the limit after the allowance that the pause has given back.
             row = self._phase(
-                "requests", "range", count, self.small_bytes, seconds=0.06, want=10**6, keys=keys, share=0.5
+                "requests", "range", count, self.small_bytes, seconds=0.15, want=10**6, keys=keys, share=0.5
             )
         except Spent as why:  # the limit over all prefixes is measured already, and stays in the card
             self.unseen.append(f"whether the request limit is one per prefix: {why}")

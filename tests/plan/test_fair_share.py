@@ -49,7 +49,7 @@ def test_fair_rates_are_max_min(case):
         elif bound == OWN_CAP:
             assert rate == pytest.approx(one.cap)
         else:
-            # The limit is full, and nobody at it is faster.
+            # The limit is full, and none of its users is faster.
             assert _used(classes, rates, bound) == pytest.approx(capacities[bound], rel=1e-6)
             sharing = [
                 other_rate

@@ -119,7 +119,7 @@ def _compared(paths: tuple[Path, ...]) -> Results:
 
 
 def _short_names(paths: tuple[Path, ...]) -> list[str]:
-    """The shortest ends of the paths that tell all of them apart."""
+    """The shortest endings of the paths that are all different."""
     parts = [path.absolute().parts for path in paths]
     longest = max(map(len, parts))
     for count in range(1, longest + 1):

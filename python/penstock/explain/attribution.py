@@ -53,7 +53,7 @@ _PASSIVE = ("futex", "poll", "ppoll", "epoll_wait", "epoll_pwait", "select", "ps
 _MIN_LOOKS = 15
 # Threads of a pipeline are grouped by what they do. The power makes the busiest group decide, and close ones share.
 _SHARPNESS = 4
-# Difference of two shares that cannot be told from the noise of sampling.
+# Difference of two shares that may be sampling noise.
 _NOISE = 0.05
 
 

@@ -146,7 +146,7 @@ class Machine(_Section, frozen=True):
     reference: str | None = None
 
     def variants(self) -> list[tuple[Machine, int]]:
-        """One machine for each number of accelerators, with that number. Several are told apart by their names."""
+        """One machine for each number of accelerators. If there are several, their names contain the number."""
         if isinstance(self.accelerators, int):
             return [(self, self.accelerators)]
         return [

@@ -163,7 +163,7 @@ def _evidence_row(one: Evidence) -> list[Cell]:
 
 
 def _section(title: str, head: Sequence[Cell], rows: Iterable[list[Cell]]) -> str:
-    """A heading with a table; nothing if there are no rows. Long tables are cut, and say so."""
+    """A heading with a table; nothing if there are no rows. Long tables are cut, with a note."""
     every = list(rows)
     if not every:
         return ""

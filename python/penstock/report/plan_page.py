@@ -18,7 +18,7 @@ __all__ = ["plan_charts", "plan_page"]
 
 # Rows of the large table. The JSON document and the log have all of them.
 MAX_ROWS = 400
-_PALETTE = 5  # colours of page.css; the shape tells paths of one colour apart
+_PALETTE = 5  # colours of page.css; paths of the same colour differ in shape
 Spec = dict[str, Any]
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DiskProbe"]
 
-_LEAST_BYTES = 16 << 20
+_MIN_FILE_BYTES = 16 << 20
 _SCRATCH_BYTES = 256 << 20
 _SMALL_BYTES = 4096
 _LARGE_BYTES = 1 << 20
@@ -72,9 +72,9 @@ class DiskProbe(Probe):
         mode = path.stat().st_mode
         if stat.S_ISREG(mode) or stat.S_ISBLK(mode):
             size = _size(path) if stat.S_ISBLK(mode) else _allocated(path)
-            if size < _LEAST_BYTES:
+            if size < _MIN_FILE_BYTES:
                 raise NotFound(
-                    f"{path} has {size:,} bytes on the disk; a probe needs at least {_LEAST_BYTES:,}",
+                    f"{path} has {size:,} bytes on the disk; a probe needs at least {_MIN_FILE_BYTES:,}",
                     where=str(path),
                     hint="give a larger file, or its folder and --write",
                 )
@@ -89,9 +89,9 @@ class DiskProbe(Probe):
                 break
             if found.is_file() and not found.is_symlink() and (size := _allocated(found)) > most:
                 best, most = found, size
-        if best is None or most < _LEAST_BYTES:
+        if best is None or most < _MIN_FILE_BYTES:
             raise NotFound(
-                f"{path} contains no file of at least {_LEAST_BYTES:,} bytes (the largest has {most:,})",
+                f"{path} contains no file of at least {_MIN_FILE_BYTES:,} bytes (the largest has {most:,})",
                 where=str(path),
                 hint="pass --write to measure with a scratch file that is removed at the end",
             )

@@ -46,9 +46,9 @@ _MAX_SKEW_S = 15 * 60.0
 _WARN_CERTIFICATE_S = 14 * 86400.0
 _WARN_EXPIRY_S = 900.0
 _LARGE_BYTES = 1 << 20
-_LEAST_LARGE_BYTES = 64 << 10
+_MIN_LARGE_BYTES = 64 << 10
 # Path MTUs below this are unusual; 1,280 bytes is the smallest that IPv6 permits, and tunnels have 1,360 to 1,480.
-_LEAST_MTU = 1280
+_MIN_MTU = 1280
 _MAX_HEAD_BYTES = 65_536
 
 
@@ -451,8 +451,8 @@ class Doctor:
             {} if info is None else {"send_mss": info.send_mss, "path_mtu": info.path_mtu, "rtt_s": info.rtt_s}
         )
         text = "" if info is None else f"path MTU {info.path_mtu:,} bytes, MSS {info.send_mss:,}, "
-        if size < _LEAST_LARGE_BYTES:
-            self._add("mtu", "skip", f"{text}no object of {_LEAST_LARGE_BYTES:,} bytes to read", **facts)
+        if size < _MIN_LARGE_BYTES:
+            self._add("mtu", "skip", f"{text}no object of {_MIN_LARGE_BYTES:,} bytes to read", **facts)
             return
         want = min(size, _LARGE_BYTES)
         limit_s, began_s = _LARGE_S * self._scale, time.monotonic()
@@ -473,7 +473,7 @@ class Doctor:
             self._add("mtu", "warn", f"{text}a large read failed: {error}", hint=error.hint or "", **facts)
             return
         rate = format_bytes(want / max(time.monotonic() - began_s, 1e-9))
-        small = info is not None and 0 < info.path_mtu < _LEAST_MTU
+        small = info is not None and 0 < info.path_mtu < _MIN_MTU
         self._add(
             "mtu",
             "warn" if small else "ok",

@@ -56,9 +56,12 @@ def test_bandwidth_between_hosts_is_that_of_the_shape_within_3_per_cent(hosts):
 def test_planted_slow_link_is_named_with_its_direction(hosts):
     limit(hosts, "h3", "300mbit")
     try:
-        found = net(hosts, "--pairs", "--rounds", "2", "--pairs-size", "256KiB")
+        found = net(hosts, "--pairs", "--rounds", "3", "--pairs-size", "256KiB")
     finally:
         limit(hosts, "h3", f"{RATE * 8:.0f}bit")
-    [finding] = [each for each in found["verdict"]["findings"] if each["kind"].startswith("slow")]
-    assert (finding["kind"], finding["hosts"], finding["ranks"]) == ("slow-node", ["h3"], [2])
-    assert "out of it" in finding["text"]
+    findings = found["verdict"]["findings"]
+    [node] = [each for each in findings if each["kind"] == "slow-node"]
+    assert (node["hosts"], node["ranks"]) == (["h3"], [2])
+    assert "out of it" in node["text"]
+    # On a busy machine the scheduler may delay one other pair's small messages; its bandwidth must not be blamed.
+    assert not [each for each in findings if each["kind"] == "slow-pair" and " times slower" in each["text"]]

@@ -121,24 +121,39 @@ _SYSTEM = (
 )
 # Files that take 10 seconds or more; `make check` leaves them out.
 _SLOW = (
+    "arrays/test_commands.py",
     "arrays/test_convert.py",
+    "bench/storage/test_gpu.py",
     "bench/storage/test_storage.py",
     "bench/test_ab.py",
+    "bench/test_accelerator.py",
     "bench/test_verdict.py",
+    "cli/test_audit_order.py",
     "cli/test_secrets.py",
+    "config/test_consent.py",
     "datasets/test_images.py",
+    "docs/test_first_hour.py",
+    "explain/test_programs.py",
     "feed/test_map.py",
+    "feed/test_map_workers.py",
     "feed/test_memory.py",
+    "plan/test_simulation_published.py",
+    "probe/test_doctor.py",
     "report/test_in_browser.py",
     "report/test_page.py",
+    "report/test_plan_page.py",
     "report/test_reference_runs.py",
     "report/test_runs.py",
+    "report/test_scaling_page.py",
     "report/test_sweep.py",
+    "report/test_train_section.py",
     "rtm/",
     "stage/test_hostile.py",
+    "stage/test_part_checksums.py",
 )
 _SYSTEM_FIXTURES = {"charliecloud", "hdfs", "hosts", "jars", "slurm_hosts", "ssh", "sshds"}
 # Fixtures that start servers; `make check` leaves out their tests.
+_SERVERS_BY_PARAMETER = {"az", "azure", "google", "gs", "versitygw"}
 _SERVERS = {"azure", "bucket", "emulator", "google", "site", "slow_bucket", "twins", "versitygw"}
 
 
@@ -148,12 +163,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         place = item.path.relative_to(here).as_posix() if item.path.is_relative_to(here) else ""
         fixtures = set(getattr(item, "fixturenames", ()))
+        # A test that asks for its server by a parameter does not name the fixture.
+        named = (
+            {value for value in item.callspec.params.values() if isinstance(value, str)}
+            if hasattr(item, "callspec")
+            else set()
+        )
         marks = {mark.name for mark in item.iter_markers()}
         if place.startswith(_SYSTEM) or fixtures & _SYSTEM_FIXTURES or "needs_browser" in marks:
             item.add_marker("system")
         if place.startswith(_SLOW):
             item.add_marker("slow")
-        if fixtures & _SERVERS:
+        if fixtures & _SERVERS or named & _SERVERS_BY_PARAMETER:
             item.add_marker("needs_server")
 
 

@@ -41,6 +41,8 @@ _AMBIENT = (
     "AZURE_",
     "GOOGLE_",
     "HADOOP_",
+    "HF_",
+    "HUGGING_FACE_",
     "PENSTOCK_",
     "PBS_",
     "FLUX_",

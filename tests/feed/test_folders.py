@@ -6,10 +6,11 @@ from __future__ import annotations
 import pickle
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import penstock
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, Mismatch
 from penstock.feed.pool_locality import Locality
 
 from .parquet import parquet_bytes
@@ -79,24 +80,34 @@ def partitioned(tmp_path):
     return tmp_path
 
 
-def test_hive_partition_is_left_out_by_schema_with_its_values(partitioned, caplog):
+def test_hive_partitions_are_columns_of_the_default_fields(partitioned):
     dataset = penstock.open(partitioned)
-    # `kind` is also a column in the files, so only `year` is missing.
-    assert [name for name, _ in dataset.schema().left_out] == ["year"]
-    assert "a Hive partition of 2 values (`year=2023`, `year=2024`)" in str(dataset.schema())
+    # `kind` is also a column in the files, which is used.
+    assert [name for name, _ in dataset.schema().specs] == ["x", "kind", "year"]
+    assert "int64, a Hive partition in the folder names" in str(dataset.schema())
     (batch,) = penstock.Loader(dataset, batch_size=8)
-    assert batch["x"].tolist() == [0, 1, 2]
-    assert "the default fields do not include `year`" in caplog.text
+    assert (batch["x"].tolist(), batch["year"].tolist()) == ([0, 1, 2], [2023, 2024, 2024])
+    assert (batch["year"].dtype, list(map(bytes, batch["kind"]))) == ("int64", [b"stored"] * 3)
+    fields = {"y": penstock.tensor("int32", ()).of("year")}
+    (batch,) = penstock.Loader(dataset.fields(**fields).shuffle(seed=1), batch_size=8)
+    assert sorted(batch["y"].tolist()) == [2023, 2024, 2024]
 
 
-def test_field_of_a_hive_partition_is_refused_and_one_of_the_files_is_read(partitioned):
-    dataset = penstock.open(partitioned)
-    with pytest.raises(
-        ConfigError, match=r"y cannot be read from `year`, which is a Hive partition of 2 values"
-    ) as caught:
-        next(iter(penstock.Loader(dataset.fields(y=penstock.tensor("int64", ()).of("year")), batch_size=1)))
-    assert "year=VALUE/**" in str(caught.value.hint)
-    (batch,) = penstock.Loader(dataset.fields(kind=penstock.raw()), batch_size=8)
-    assert list(batch["kind"]) == [b"stored"] * 3
-    (batch,) = penstock.Loader(penstock.open(f"{partitioned}/year=2024/**").fields(x=FIELDS["label"]), batch_size=8)
-    assert batch["x"].tolist() == [1, 2]
+def test_hive_partition_values_are_decoded_and_may_be_null(tmp_path):
+    values = ("a%2Fb", "caf%C3%A9", "__HIVE_DEFAULT_PARTITION__", "03")
+    for number, value in enumerate(values):
+        folder = (
+            tmp_path / f"n={number:02d}" / f"t={value}" / ("m=-7" if number < 2 else "m=__HIVE_DEFAULT_PARTITION__")
+        )
+        folder.mkdir(parents=True)
+        (folder / "f.parquet").write_bytes(parquet_bytes(x=[number]))
+    dataset = penstock.open(tmp_path)
+    (batch,) = penstock.Loader(dataset, batch_size=8)
+    assert batch["n"].tolist() == [0, 1, 2, 3]
+    assert [bytes(text) for text in batch["t"]] == [b"a/b", "caf\u00e9".encode(), b"", b"03"]
+    assert [row.tolist() for row in np.split(batch["m"].values, batch["m"].offsets[1:-1])] == [[-7], [-7], [], []]
+    (batch,) = penstock.Loader(dataset.fields(m=penstock.tensor("int64", (), default=5)), batch_size=8)
+    assert batch["m"].tolist() == [-7, -7, 5, 5]
+    with pytest.raises(Mismatch, match="null"):
+        list(penstock.Loader(dataset.fields(m=penstock.tensor("int64", ())), batch_size=8))
+    assert penstock.torch.MapDataset(dataset.fields(n=penstock.tensor("int64", ())))[3]["n"] == 3

@@ -22,7 +22,7 @@ def test_state_of_a_grown_dataset_has_both_counts_and_a_hint(made, tmp_path):
     grown = penstock.Loader(dataset(folder).shuffle(1), batch_size=2)
     with pytest.raises(penstock.errors.ConfigError, match=r"20 samples then and 24 now \(\+4\)") as caught:
         grown.load_state_dict(state)
-    assert "manifest" in caught.value.hint
+    assert "finish-old-then-new" in caught.value.hint
     other = penstock.Loader(dataset(write(tmp_path / "other", [4] * 5)).shuffle(1), batch_size=2)
     with pytest.raises(
         penstock.errors.ConfigError,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.errors import ConfigError, NotFound, Unsupported
+from penstock.errors import ConfigError, NotFound
 
 
 @pytest.fixture
@@ -52,17 +52,15 @@ def test_list_that_names_what_is_not_there_is_refused(shards):
         (["s3://a/x.npy", "s3://b/x.npy"], "different stores or buckets"),
         (["s3://a/x.npy", "s3://a/x.npy"], "in the list twice"),
         (["s3://a/x,y.npy", "s3://a/z.npy"], "contains a comma"),
+        (["/data/x.npy", "s3://a/x.npy"], "the list mixes a local path and s3://"),
+        (["gs://a/x.npy", "s3://a/x.npy"], "the list mixes gs:// and s3://"),
+        (["hf://datasets/a/b/x.npy", "hf://datasets/a/c/x.npy"], "different stores or buckets"),
+        ("abfss://box@account.dfs.core.windows.net/x.npy", "write az://CONTAINER/KEY, and set AZURE_STORAGE_ACCOUNT"),
     ],
 )
 def test_places_that_cannot_be_are_refused(place, problem):
     with pytest.raises(ConfigError, match=problem):
         penstock.open(place)
-
-
-def test_hugging_face_hub_is_unsupported_with_the_address_that_works():
-    with pytest.raises(Unsupported, match=r"hf:// \(the Hugging Face Hub\) is not supported") as caught:
-        penstock.open("hf://datasets/a/b")
-    assert "https://huggingface.co/datasets/OWNER/NAME/resolve/main/FILE" in caught.value.hint
 
 
 def test_home_and_other_programs_schemes_are_known(shards, monkeypatch, emulator):

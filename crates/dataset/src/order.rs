@@ -206,11 +206,19 @@ pub struct Shuffle {
     pub window: u64,
 }
 
+/// Maximum default shuffle window, in objects.
+pub const DEFAULT_WINDOW: u64 = 16;
+
 /// Default shuffle window: 16 objects, or fewer if objects hold many records, but at least 2. A window of 16 Ki samples
-/// mixes well enough, and the feed may have to hold all decoded samples of a window. The default depends only on the
-/// counts, so every path and every rank computes the same one.
-pub fn default_window(counts: &Counts) -> u64 {
-    (16_384 / counts.most().max(1)).clamp(2, 16)
+/// mixes well enough, and the feed may have to hold all decoded samples of a window.
+///
+/// The default depends only on the seed and on the counts of the first 16 objects of epoch 0, so every path and every
+/// rank computes the same one, and an epoch can start before the other objects are counted.
+pub fn default_window(counts: &Counts, seed: u64) -> u64 {
+    let objects = counts.objects();
+    let blocks = Permutation::keyed(objects, seed, 0, 0);
+    let most = (0..objects.min(DEFAULT_WINDOW)).map(|block| counts.records(blocks.at(block))).max();
+    (16_384 / most.unwrap_or(0).max(1)).clamp(2, DEFAULT_WINDOW)
 }
 
 /// Sample order of a dataset in all epochs.

@@ -11,6 +11,7 @@ use penstock_types::{Error, Result, now, with_separators};
 use super::batch_plan::RowRequest;
 use super::batch_rows::{Row, Rows};
 use super::field::{Field, Kind};
+use super::format::hive::Partitioned;
 use super::format::{Record, RecordId};
 use super::memory::PartHold;
 use super::object_content::Content;
@@ -134,13 +135,15 @@ fn decode_table(
     sorted.sort_unstable_by_key(|&at| wants[at].record);
     let records: Vec<u64> = sorted.iter().map(|&at| wants[at].record).collect();
     let parts: Vec<&[String]> = fields.iter().map(Field::parts).collect();
+    let partitions = object.source.partition_values(object.number);
     let mut bad = Vec::new();
     table.each(&records, &parts, object.limit, &mut |at, record| {
         let want = &wants[sorted[at]];
         let id = RecordId { place, object: object.number, record: want.record, offset: 0, memory: object.memory };
         let written = record.and_then(|record| {
             let rows = rows(want.batch).ok_or_else(|| Error::bug(format!("batch {} has no rows", want.batch)))?;
-            fill(record, &id, want.row, (object.key)(want), fields, rows)
+            let record = Partitioned { record, values: &partitions };
+            fill(&record, &id, want.row, (object.key)(want), fields, rows)
         });
         bad.extend(written.err().map(|error| (sorted[at], error)));
     });

@@ -29,7 +29,7 @@ const TRAILERS_IN_FLIGHT: usize = 64;
 const END: u64 = 64 << 10;
 
 /// Maximum number of objects that are scanned concurrently.
-const SCANS_IN_FLIGHT: usize = 4;
+pub(super) const SCANS_IN_FLIGHT: usize = 4;
 
 /// Source of the record counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,7 +95,12 @@ pub struct ExistingIndexes<'a> {
 
 impl Counted {
     /// Returns a `Config` error if no object has a record.
-    fn new(source: &Source, records: &[u64], rung: CountSource, index: Option<Arc<RecordIndex>>) -> Result<Self> {
+    pub(super) fn new(
+        source: &Source,
+        records: &[u64],
+        rung: CountSource,
+        index: Option<Arc<RecordIndex>>,
+    ) -> Result<Self> {
         let (fingerprint, counts) = (source.manifest().fingerprint(records), Counts::of(records));
         if counts.samples() == 0 {
             return Err(no_record(source));
@@ -119,10 +124,12 @@ pub(super) fn no_record(source: &Source) -> Error {
 }
 
 /// Counts records without a scan: reads at most one object, and the few bytes of other objects that state a count or a
-/// size. Returns `None` if only a scan can count.
+/// size. Returns `None` if only a scan can count. Without `reads_objects`, no object is read in full: then `None` is
+/// returned too if counting needs that.
 pub async fn count(
     source: &Arc<Source>,
     declared: Option<u64>,
+    reads_objects: bool,
     known: &mut ExistingIndexes<'_>,
     deadline: Deadline,
 ) -> Result<Option<Counted>> {
@@ -200,7 +207,7 @@ pub async fn count(
         return counted(&tables(source, deadline).await?, CountSource::Format);
     }
     // If records do not contain their own length, objects of equal size may have different counts.
-    if !framing.checks_itself() {
+    if !framing.checks_itself() || !reads_objects {
         return Ok(None);
     }
     let codecs: Vec<Codec> = (0..objects.len() as u64).map(|object| source.codec(object)).collect();
@@ -290,13 +297,13 @@ async fn rows_of_compressed(source: &Arc<Source>, object: u64, deadline: Deadlin
 }
 
 /// Opens the dataset's index in the cache, if there is a valid one.
-fn cached(source: &Source, cache: Option<&Path>) -> Result<Option<RecordIndex>> {
-    let path = path_in(source, cache)?;
+pub(super) fn cached(source: &Source, cache: Option<&Path>) -> Result<Option<RecordIndex>> {
+    let path = index_path(source, cache)?;
     Ok(path.and_then(|path| RecordIndex::open(&path, &source.manifest().objects)))
 }
 
 /// Path of the dataset's index in the cache.
-fn path_in(source: &Source, cache: Option<&Path>) -> Result<Option<PathBuf>> {
+pub(super) fn index_path(source: &Source, cache: Option<&Path>) -> Result<Option<PathBuf>> {
     cache.map(|cache| Ok(cache.join(format!("{}.idx", source.cache_name()?)))).transpose()
 }
 
@@ -328,7 +335,7 @@ async fn import(
 /// Creates a writer for an index in the cache, or in memory if there is no writable cache.
 fn writer(source: &Source, cache: Option<&Path>) -> Result<IndexWriter> {
     let objects = source.manifest().objects.len();
-    let kept = path_in(source, cache)?.and_then(|path| IndexWriter::create(&path, objects).ok());
+    let kept = index_path(source, cache)?.and_then(|path| IndexWriter::create(&path, objects).ok());
     kept.map_or_else(|| IndexWriter::in_memory(objects), Ok)
 }
 
@@ -342,13 +349,13 @@ pub async fn scan(source: &Arc<Source>, cache: Option<&Path>, deadline: Deadline
     }
     // The positions of array rows are computed, so an index would be useless.
     if source.blocks().is_some()
-        && let Some(counted) = Box::pin(count(source, None, &mut ExistingIndexes::default(), deadline)).await?
+        && let Some(counted) = Box::pin(count(source, None, true, &mut ExistingIndexes::default(), deadline)).await?
     {
         return Ok(counted);
     }
     let objects = &source.manifest().objects;
     let before = cached(source, cache)?;
-    let path = path_in(source, cache)?;
+    let path = index_path(source, cache)?;
     // If the cache cannot be written, the scan continues; the next open needs another scan.
     let mut writer = path.as_ref().and_then(|path| IndexWriter::create(path, objects.len()).ok());
     let known = |object: u64| before.as_ref().and_then(|index| index.spans(object));

@@ -222,7 +222,15 @@ fn look_at_table(source: &Source, object: u64, stored: Bytes) -> Result<Option<S
             reads = reads && record.is_ok_and(|record| survey.add(framing, record).is_ok());
         });
     }
-    survey.schema(&place).map(Some)
+    let known: Vec<String> = survey.known.keys().cloned().collect();
+    let mut schema = survey.schema(&place)?;
+    for (name, kind, has_nulls, holds) in source.partitions().proposed() {
+        if !known.iter().any(|column| column == name) {
+            let field = Field::of_kind(name, kind);
+            schema.seen.push(Seen { holds, field: if has_nulls { optional(field) } else { field } });
+        }
+    }
+    Ok(Some(schema))
 }
 
 /// Inspects an object's first records. `start` contains the object's first bytes and the position of its first record.

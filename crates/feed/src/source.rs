@@ -17,6 +17,7 @@ use super::MAX_PLANNED_IN_ORDER;
 use super::batch_plan::Steps;
 use super::chunked_arrays::Blocks;
 use super::format::array_rows::Rows;
+use super::format::hive::{PartitionValue, Partitions};
 use super::format::{ArrayBlocks, FormatSpec, Framing, framing};
 use super::next_use::NextUse;
 use super::object_content::{Content, Reads, gzip_check};
@@ -56,6 +57,8 @@ pub struct Source {
     ignored: usize,
     format: FormatSpec,
     framing: Box<dyn Framing>,
+    /// Hive partitions of a dataset of tables.
+    partitions: Partitions,
     index: Option<Arc<RecordIndex>>,
     schedule: Option<Arc<NextUse>>,
     is_local: bool,
@@ -120,6 +123,7 @@ impl Source {
             Some(blocks) => Box::new(Rows::new(blocks.clone())?),
             None => framing(&format, &manifest)?,
         };
+        let partitions = if framing.is_table() { Partitions::of(&manifest) } else { Partitions::default() };
         let listing = Arc::new(manifest);
         let manifest = blocks.as_ref().map_or_else(|| listing.clone(), |blocks| Arc::new(blocks.manifest(&listing)));
         let (index, schedule, cache) = (None, None, None);
@@ -138,6 +142,7 @@ impl Source {
             ignored,
             format,
             framing,
+            partitions,
             index,
             schedule,
             is_local,
@@ -241,6 +246,16 @@ impl Source {
         let place = self.store.root().with_key(self.base.clone()).to_string();
         let text = format!("{place}\n{}\n{}", self.manifest.url, self.format.to_json()?);
         Ok(format!("{:032x}", xxhash_rust::xxh3::xxh3_128(text.as_bytes())))
+    }
+
+    /// Hive partitions of a dataset of tables.
+    pub(crate) fn partitions(&self) -> &Partitions {
+        &self.partitions
+    }
+
+    /// Values of the Hive partitions of an object.
+    pub(crate) fn partition_values(&self, object: u64) -> Vec<(&str, PartitionValue)> {
+        self.partitions.values(&self.entry(object).key)
     }
 
     pub(crate) fn framing(&self) -> &dyn Framing {

@@ -199,7 +199,7 @@ fn a_count_that_is_not_true_is_found_out() {
     let source = case.source(case.list().unwrap());
     let counted = case
         .runtime
-        .block_on(count(&source, Some(1), &mut ExistingIndexes::default(), Deadline::NEVER))
+        .block_on(count(&source, Some(1), true, &mut ExistingIndexes::default(), Deadline::NEVER))
         .unwrap()
         .unwrap();
     let steps = steps(2, 1, 0, 1, Tail::Ragged);
@@ -265,7 +265,7 @@ fn a_bad_object_errs_at_its_batch_and_ends_the_pass() {
         let source = case.source(case.list().unwrap());
         let counted = case
             .runtime
-            .block_on(count(&source, Some(1), &mut ExistingIndexes::default(), Deadline::NEVER))
+            .block_on(count(&source, Some(1), true, &mut ExistingIndexes::default(), Deadline::NEVER))
             .unwrap()
             .unwrap();
         let steps = steps(8, 2, 0, 1, Tail::Ragged);

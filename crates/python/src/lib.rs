@@ -59,6 +59,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<tensor::PyCudaDevice>()?;
     module.add_class::<source::PySource>()?;
     module.add_class::<source::PyCounted>()?;
+    module.add_class::<source::PyPartialCounts>()?;
     module.add_class::<sampler::PySampler>()?;
     module.add_class::<feed::PyFeed>()?;
     module.add_class::<unindexed::PyUnindexed>()?;

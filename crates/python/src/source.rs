@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use penstock_dataset::RecordIndex;
 use penstock_dataset::glob::{glob_matches, split_glob};
-use penstock_dataset::order::{Counts, default_window};
+use penstock_dataset::order::{Counts, Order, Shuffle, default_window};
+use penstock_dataset::sampler::DatasetView;
 use penstock_dataset::{Manifest, index};
 use penstock_feed::{
-    ArrayBlocks, CountSource, Counted, ExistingIndexes, Field, FormatSpec, MAX_AT_ONCE, SidecarIndexes, Source, count,
-    indexes_in, keep_likely, kept, requests_of, scan, schema, without_indexes,
+    ArrayBlocks, CountSource, Counted, ExistingIndexes, Field, FormatSpec, MAX_AT_ONCE, PartialCounts, SidecarIndexes,
+    Source, count, indexes_in, keep_likely, kept, requests_of, scan, schema, without_indexes,
 };
 use penstock_feed::{Placements, PoolStore};
 use penstock_store::{
@@ -201,7 +202,10 @@ impl PySource {
             Some(json) => enter(py, || {
                 let listed = Manifest::from_json(&json, "the manifest")?;
                 let of = listed.url.parse::<Url>()?;
-                if of.as_folder() != folder.as_folder() && !url.to_string().starts_with(&listed.url) {
+                // A manifest of a Hub dataset is pinned to a commit.
+                let (of, asked) = (of.without_revision(), url.without_revision().to_string());
+                let is_within = asked.starts_with(&of.as_folder().to_string());
+                if of.as_folder() != folder.without_revision().as_folder() && !is_within {
                     return Err(Error::config("manifest", format!("lists {}, not {url}", listed.url)));
                 }
                 Ok(listed)
@@ -228,7 +232,8 @@ impl PySource {
         };
         let format = resolved(py, &listed, format, &env)?;
         // Check the listing only for a whole folder. A pattern, or the name of one shard, selects a part of it.
-        if pattern.is_none() && url.as_folder().to_string() == listed.url {
+        let is_folder = |listed: Url| listed.without_revision() == url.as_folder().without_revision();
+        if pattern.is_none() && listed.url.parse().is_ok_and(is_folder) {
             enter(py, || format.check_listing(&listed))?;
         }
         let in_flight = Rates::default().in_flight;
@@ -364,6 +369,52 @@ impl PySource {
         self.ignored
     }
 
+    /// Indices of the objects in the order in which an epoch reads them; in stored order without a seed.
+    #[pyo3(signature = (seed, epoch=0))]
+    fn object_order(&self, seed: Option<u64>, epoch: u64) -> Vec<u64> {
+        let objects = self.ordered().objects.len() as u64;
+        let order = Order::new(Counts::Equal { objects, each: 1 }, seed.map(|seed| Shuffle { seed, window: 1 }));
+        let order = order.epoch(epoch);
+        (0..objects).map(|block| order.place(block).object).collect()
+    }
+
+    /// Returns the dataset of these objects, by their indices in the listing.
+    fn subset(&self, py: Python<'_>, objects: Vec<usize>) -> PyResult<Self> {
+        enter(py, || {
+            let listed = &self.manifest.objects;
+            let chosen = objects.iter().filter_map(|&number| listed.get(number).cloned()).collect();
+            let manifest = Manifest { objects: chosen, ..self.manifest.clone() };
+            let (indexes, routes) = (self.indexes.clone(), self.routes.clone());
+            let format = self.format.clone();
+            Ok(Self { blocks: format.ordered(&manifest)?, manifest, indexes, ignored: self.ignored, format, routes })
+        })
+    }
+
+    /// Returns known record counts, one per object, as counts from `rung`.
+    fn counted(&self, py: Python<'_>, records: Vec<u64>, rung: &str) -> PyResult<PyCounted> {
+        enter(py, || {
+            let rung = CountSource::ALL.into_iter().find(|known| known.name() == rung);
+            let rung = rung.ok_or_else(|| Error::bug("counts from an unknown source"))?;
+            let fingerprint = self.ordered().fingerprint(&records);
+            Ok(PyCounted::new(Counted { counts: Counts::of(&records), rung, fingerprint, index: None }))
+        })
+    }
+
+    /// Indices of the objects by the time of their last change; an object without a time is last.
+    fn oldest_first(&self) -> Vec<usize> {
+        let objects = &self.ordered().objects;
+        let mut order: Vec<usize> = (0..objects.len()).collect();
+        let time = |at: usize| objects[at].modified_s.unwrap_or(f64::INFINITY);
+        order.sort_by(|&a, &b| time(a).total_cmp(&time(b)));
+        order
+    }
+
+    /// Size in bytes of an object, by its index in the listing.
+    fn object_bytes(&self, number: usize) -> PyResult<u64> {
+        let entry = self.ordered().objects.get(number);
+        entry.map(|entry| entry.size).ok_or_else(|| PyIndexError::new_err(format!("object {number} is out of range")))
+    }
+
     /// Fingerprint of the dataset, computed from the object names only, not from their content.
     #[getter]
     fn fingerprint(&self) -> String {
@@ -390,7 +441,8 @@ impl PySource {
 
     /// Counts the records from cheap sources, or by reading everything if `scans` is true. Returns None if only a scan
     /// can count them. Also returns the problems of ignored indexes.
-    #[pyo3(signature = (declared, *, scans, env, cache=None))]
+    /// Without `reads_objects`, also returns None if an object must be read in full.
+    #[pyo3(signature = (declared, *, scans, env, cache=None, reads_objects=true))]
     fn count(
         &self,
         py: Python<'_>,
@@ -398,6 +450,7 @@ impl PySource {
         scans: bool,
         env: HashMap<String, String>,
         cache: Option<PathBuf>,
+        reads_objects: bool,
     ) -> PyResult<(Option<PyCounted>, Vec<String>)> {
         let (source, _) = enter(py, || self.opened(&env, Rates::default().in_flight))?;
         let beside = match &self.indexes {
@@ -415,7 +468,7 @@ impl PySource {
             let counted = if scans {
                 Some(scan(&source, known.cache, deadline).await?)
             } else {
-                count(&source, declared, &mut known, deadline).await?
+                count(&source, declared, reads_objects, &mut known, deadline).await?
             };
             Ok((counted, known.notes))
         })?;
@@ -429,6 +482,83 @@ pub struct PyCounted {
     counted: Counted,
     /// Path of the record index, for a process that has not opened the index yet.
     index: Option<PathBuf>,
+}
+
+/// Record counts that grow while objects are scanned. Objects that are not counted yet are empty.
+#[pyclass(name = "PartialCounts", module = "penstock._native", frozen)]
+pub struct PyPartialCounts {
+    source: Arc<Source>,
+    counts: Arc<PartialCounts>,
+}
+
+#[pymethods]
+impl PyPartialCounts {
+    /// Prepares to scan a source. Positions of records are stored in the folder `cache`. With `node_cache` (folder,
+    /// limit in bytes, transcode), the scan fills the node cache.
+    #[new]
+    #[pyo3(signature = (source, env, cache=None, node_cache=None))]
+    fn new(
+        py: Python<'_>,
+        source: &PySource,
+        env: HashMap<String, String>,
+        cache: Option<PathBuf>,
+        node_cache: Option<(PathBuf, u64, String)>,
+    ) -> PyResult<Self> {
+        enter(py, || {
+            let (mut opened, _) = source.opened(&env, Rates::default().in_flight)?;
+            if let Some((folder, limit, transcode)) = node_cache {
+                // The counts are not known yet. One record per object gives the cache the right order of objects.
+                let objects = opened.manifest().objects.len() as u64;
+                let leaf = DatasetView::new(Counts::Equal { objects, each: 1 }, None, None)?;
+                opened = opened.cached(&folder, limit, &leaf, None, 0..1, transcode.parse()?)?;
+            }
+            let counts = Arc::new(PartialCounts::new(&opened, cache.as_deref()));
+            Ok(Self { source: Arc::new(opened), counts })
+        })
+    }
+
+    /// Counts the records of these objects. Each is read once.
+    fn scan(&self, py: Python<'_>, objects: Vec<u64>) -> PyResult<()> {
+        let (source, counts) = (self.source.clone(), self.counts.clone());
+        enter_async(py, async move { counts.scan(&source, objects, Deadline::within(LISTING)).await })
+    }
+
+    /// Counts the first records of an object, at least `records` if it has so many, and returns their number.
+    fn scan_start(&self, py: Python<'_>, number: u64, records: u64) -> PyResult<u64> {
+        let (source, counts) = (self.source.clone(), self.counts.clone());
+        enter_async(py, async move { counts.scan_start(&source, number, records, Deadline::within(LISTING)).await })
+    }
+
+    /// Adds the counts of objects that another process scanned, as (object, records).
+    fn learn(&self, py: Python<'_>, counted: Vec<(u64, u64)>) -> PyResult<()> {
+        enter(py, || {
+            counted.into_iter().for_each(|(object, records)| self.counts.learn(object, records));
+            Ok(())
+        })
+    }
+
+    /// Complete count of an object; None if it is not known yet.
+    fn count(&self, number: u64) -> Option<u64> {
+        self.counts.count(number)
+    }
+
+    /// Number of objects that are counted completely.
+    #[getter]
+    fn complete(&self) -> usize {
+        self.counts.complete()
+    }
+
+    /// Returns the counts of `objects`, with every other object empty, and the positions of the records of those from
+    /// `first_indexed` on.
+    #[pyo3(signature = (objects, first_indexed=0))]
+    fn so_far(&self, py: Python<'_>, objects: Vec<u64>, first_indexed: usize) -> PyResult<PyCounted> {
+        enter(py, || Ok(PyCounted::new(self.counts.so_far(&self.source, &objects, first_indexed)?)))
+    }
+
+    /// Returns the complete counts, and stores the index.
+    fn finish(&self, py: Python<'_>) -> PyResult<PyCounted> {
+        enter(py, || Ok(PyCounted::new(self.counts.finish(&self.source)?)))
+    }
 }
 
 /// A record index, either open or only its path.
@@ -525,9 +655,14 @@ impl PyCounted {
         self.index.is_some()
     }
 
-    /// Default shuffle window for these counts.
-    #[getter]
-    fn window(&self) -> u64 {
-        default_window(&self.counted.counts)
+    /// Default shuffle window for these counts and this seed.
+    fn window(&self, seed: u64) -> u64 {
+        default_window(&self.counted.counts, seed)
+    }
+
+    /// Number of records in each object.
+    fn records(&self) -> Vec<u64> {
+        let counts = &self.counted.counts;
+        (0..counts.objects()).map(|object| counts.records(object)).collect()
     }
 }

@@ -5,11 +5,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use penstock_types::{Error, Key, Metrics, Result, Scheme, Url};
+use penstock_types::{Deadline, Error, Key, Metrics, Result, Scheme, Url};
 
 use crate::{
-    Azure, Gcs, Hdfs, Hedge, Local, LocalReads, Memory, MeteredStore, Mirrors, Opened, Retry, S3, Store, StoreSettings,
-    Web,
+    Azure, Gcs, Hdfs, Hedge, Hub, Local, LocalReads, Memory, MeteredStore, Mirrors, Opened, Retry, S3, Store,
+    StoreSettings, Web,
 };
 
 /// Opens the store of a URL without sending a request.
@@ -84,6 +84,7 @@ fn base(url: &Url, settings: &StoreSettings, metrics: Arc<Metrics>) -> Result<Op
             (Arc::new(s3), url.key.clone())
         }
         Scheme::Http | Scheme::Https => (Arc::new(Web::new(url, metrics.clone())?), url.key.clone()),
+        Scheme::Hub => (Arc::new(Hub::new(url, &settings.hub, metrics.clone())?), url.key.clone()),
         Scheme::Azure => {
             let azure = Azure::new(&url.authority, &settings.azure, metrics.clone())?.unverified();
             (Arc::new(azure), url.key.clone())
@@ -98,6 +99,18 @@ fn base(url: &Url, settings: &StoreSettings, metrics: Arc<Metrics>) -> Result<Op
         }
     };
     Ok(Opened { store: base, prefix })
+}
+
+/// Returns the URL of a Hub dataset at the commit that `store`, which was opened for this URL, reads. A branch may move,
+/// but a commit never changes. Other URLs are not changed.
+pub async fn pinned(store: &dyn Store, url: &Url, deadline: Deadline) -> Result<Url> {
+    if url.scheme != Scheme::Hub {
+        return Ok(url.clone());
+    }
+    let root = store.head(&Key::default(), deadline).await?;
+    let commit = root.version.ok_or_else(|| Error::bug("a dataset of the Hub has no commit"))?;
+    let url = url.without_revision();
+    Ok(Url { authority: format!("{}@{commit}", url.authority), ..url })
 }
 
 #[cfg(test)]

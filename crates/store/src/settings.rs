@@ -10,7 +10,7 @@ use std::time::Duration;
 use penstock_types::{Error, Result, Url, duration};
 
 use crate::scoped_settings::{is_below, tenants};
-use crate::{AzureSettings, GcsSettings, HdfsSettings, LocalReads, RetryPolicy};
+use crate::{AzureSettings, GcsSettings, HdfsSettings, HubSettings, LocalReads, RetryPolicy};
 
 /// Settings for all kinds of stores.
 #[derive(Debug, Clone, Default)]
@@ -23,6 +23,8 @@ pub struct StoreSettings {
     pub gcs: GcsSettings,
     /// Settings for HDFS.
     pub hdfs: HdfsSettings,
+    /// Settings for the Hugging Face Hub.
+    pub hub: HubSettings,
     /// Settings for retries.
     pub retry: RetryPolicy,
     /// Whether late GETs over a network are hedged; disabled if not set.
@@ -188,6 +190,7 @@ impl StoreSettings {
                 ..GcsSettings::from_env(variables)
             },
             hdfs: HdfsSettings::from_env(variables),
+            hub: HubSettings { allows_http: flag("PENSTOCK_ALLOW_HTTP")?, ..HubSettings::from_env(variables) },
             retry,
             hedges: text("PENSTOCK_HEDGE").map(|_| flag("PENSTOCK_HEDGE")).transpose()?,
             local_reads: text("PENSTOCK_LOCAL_READS").map(str::parse).transpose()?,

@@ -319,17 +319,10 @@ impl Error {
             Self::Unsupported { by, .. } if by.starts_with("penstock.open") => {
                 "set format= if the names do not show the format; otherwise, convert the objects"
             }
-            Self::Unsupported { what, .. } if what == Self::HUB => {
-                "use the URLs of its files, https://huggingface.co/datasets/OWNER/NAME/resolve/main/FILE, or \
-                 download them first"
-            }
             Self::Config { .. } | Self::Unsupported { .. } | Self::System { .. } | Self::Interrupted => return None,
         };
         Some(text.to_owned())
     }
-
-    /// Value of `Unsupported` for Hugging Face Hub URLs; its hint contains the supported form of the address.
-    pub const HUB: &str = "hf:// (the Hugging Face Hub)";
 
     /// Builds an [`Error::Config`].
     pub fn config(what: impl Into<String>, problem: impl Into<String>) -> Self {

@@ -27,11 +27,13 @@ pub enum Scheme {
     Https,
     /// HDFS.
     Hdfs,
+    /// Datasets of the Hugging Face Hub.
+    Hub,
 }
 
 impl Scheme {
-    const ALL: [Self; 8] =
-        [Self::File, Self::Memory, Self::S3, Self::Azure, Self::Gcs, Self::Http, Self::Https, Self::Hdfs];
+    const ALL: [Self; 9] =
+        [Self::File, Self::Memory, Self::S3, Self::Azure, Self::Gcs, Self::Http, Self::Https, Self::Hdfs, Self::Hub];
 
     /// Name of the scheme, as written before `://`.
     pub fn name(self) -> &'static str {
@@ -44,6 +46,7 @@ impl Scheme {
             Self::Http => "http",
             Self::Https => "https",
             Self::Hdfs => "hdfs",
+            Self::Hub => "hf",
         }
     }
 }
@@ -126,7 +129,8 @@ impl fmt::Debug for Key {
 pub struct Url {
     /// Kind of store.
     pub scheme: Scheme,
-    /// Bucket, container or host. Empty for `file`, and for `hdfs` if the Hadoop configuration's default is used.
+    /// Bucket, container or host. Empty for `file`, and for `hdfs` if the Hadoop configuration's default is used. For
+    /// `hf`, it is `datasets/ORG/NAME` with `@REVISION`, if the URL has one.
     pub authority: String,
     /// Key, without any escaping. For `file`, it is the path without its leading `/`.
     pub key: Key,
@@ -136,6 +140,14 @@ impl Url {
     /// Returns a URL of the same store with another key.
     pub fn with_key(&self, key: Key) -> Self {
         Self { key, ..self.clone() }
+    }
+
+    /// Returns the URL of a Hub dataset without its revision. Other URLs are not changed.
+    pub fn without_revision(&self) -> Self {
+        match (self.scheme, self.authority.split_once('@')) {
+            (Scheme::Hub, Some((dataset, _))) => Self { authority: dataset.to_owned(), ..self.clone() },
+            _ => self.clone(),
+        }
     }
 
     /// Returns the same URL with its key as a folder prefix.
@@ -180,7 +192,11 @@ impl fmt::Display for Url {
 }
 
 /// Schemes that other programs (Hadoop, gcsfs, adlfs) use for the supported stores.
-const SYNONYMS: [(&str, &str); 4] = [("s3a", "s3"), ("s3n", "s3"), ("gcs", "gs"), ("azure", "az")];
+const SYNONYMS: [(&str, &str); 6] =
+    [("s3a", "s3"), ("s3n", "s3"), ("gcs", "gs"), ("azure", "az"), ("abfs", "az"), ("abfss", "az")];
+
+/// Hadoop's schemes for Azure, whose URLs may name the account: `abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/KEY`.
+const HADOOP_AZURE: [&str; 4] = ["abfs", "abfss", "wasb", "wasbs"];
 
 /// Parses a URL. Text is taken literally, not percent-decoded, because keys may contain `%` and `+`. Only URLs of web
 /// servers are percent-decoded, as in browsers; their queries are rejected, because they are signatures or parameters
@@ -194,8 +210,18 @@ impl FromStr for Url {
             return Self::from_path(std::path::Path::new(text));
         };
         let usual = SYNONYMS.iter().find(|(other, _)| *other == name).map_or(name, |(_, usual)| usual);
-        if name == "hf" {
-            return Err(Error::Unsupported { what: Error::HUB.to_owned(), by: "penstock".to_owned() });
+        if name == Scheme::Hub.name() {
+            return hub_url(rest);
+        }
+        // The account is a setting, because credentials belong to it; a URL that chose another account would fail late.
+        if HADOOP_AZURE.contains(&name)
+            && (name.starts_with("wasb") || rest.split('/').next().unwrap_or("").contains('@'))
+        {
+            let problem = format!(
+                "`{name}://` URLs with an account are not supported; write az://CONTAINER/KEY, and set AZURE_STORAGE_ACCOUNT \
+                 to the account"
+            );
+            return Err(Error::config("url", problem));
         }
         let Some(scheme) = Scheme::ALL.into_iter().find(|scheme| scheme.name() == usual) else {
             return Err(Error::config(
@@ -226,6 +252,37 @@ impl FromStr for Url {
         };
         Ok(Self { scheme, authority: authority.to_owned(), key })
     }
+}
+
+/// Parses `datasets/ORG/NAME[@REVISION][/KEY]`. A revision is a branch, a tag or a commit. The three-part revisions
+/// `refs/convert/NAME` and `refs/pr/NUMBER` are stored with `%2F`, as in the Hub's own URLs. Errors do not contain the
+/// text, because it may contain a token.
+fn hub_url(rest: &str) -> Result<Url> {
+    let bad = |problem: &str| Error::config("url", problem);
+    let form =
+        "hf:// must be followed by datasets/ORG/NAME[@REVISION][/FILE]; models, spaces and buckets are not datasets";
+    let mut parts = rest.splitn(4, '/');
+    let (Some("datasets"), Some(org), Some(name)) = (parts.next(), parts.next(), parts.next()) else {
+        return Err(bad(form));
+    };
+    let (mut key, (name, revision)) = (parts.next().unwrap_or_default(), name.split_once('@').unwrap_or((name, "")));
+    let is_name = |text: &str| {
+        let is_valid = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        !text.is_empty() && text.len() <= 96 && text.chars().all(is_valid) && text.chars().any(|c| c != '.')
+    };
+    let mut revision = revision.to_owned();
+    if revision == "refs"
+        && let Some((kind @ ("convert" | "pr"), after)) = key.split_once('/')
+    {
+        let (number, after) = after.split_once('/').unwrap_or((after, ""));
+        (revision, key) = (format!("refs%2F{kind}%2F{number}"), after);
+    }
+    let is_revision = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '%' | '~' | '+');
+    if !is_name(org) || !is_name(name) || !revision.chars().all(is_revision) || revision.len() > 255 {
+        return Err(bad(form));
+    }
+    let mark = if revision.is_empty() { "" } else { "@" };
+    Ok(Url { scheme: Scheme::Hub, authority: format!("datasets/{org}/{name}{mark}{revision}"), key: Key::from(key) })
 }
 
 /// Rejects a bucket URL that contains credentials. The error does not contain the URL, because errors appear in logs.
@@ -298,10 +355,45 @@ mod tests {
             assert_eq!(text.parse::<Url>().unwrap().to_string(), ours);
         }
         assert!("ftp://x/y".parse::<Url>().is_err());
-        let error = "hf://datasets/a/b".parse::<Url>().unwrap_err();
-        assert_eq!(error.code(), "unsupported");
-        assert!(error.hint().unwrap().contains("huggingface.co/datasets"));
+        assert_eq!("abfss://c/k".parse::<Url>().unwrap().to_string(), "az://c/k");
         assert!("s3:///k".parse::<Url>().is_err());
+    }
+
+    #[test]
+    fn hub_url_has_a_dataset_with_a_revision_and_a_key() {
+        for (text, authority, key) in [
+            ("hf://datasets/o/n", "datasets/o/n", ""),
+            ("hf://datasets/o/n@v1/a/b.parquet", "datasets/o/n@v1", "a/b.parquet"),
+            ("hf://datasets/o/n@refs/convert/parquet/d/x", "datasets/o/n@refs%2Fconvert%2Fparquet", "d/x"),
+            ("hf://datasets/o/n@refs%2Fpr%2F3/x", "datasets/o/n@refs%2Fpr%2F3", "x"),
+            ("hf://datasets/o/n/@x", "datasets/o/n", "@x"),
+        ] {
+            let url: Url = text.parse().unwrap();
+            assert_eq!((url.authority.as_str(), &url.key), (authority, &Key::from(key)), "{text}");
+            assert_eq!(url.to_string().parse::<Url>().unwrap(), url);
+            assert_eq!(url.without_revision().authority, "datasets/o/n");
+        }
+        for text in [
+            "hf://datasets/o",
+            "hf://o/n",
+            "hf://models/o/n",
+            "hf://hf_secret@datasets/o/n",
+            "hf://datasets/../n",
+            "hf://datasets/o/n@a b/x",
+            "hf://",
+            "hf://datasets/o/n@x@y/k",
+        ] {
+            let error = text.parse::<Url>().unwrap_err();
+            assert!(error.code() == "config" && !error.to_string().contains("secret"), "{error}");
+        }
+    }
+
+    #[test]
+    fn azure_url_with_an_account_is_refused_with_the_form_to_write() {
+        for text in ["abfss://box@account.dfs.core.windows.net/k", "abfs://u:secret@box/k", "wasbs://box@a.blob/k"] {
+            let error = text.parse::<Url>().unwrap_err().to_string();
+            assert!(error.contains("az://CONTAINER/KEY") && !error.contains("secret"), "{error}");
+        }
     }
 
     #[test]

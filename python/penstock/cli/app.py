@@ -29,6 +29,7 @@ VERBS = {
     "demo": "Train one model over four storage paths, and report speed, limits and cost of each path.",
     "dataset": "Generate realistic datasets for experiments.",
     "emulate": "Serve a folder as an S3 endpoint with the limits of a storage tier.",
+    "peek": "Show a dataset's format, fields, sizes, counts and cost, and the code that reads it.",
     "index": "List a dataset once into a manifest.",
     "stage": "Copy a dataset to this node or a store, verified and resumable.",
     "verify": "Verify a staged copy, and repair it.",

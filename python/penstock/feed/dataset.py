@@ -20,19 +20,19 @@ from penstock.feed import fields as kinds
 from penstock.feed import (
     formats,
     hdf5_chunks,
-    hive_partitions,
     labels,
     node_cache,
     pool_locality,
-    scan_lock,
     url_list_pattern,
 )
 from penstock.feed import patches as array_patches
 from penstock.feed.dataset_base import DatasetBase, cut, expected_reads
+from penstock.feed.first_epoch import FirstEpochFeed
 from penstock.feed.record_index_dir import record_index_dir
+from penstock.feed.record_scan import RecordScan
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from penstock.feed.fields import FieldSpec
     from penstock.feed.formats import Format
@@ -74,6 +74,10 @@ class _Counts:
 
     found: _native.Counted | None = None
     schema: Schema | None = None
+    scan: RecordScan | None = None
+
+    def __reduce__(self) -> tuple[type[_Counts], tuple[_native.Counted | None, Schema | None]]:
+        return (_Counts, (self.found, self.schema))  # a scan belongs to its process
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -151,8 +155,8 @@ class Dataset(DatasetBase):
 
         Args:
             seed: 0 to 2^64 - 1.
-            window: Number of objects whose samples are mixed; by default 16, or fewer (at least 2) if objects contain
-                over 1,024 records.
+            window: Number of objects whose samples are mixed; by default 16, or fewer (at least 2) if one of the first
+                16 objects of epoch 0 contains over 1,024 records.
             scope: In a pool, `node` shuffles `local()`: this node reads only its own part, and samples never leave
                 their node. `global` mixes all samples; the share of local reads is then copies / nodes.
         """
@@ -302,15 +306,12 @@ class Dataset(DatasetBase):
         if self._counts.schema is None:
             text, holds, left_out = self.source.schema(dict(env.read()))
             specs = kinds.from_json(text)
-            held = {name for name, _ in (*specs, *left_out)}
-            left_out += [(name, why) for name, why in hive_partitions.columns(self.source).items() if name not in held]
             self._counts.schema = Schema(specs, tuple(holds), tuple(left_out))
         return self._counts.schema
 
     def batch_fields(self) -> dict[str, Any]:
         """Return the fields of a batch: those set by `fields()`, otherwise those of `schema()`."""
         if self.specs:
-            hive_partitions.refuse(self.source, self.specs, lambda: dict(self.schema().specs))
             return dict(self.specs)
         for name, reason in self.schema().left_out:
             _LOG.warning("%s: the default fields do not include `%s`: %s", self.url, name, reason)
@@ -327,31 +328,59 @@ class Dataset(DatasetBase):
                 hint="open it without indexed=False, or count the records beforehand: penstock index URL --records",
             )
         if self._counts.found is None:
-            found = self._count(self.records_per_object, scans=False)
-            if found is None:
-                found = self._scan()
-            return self._keep(found)
+            if self.format in _NEVER_INDEXED:
+                return self._keep(self.counted_without_scan() or self._scan_tables())
+            scan = self.scan()
+            if scan is not None:
+                self._keep(scan.wait())
+        if self._counts.found is None:
+            raise AssertionError("a scan always finds counts or raises")
         return self._counts.found
 
-    def _scan(self) -> _native.Counted:
-        """Count the records by reading every object, which is logged before it starts. One process per node reads, and
-        the others wait.
+    @property
+    def is_counted(self) -> bool:
+        """False while the records are counted in the background."""
+        return self._counts.found is not None or self._counts.scan is None or not self._counts.scan.is_running
+
+    def scan(self) -> RecordScan | None:
+        """Return the scan that counts the records, which may not have begun. None if the counts are known without
+        reading objects, or if each object contains its count.
         """
-        variables = dict(env.read())
-        folder = None if self.format in _NEVER_INDEXED else record_index_dir(variables)
-        with scan_lock.held(folder, self.source.cache_name(variables), self.url) as shared:
-            # Another process may have held the lock before this one, and have written the index.
-            found = self.source.kept_count(variables, folder) if shared else None
-            if found is None:
-                _LOG.warning(
-                    "%s: the objects do not contain record counts, so %s: %d objects, %s bytes. To avoid this, "
-                    "set records_per_object=N or give a manifest with counts.",
-                    self.url,
-                    "all are read once and indexed" if shared else "each process reads all of them once",
-                    self.source.objects,
-                    f"{self.source.size_bytes:,}",
-                )
-                found = self._count(None, scans=True)
+        if self._counts.found is not None or self.format in _NEVER_INDEXED:
+            return None
+        if self._counts.scan is None or not self._counts.scan.is_usable:
+            found = self._count(self.records_per_object, scans=False, reads_objects=False)
+            if found is not None:
+                self._keep(found)
+                return None
+            self._counts.scan = RecordScan(self, self.counted_without_scan)
+        return self._counts.scan
+
+    def first_epoch_feed(
+        self, batch: int, make: Callable[[_native.Sampler | None], _native.Feed]
+    ) -> FirstEpochFeed | None:
+        """Return a feed that starts before all records are counted. None if they are counted, or if an epoch needs all
+        counts. `batch` is the global batch size; `make` creates the feed of a sampler, or of the whole dataset.
+        """
+        # A take shortens an epoch; other steps need the number of samples.
+        can_start = self.indexed and all(name == "take" for name, _, _ in self.steps)
+        scan = self.scan() if can_start else None
+        return None if scan is None else FirstEpochFeed(self, scan, batch, make)
+
+    def counted_without_scan(self) -> _native.Counted | None:
+        """Return the record counts if they are known without reading all objects."""
+        return self._count(self.records_per_object, scans=False)
+
+    def _scan_tables(self) -> _native.Counted:
+        """Count the rows of compressed tables, whose row counts are at the end of the decompressed bytes."""
+        _LOG.warning(
+            "%s: the objects are compressed tables, so each process reads all of them once: %d objects, %s bytes. To "
+            "avoid this, set records_per_object=N or give a manifest with counts.",
+            self.url,
+            self.source.objects,
+            f"{self.source.size_bytes:,}",
+        )
+        found = self._count(None, scans=True)
         if found is None:
             raise AssertionError("a scan always finds counts or raises")
         return found
@@ -364,9 +393,11 @@ class Dataset(DatasetBase):
         self._counts.found = found
         return found
 
-    def _count(self, declared: int | None, *, scans: bool) -> _native.Counted | None:
+    def _count(self, declared: int | None, *, scans: bool, reads_objects: bool = True) -> _native.Counted | None:
         variables = dict(env.read())
-        found, notes = self.source.count(declared, scans=scans, env=variables, cache=record_index_dir(variables))
+        found, notes = self.source.count(
+            declared, scans=scans, env=variables, cache=record_index_dir(variables), reads_objects=reads_objects
+        )
         for note in notes:
             _LOG.warning("%s: an index is ignored: %s", self.url, note)
         return found
@@ -387,12 +418,36 @@ class Dataset(DatasetBase):
         With an index, single records of uncompressed objects can be read by range. This call is unnecessary if indexes
         of other programs exist.
         """
-        return self._keep(self._indexed() or self._scan())
+        found = self._indexed()
+        if found is None:
+            found = self._scan_tables() if self.format in _NEVER_INDEXED else RecordScan(self, lambda: None).wait()
+        return self._keep(found)
 
     @property
     def rung(self) -> str:
         """Source of the record counts."""
         return self.counted().rung
+
+    @property
+    def objects(self) -> int | None:
+        """Number of objects."""
+        return self.source.objects
+
+    def part_with(self, state: Mapping[str, Any]) -> Dataset | None:
+        """Return the part of this dataset that `state` was saved from, if all of its objects still exist.
+
+        The old objects are either the first by name or the oldest. The fingerprint of the state proves which.
+        """
+        old = state.get("objects")
+        if not isinstance(old, int) or not 0 < old < self.source.objects or self.source.max_window is not None:
+            return None
+        records = self.counted().records()
+        for chosen in (range(old), sorted(self.source.oldest_first()[:old])):
+            source = self.source.subset(list(chosen))
+            found = source.counted([records[number] for number in chosen], self.rung)
+            if found.fingerprint == state.get("fingerprint"):
+                return replace(self, source=source, _counts=_Counts(found, self._counts.schema))
+        return None
 
     def _base(self) -> _native.Sampler:
         counted = self.counted()
@@ -421,8 +476,8 @@ class Dataset(DatasetBase):
             return 1
         if self.requested_window is not None:
             return self.requested_window
-        most = self.source.max_window
-        return self.counted().window if most is None else min(self.counted().window, most)
+        window, most = self.counted().window(self.seed), self.source.max_window
+        return window if most is None else min(window, most)
 
     @property
     def needed_bytes(self) -> int | None:
@@ -443,7 +498,7 @@ def open(  # noqa: A001 - the verb is the API
 
     Args:
         url: A folder, one object, or a pattern (`s3://b/train/*.tfrecord.gz`, `train-{000..127}.tar`, `{train,val}/*`).
-            A plain path is local, and `~` is the home folder. A list of these in one bucket (or below one local folder)
+            `hf://datasets/ORG/NAME[@REVISION]/...` is a dataset of the Hugging Face Hub, at its current commit. A plain path is local, and `~` is the home folder. A list of these in one bucket (or below one local folder)
             also forms one dataset: its objects are ordered by name, and each is read once.
         manifest: A manifest file from `penstock index`, used instead of a listing; reads are pinned to its versions.
         format: A name (`"tfrecord"`) or one of `penstock.formats`; by default detected from the object names, otherwise

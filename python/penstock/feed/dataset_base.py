@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import Self
 
     from penstock import _native
+    from penstock.feed.first_epoch import FirstEpochFeed
     from penstock.feed.map_step import MapStep
     from penstock.feed.node_cache import NodeCache
     from penstock.feed.pool_locality import Locality
@@ -218,6 +219,30 @@ class DatasetBase:
     def _gets(self, batch: float, world: int) -> float:
         raise NotImplementedError
 
+    @property
+    def objects(self) -> int | None:
+        """Number of objects; None for a mixture."""
+        return None
+
+    def part_with(self, state: Mapping[str, Any]) -> Self | None:  # noqa: ARG002 - for a dataset that can find it
+        """Return the part of this dataset that `state` was saved from, if all of its objects still exist."""
+        return None
+
+    @property
+    def is_counted(self) -> bool:
+        """False while the records are counted in the background."""
+        return True
+
+    def first_epoch_feed(
+        self,
+        batch: int,  # noqa: ARG002 - for a dataset that can start early
+        make: Callable[[_native.Sampler | None], _native.Feed],  # noqa: ARG002
+    ) -> FirstEpochFeed | None:
+        """Return a feed that starts before all records are counted. None if they are counted, or if an epoch needs all
+        counts. `batch` is the global batch size; `make` creates the feed of a sampler, or of the whole dataset.
+        """
+        return None
+
     # Properties that a loader reads.
 
     def course(self) -> _native.Sampler:
@@ -246,6 +271,8 @@ class DatasetBase:
                 "window": self.window,
                 "samples": self.samples,
             }
+            if self.objects is not None:
+                mine["objects"] = self.objects
             if self.steps:
                 steps = " ".join(f"{name}:{a}:{b}" for name, a, b in self.steps)
                 mine["steps"] = (

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock import _native
+    from penstock.feed.first_epoch import FirstEpochFeed, FirstEpochRun
     from penstock.feed.loader import BaseLoader
     from penstock.feed.map_step import MapRun
 
@@ -70,7 +71,11 @@ class Epoch(Generic[Batch]):
     """
 
     def __init__(
-        self, loader: BaseLoader[Batch], feed: _native.Feed | _native.UnindexedFeed, epoch: int, cursor: int
+        self,
+        loader: BaseLoader[Batch],
+        feed: _native.Feed | _native.UnindexedFeed | FirstEpochFeed,
+        epoch: int,
+        cursor: int,
     ) -> None:
         self._loader = loader
         self._feed = feed
@@ -82,7 +87,7 @@ class Epoch(Generic[Batch]):
         self._measured = loader._measured = reporting.EpochMeasurements(epoch=epoch)
         self._before = feed.metrics()
         self._delivery = loader._delivery()
-        self._run: _native.Run | MapRun | None = loader._run(feed, epoch, cursor)
+        self._run: _native.Run | FirstEpochRun | MapRun | None = loader._run(feed, epoch, cursor)
         # Result of the next step, taken in advance: a batch, the end or an error.
         self._ahead: Future[_Taken | None] | None = None
         self._left_at = time.perf_counter()

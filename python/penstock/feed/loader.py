@@ -26,6 +26,7 @@ from penstock.extras import require
 from penstock.feed import columns, fields, states
 from penstock.feed import report as reporting
 from penstock.feed.epoch import Delivery, Epoch
+from penstock.feed.first_epoch import FirstEpochFeed, FirstEpochRun
 from penstock.feed.unindexed import NOTICE, Unindexed
 
 if TYPE_CHECKING:
@@ -199,7 +200,9 @@ class BaseLoader(Generic[Batch]):
         self._resume = 0
         # Whether the caller has chosen the next epoch, and whether the warning about a repeated epoch was given.
         self._is_chosen = self._has_warned = False
-        self._feed: tuple[int, _native.Feed | _native.UnindexedFeed] | None = None
+        self._feed: tuple[int, _native.Feed | _native.UnindexedFeed | FirstEpochFeed] | None = None
+        # The complete dataset, while an epoch of its old part is finished.
+        self._whole_dataset: DatasetBase | None = None
         self._worker_pool: WorkerPool | None = None
         self._live: weakref.ref[Epoch[Batch]] | None = None
         self._measured = reporting.EpochMeasurements()
@@ -256,27 +259,39 @@ class BaseLoader(Generic[Batch]):
         """The current epoch or, between two passes, the next one."""
         return self._epoch
 
-    def _native_feed(self) -> _native.Feed | _native.UnindexedFeed:
-        if self._feed is None or self._feed[0] != os.getpid():
-            fields_json = fields.to_json(self.dataset.batch_fields().items())
-            settings = json.dumps(self._settings, default=operator.index)
+    def _native_feed(self) -> _native.Feed | _native.UnindexedFeed | FirstEpochFeed:
+        if self._feed is None or self._feed[0] != os.getpid() or isinstance(self._feed[1], FirstEpochFeed):
             if self._unindexed is not None:
+                fields_json = fields.to_json(self.dataset.batch_fields().items())
+                settings = json.dumps(self._settings, default=operator.index)
                 self._feed = (os.getpid(), self._unindexed.feed(fields_json, settings, dict(env.read())))
                 return self._feed[1]
-            made = _native.Feed(
-                self.dataset.course(),
-                fields_json,
-                settings,
-                dict(env.read()),
-                global_batch=self.global_batch,
-                rank=self.rank,
-                world=self.world,
-                tail=self.tail,
-                caches=[None if cache is None else astuple(cache) for cache in self.caches],
-                node=self._node,
-            )
-            self._feed = (os.getpid(), made)
+            # While the records are counted, the first epoch already runs.
+            started = self.dataset.first_epoch_feed(self.global_batch, self._counted_feed)
+            if started is None:
+                return self._counted_feed(None)
+            self._feed = (os.getpid(), started)
         return self._feed[1]
+
+    def _counted_feed(self, sampler: _native.Sampler | None) -> _native.Feed:
+        """Create the native feed of the whole dataset, or of the part of an epoch that `sampler` covers."""
+        # The end of a part is not the end of an epoch.
+        settings = self._settings if sampler is None else {**self._settings, "prefetch_next_epoch": False}
+        made = _native.Feed(
+            self.dataset.course() if sampler is None else sampler,
+            fields.to_json(self.dataset.batch_fields().items()),
+            json.dumps(settings, default=operator.index),
+            dict(env.read()),
+            global_batch=self.global_batch,
+            rank=self.rank,
+            world=self.world,
+            tail=self.tail,
+            caches=[None if cache is None else astuple(cache) for cache in self.caches],
+            node=self._node,
+        )
+        if sampler is None:
+            self._feed = (os.getpid(), made)
+        return made
 
     @cached_property
     def caches(self) -> list[NodeCache | None]:
@@ -295,7 +310,9 @@ class BaseLoader(Generic[Batch]):
             self._worker_pool = WorkerPool(self.dataset.map_steps)
         return self._worker_pool
 
-    def _run(self, feed: _native.Feed | _native.UnindexedFeed, epoch: int, cursor: int) -> _native.Run | MapRun:
+    def _run(
+        self, feed: _native.Feed | _native.UnindexedFeed | FirstEpochFeed, epoch: int, cursor: int
+    ) -> _native.Run | FirstEpochRun | MapRun:
         """Start a pass of the feed. If the dataset has functions, the batches go through them."""
         run = feed.start(epoch, cursor)
         if not self.dataset.map_steps:
@@ -330,7 +347,7 @@ class BaseLoader(Generic[Batch]):
         if start == 0 and self._is_spent(self._cursor):
             # Callers that use len() (as Lightning does) stop after the last batch without asking for more, so the epoch
             # is complete.
-            self._epoch, self._cursor = self._epoch + 1, 0
+            self._to_epoch(self._epoch + 1)
         elif not self._is_chosen:
             self._warn_of_repeat()
         self._is_chosen = False
@@ -362,8 +379,16 @@ class BaseLoader(Generic[Batch]):
         """True if a pass at this cursor has delivered every batch of the epoch."""
         if self._unindexed is not None:
             return self._unindexed.is_spent(cursor)
+        if cursor == 0 or not self.dataset.is_counted:
+            return False
         left = self.dataset.samples - cursor
-        return cursor > 0 and left < (self.global_batch if self.tail == "drop" else 1)
+        return left < (self.global_batch if self.tail == "drop" else 1)
+
+    def _to_epoch(self, epoch: int) -> None:
+        """Go to the start of another epoch, which uses all objects."""
+        self._epoch, self._cursor = epoch, 0
+        if self._whole_dataset is not None:
+            self._use(self._whole_dataset, None)
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` the next to iterate, from its start. If a state of the same epoch was loaded, the state is kept.
@@ -375,7 +400,8 @@ class BaseLoader(Generic[Batch]):
         self._is_chosen = True
         if epoch != self._epoch:
             self._supersede(f"set_epoch({epoch}) was called")
-            self._epoch, self._cursor, self._resume = epoch, 0, 0
+            self._to_epoch(epoch)
+            self._resume = 0
         elif not self._resume and self._is_spent(self._cursor):
             self._cursor = 0  # the caller wants to repeat the finished epoch
 
@@ -389,14 +415,32 @@ class BaseLoader(Generic[Batch]):
             return {"version": states.STATE_VERSION, **self._unindexed.state(self._epoch, self._cursor)}
         return states.make(self.dataset, self._epoch, self._cursor)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, grown: states.Grown = "refuse") -> None:
         """Make the next iterator continue at `state`, on any number of ranks and with any batch size.
 
+        Args:
+            grown: Rule for a dataset that has more objects than when the state was saved: `refuse` raises an error with
+                both numbers. `finish-old-then-new` finishes the epoch of the state with the objects that it had; all
+                later epochs use all objects. A state that is saved during that epoch needs the same rule.
         Raises:
             ConfigError: The state belongs to another dataset, seed or window or, for an unindexed dataset, to another
                 rank or world. The message contains both values.
         """
-        self._go_on(*(states.check(state, self.dataset) if self._unindexed is None else self._unindexed.cursor(state)))
+        if self._unindexed is not None:
+            self._go_on(*self._unindexed.cursor(state))
+            return
+        dataset = self._whole_dataset or self.dataset
+        part = states.old_part(state, dataset, grown)
+        epoch, cursor = states.check(state, part or dataset)
+        self._use(part or dataset, None if part is None else dataset)
+        self._go_on(epoch, cursor)
+
+    def _use(self, dataset: DatasetBase, whole: DatasetBase | None) -> None:
+        """Read `dataset` from now on; `whole` replaces it after its current epoch."""
+        if dataset is not self.dataset:
+            self.dataset, self._feed = dataset, None
+            self.__dict__.pop("caches", None)
+        self._whole_dataset = whole
 
     def _go_on(self, epoch: int, cursor: int) -> None:
         self._supersede("load_state_dict was called")
@@ -415,7 +459,7 @@ class BaseLoader(Generic[Batch]):
         if self._is_live(by):
             self._live = None
             if epoch == self._epoch:
-                self._epoch, self._cursor = epoch + 1, 0
+                self._to_epoch(epoch + 1)
 
     def report(self) -> Report:
         """Time spent in the current or last pass, by class. Prints as a table. `dict(report)` is plain data."""
@@ -423,9 +467,10 @@ class BaseLoader(Generic[Batch]):
         if live is not None:
             live.measure()
         feed = self._feed[1] if self._feed is not None and self._feed[0] == os.getpid() else None
-        counted = self._unindexed is None
+        # While the records are counted in the background, a report does not wait for them.
+        counted = self._unindexed is None and self.dataset.is_counted
         facts = {
-            "counts": self.dataset.rung if counted else NOTICE,
+            "counts": self.dataset.rung if counted else NOTICE if self._unindexed is not None else "scan, not complete",
             "window": self.dataset.window if counted else None,
             "needed_bytes": self.dataset.needed_bytes,
             "caches": [None if cache is None else asdict(cache) for cache in self.caches],

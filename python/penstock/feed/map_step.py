@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from penstock import _native
     from penstock.feed.dataset_base import DatasetBase
+    from penstock.feed.first_epoch import FirstEpochRun
     from penstock.feed.loader import BaseLoader
     from penstock.feed.map_pool import WorkerPool
 
@@ -96,7 +97,7 @@ class _Pass:
 class MapRun:
     """A native run whose batches go through functions. Has the same interface as the native run."""
 
-    def __init__(self, loader: BaseLoader[Any], run: _native.Run, epoch: int, cursor: int) -> None:
+    def __init__(self, loader: BaseLoader[Any], run: _native.Run | FirstEpochRun, epoch: int, cursor: int) -> None:
         from penstock.feed.numpy import array
 
         self._loader, self._run, self._array = loader, run, array
@@ -162,9 +163,8 @@ class MapRun:
         """Split a batch of the feed by kind of column, and compute the positions of its rows."""
         tensors, count, cursor = got
         loader, state = self._loader, self._pass
-        samples = loader.dataset.samples
         start = state.read
-        end = start + loader.global_batch if loader.tail == "pad" else min(start + loader.global_batch, samples)
+        end = start + loader.global_batch if loader.tail == "pad" else cursor
         first = start + (end - start) * loader.rank // loader.world
         state.read = cursor
         rows, passed = map_worker.Rows({}), {}
@@ -217,8 +217,10 @@ def _add(rows: map_worker.Rows, name: str, value: Any, array: Callable[[Any], An
 def _seeds(dataset: DatasetBase, epoch: int, positions: Sequence[int]) -> list[int]:
     # A mixture does not have a seed, so its fingerprint replaces the seed.
     seed = dataset.seed if dataset.seed is not None else int(dataset.fingerprint[:15], 16)
-    samples = dataset.samples
-    return [sample_seed(seed, epoch, position % samples) for position in positions]
+    if dataset.is_counted:  # before that, no position is in a padded tail
+        samples = dataset.samples
+        positions = [position % samples for position in positions]
+    return [sample_seed(seed, epoch, position) for position in positions]
 
 
 def _failed(

@@ -30,7 +30,7 @@ _LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs"})
 """File systems of local disks. A cache on a shared file system would cause the traffic that it should avoid, and tmpfs
 uses memory."""
 
-_REMOTE = ("s3://", "az://", "gs://", "http://", "https://", "hdfs://")
+_REMOTE = ("s3://", "az://", "gs://", "http://", "https://", "hdfs://", "hf://")
 
 _MAX_FREE_SHARE = 0.9
 """Maximum share of the free space that the cache may use. A full disk would affect all other programs that write to

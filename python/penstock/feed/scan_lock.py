@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lock for one scan of a dataset per node: a lock file beside the record indexes, which the other ranks wait for.
 
-Manages only the lock file. The kernel releases the lock if its holder is killed. If the cache folder is on a shared
+Manages only the lock file. Its holder may write lines of progress into it, which waiting processes read. The kernel releases the lock if its holder is killed. If the cache folder is on a shared
 file system that supports locks, only one of all nodes scans.
 """
 
@@ -20,12 +20,67 @@ from penstock.ownership import remove_file
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["held"]
+__all__ = ["POLL_S", "ScanLock", "attempt", "held", "lines", "warn"]
 
 _LOG = logging.getLogger("penstock.feed")
 
-_POLL_S = 0.1
+POLL_S = 0.1
 """Seconds between two attempts to lock. The code polls, because Ctrl-C would not end a wait in the kernel."""
+
+
+class ScanLock:
+    """A lock that this process holds."""
+
+    def __init__(self, descriptor: int, path: Path) -> None:
+        self._descriptor, self._path = descriptor, path
+
+    def write(self, line: str) -> None:
+        """Add a line of progress. If the disk is full, the waiting processes see less progress."""
+        with suppress(OSError):
+            os.write(self._descriptor, line.encode() + b"\n")
+
+    def release(self) -> None:
+        """Release the lock, and remove its file."""
+        # Delete the file only if the name still belongs to it; otherwise, it is another process's lock. A process that
+        # waits for this file then finds the name gone, and creates a new file.
+        if _is_at(self._descriptor, self._path):
+            with suppress(OSError):
+                remove_file(self._path)
+        # Unlock explicitly, because a forked child may have inherited the descriptor, and closing it here would not
+        # unlock.
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        os.close(self._descriptor)
+
+
+def attempt(folder: Path, name: str) -> ScanLock:
+    """Take the lock `name` in `folder`, without waiting.
+
+    Raises:
+        BlockingIOError: Another process holds it.
+        OSError: The lock file cannot be created, or the file system does not support locks.
+    """
+    path = folder / f"{name}.lock"
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(path, flags, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(descriptor, path):
+                return ScanLock(descriptor, path)
+        except OSError:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def lines(folder: Path, name: str, first: int) -> list[str]:
+    """Return the lines of progress that the lock's holder has written, from line `first` on."""
+    try:
+        text = (folder / f"{name}.lock").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    return text.split("\n")[first:-1]
 
 
 @contextmanager
@@ -35,47 +90,27 @@ def held(folder: str | None, name: str, url: str) -> Iterator[bool]:
     Yields:
         Whether the lock is held; False without a folder, or if the lock file cannot be created or locked.
     """
-    lock = None if folder is None else _locked(Path(folder), f"{name}.lock", url)
-    if lock is None:
-        yield False
-        return
-    descriptor, path = lock
-    try:
-        yield True
-    finally:
-        # Delete the file only if the name still belongs to it; otherwise, it is another process's lock. A process that
-        # waits for this file then finds the name gone, and creates a new file.
-        if _is_at(descriptor, path):
-            with suppress(OSError):
-                remove_file(path)
-        # Unlock explicitly, because a forked child may have inherited the descriptor, and closing it here would not
-        # unlock.
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-        os.close(descriptor)
-
-
-def _locked(folder: Path, name: str, url: str) -> tuple[int, Path] | None:
-    path, warned = folder / name, False
-    while True:
+    lock, warned = None, False
+    while lock is None and folder is not None:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-        except OSError:
-            return None
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_at(descriptor, path):
-                return descriptor, path
-            os.close(descriptor)
+            lock = attempt(Path(folder), name)
         except BlockingIOError:
-            os.close(descriptor)
             if not warned:
-                _LOG.warning("%s: another process is reading and indexing all objects; waiting for its index", url)
+                warn(url)
                 warned = True
-            time.sleep(_POLL_S)
-        except OSError:  # the file system does not support locks
-            os.close(descriptor)
-            return None
+            time.sleep(POLL_S)
+        except OSError:
+            break
+    try:
+        yield lock is not None
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+def warn(url: str) -> None:
+    """Log that this process waits for another one's scan."""
+    _LOG.warning("%s: another process is reading and indexing all objects; waiting for its index", url)
 
 
 def _is_at(descriptor: int, path: Path) -> bool:

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saved states of a loader over counted records. Checks that a state and a dataset agree. Reads no samples."""
+"""Saved states of a loader over counted records. Checks that a state and a dataset agree, and finds the old part of a
+dataset that grew. Reads no samples.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from penstock import _native
 from penstock.errors import ConfigError
@@ -13,9 +15,12 @@ if TYPE_CHECKING:
 
     from penstock.feed.dataset_base import DatasetBase
 
-__all__ = ["STATE_VERSION", "check", "make"]
+__all__ = ["STATE_VERSION", "Grown", "check", "make", "old_part"]
 
 STATE_VERSION = 1
+
+Grown = Literal["refuse", "finish-old-then-new"]
+"""Rule for a state of a dataset that has more objects now."""
 
 _ADVICE = {
     "version": "load the state with the version of Penstock that saved it",
@@ -56,7 +61,7 @@ def check(state: Mapping[str, Any], dataset: DatasetBase) -> tuple[int, int]:
         if state.get(name) == mine.get(name):
             continue
         if name == "fingerprint":
-            raise _changed(state, mine)
+            raise _changed(state, mine, has_old_part=dataset.part_with(state) is not None)
         raise ConfigError(
             f"state: {name} is {state.get(name)!r}, but this loader's {name} is {mine.get(name)!r}",
             where="state",
@@ -70,18 +75,46 @@ def check(state: Mapping[str, Any], dataset: DatasetBase) -> tuple[int, int]:
     return epoch, cursor
 
 
-def _changed(state: Mapping[str, Any], mine: Mapping[str, Any]) -> ConfigError:
-    was, now = state.get("samples"), mine["samples"]
-    if not isinstance(was, int):
-        change = f"{now:,} samples now"
-    elif was == now:
-        change = f"{now:,} samples then and now, but different objects, or different parts or weights of a mixture"
+def old_part(state: Mapping[str, Any], dataset: DatasetBase, grown: Grown) -> DatasetBase | None:
+    """Return the part of a grown dataset that the state was saved from; None if the dataset did not change, or if the
+    state must be refused.
+
+    Raises:
+        ConfigError: `grown` is not a known rule.
+    """
+    if grown not in get_args(Grown):
+        raise ConfigError(f"grown: {grown!r} is not one of {', '.join(get_args(Grown))}", where="grown")
+    if grown == "refuse" or "unindexed" in state or state.get("fingerprint") == dataset.fingerprint:
+        return None
+    return dataset.part_with(state)
+
+
+def _changed(state: Mapping[str, Any], mine: Mapping[str, Any], *, has_old_part: bool) -> ConfigError:
+    parts = [_difference(name, state.get(name), mine.get(name)) for name in ("objects", "samples")]
+    change = ", ".join(part for part in parts if part)
+    if state.get("samples") == mine.get("samples"):
+        change += ", but different objects, or different parts or weights of a mixture"
+    if has_old_part:
+        hint = (
+            'all objects of the state still exist: load_state_dict(state, grown="finish-old-then-new") finishes its epoch '
+            "with them, and later epochs use all objects"
+        )
     else:
-        change = f"{was:,} samples then and {now:,} now ({now - was:+,})"
+        hint = (
+            "open the dataset as it was with its manifest (penstock index URL -o FILE; penstock.open(url, FILE)), "
+            "or start a new run without the state"
+        )
     return ConfigError(
         f"state: saved from a different dataset: {change}; the state's fingerprint is "
         f"{state.get('fingerprint')!r}, but this loader's is {mine['fingerprint']!r}",
         where="state",
-        hint="open the dataset as it was with its manifest (penstock index URL -o FILE; penstock.open(url, FILE)), "
-        "or start a new run without the state",
+        hint=hint,
     )
+
+
+def _difference(name: str, was: object, now: object) -> str:
+    if not isinstance(now, int):
+        return ""
+    if not isinstance(was, int):
+        return f"{now:,} {name} now"
+    return f"{now:,} {name} then and now" if was == now else f"{was:,} {name} then and {now:,} now ({now - was:+,})"

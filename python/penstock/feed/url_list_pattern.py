@@ -38,6 +38,14 @@ def joined(urls: Sequence[str]) -> str:
         )
     if len(urls) == 1:
         return urls[0]
+    schemes = {url.partition("://")[0] + "://" if "://" in url else "a local path" for url in urls}
+    if len(schemes) > 1:
+        raise ConfigError(
+            f"url: the list mixes {' and '.join(sorted(schemes))}; all URLs of a list must be in one bucket, dataset or "
+            "local folder",
+            where="url",
+            hint="use penstock.mix to read several datasets in one epoch",
+        )
     folder = _folder(urls)
     if len(set(urls)) < len(urls):
         twice = next(url for url in urls if urls.count(url) > 1)
@@ -76,7 +84,9 @@ def _folder(urls: Sequence[str]) -> str:
     wild = _WILD.search(shortest[:same])
     folder = shortest[: wild.start() if wild else same].rpartition("/")[0] + "/"
     scheme, mark, rest = folder.partition("://")
-    if (mark and not rest.partition("/")[1]) or scheme.endswith(":"):
+    # A dataset of the Hugging Face Hub has three names: datasets, organisation and name.
+    names = 3 if scheme == "hf" else 1
+    if (mark and rest.count("/") < names) or scheme.endswith(":"):
         raise ConfigError(
             f"url: {shortest} and {longest} are in different stores or buckets",
             where="url",

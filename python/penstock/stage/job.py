@@ -165,8 +165,8 @@ def state_folder(source: str, destination: str, journal: str | None = None) -> s
 def variables() -> dict[str, str]:
     """Return the environment variables that the core's stores need."""
     # Pass on only variables that a store may read, and only valid text, because other bytes cannot be a credential.
-    wanted = ("AWS_", "PENSTOCK_", "AZURE_", "GOOGLE_", "HADOOP_", "IDENTITY_", "CLOUDSDK_")
-    exact = (*_OF_THIS_USER, "STORAGE_EMULATOR_HOST", "GCE_METADATA_HOST")
+    wanted = ("AWS_", "PENSTOCK_", "AZURE_", "GOOGLE_", "HADOOP_", "IDENTITY_", "CLOUDSDK_", "HF_")
+    exact = (*_OF_THIS_USER, "STORAGE_EMULATOR_HOST", "GCE_METADATA_HOST", "HUGGING_FACE_HUB_TOKEN")
     found = {name: value for name, value in env.read().items() if name.startswith(wanted) or name in exact}
     return {name: value for name, value in found.items() if value.isascii() or value.isprintable()}
 

@@ -39,8 +39,9 @@ pub async fn index_selected(
     // Local, HTTP and HDFS listings must start at a folder. Object stores can list any key prefix.
     let begin = match url.scheme {
         Scheme::S3 | Scheme::Azure | Scheme::Gcs | Scheme::Memory => folder.join(select.literal_prefix()),
-        Scheme::File | Scheme::Http | Scheme::Https | Scheme::Hdfs => folder.clone(),
+        Scheme::File | Scheme::Http | Scheme::Https | Scheme::Hdfs | Scheme::Hub => folder.clone(),
     };
+    let url = &penstock_store::pinned(store, url, deadline).await?;
     let mut listing = store.list(&begin, None, deadline);
     loop {
         match listing.try_next().await {

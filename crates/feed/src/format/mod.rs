@@ -8,6 +8,7 @@ pub(super) mod array_rows;
 mod files;
 mod fixed;
 mod hdf5;
+pub(super) mod hive;
 mod mds;
 mod npy;
 mod parquet;

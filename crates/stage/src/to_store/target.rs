@@ -72,7 +72,7 @@ impl Target {
 pub(crate) fn keeps_names(scheme: Scheme) -> bool {
     match scheme {
         Scheme::S3 | Scheme::Azure | Scheme::Gcs | Scheme::Memory => true,
-        Scheme::File | Scheme::Hdfs | Scheme::Http | Scheme::Https => false,
+        Scheme::File | Scheme::Hdfs | Scheme::Http | Scheme::Https | Scheme::Hub => false,
     }
 }
 

@@ -32,7 +32,7 @@ use serde::Deserialize;
 use self::authorize::Authorizer;
 use crate::metered::count_error;
 use crate::transport::client::{Http, Parts};
-use crate::transport::{QUERY, Remote, body, delete_each, error_body, is_loopback, ranged_get, status, text, within};
+use crate::transport::{QUERY, Remote, body, delete_each, error_body, origin, ranged_get, status, text, within};
 use crate::{
     Capabilities, GetResult, ListStream, Meta, MultipartStore, ObjectRef, PutOptions, Store, Version, http_date,
 };
@@ -138,26 +138,8 @@ impl Gcs {
 
 /// Parses the emulator address, `host:port` or a URL, like Google's own libraries.
 fn emulator(host: &str, allows_http: bool) -> Result<String> {
-    // The errors do not contain the URL until it is certain that it has no password in it.
-    let bad = |problem: &str| Error::config("STORAGE_EMULATOR_HOST", problem);
     let url = if host.contains("://") { host.to_owned() } else { format!("http://{host}") };
-    let uri: Uri = url.parse().map_err(|_| bad("not a valid URL"))?;
-    let authority = uri.authority().ok_or_else(|| bad("the URL has no host"))?;
-    if authority.as_str().contains('@') || uri.query().is_some() {
-        return Err(bad("the URL contains a password or a query"));
-    }
-    match uri.scheme_str() {
-        Some("https") => {}
-        Some("http") if allows_http || is_loopback(authority.host()) => {}
-        Some("http") => {
-            return Err(bad(&format!(
-                "http://{authority} is plain http to another machine: use https, or set PENSTOCK_ALLOW_HTTP=1 on a network \
-                 that you trust"
-            )));
-        }
-        _ => return Err(bad("the URL must begin with https:// or http://")),
-    }
-    Ok(format!("{}://{authority}", uri.scheme_str().unwrap_or("http")))
+    origin("STORAGE_EMULATOR_HOST", &url, allows_http)
 }
 
 /// Parameters of one request.

@@ -177,6 +177,30 @@ pub(crate) fn header_of(what: &str, text: &str) -> Result<HeaderValue> {
         .map_err(|_| Error::config(what, format!("`{}` is not a valid header value", text.escape_debug())))
 }
 
+/// Parses the URL of an endpoint in the setting `what`, and returns its scheme and host. Plain HTTP is allowed to this
+/// machine, and to other machines if `allows_http` is set.
+pub(crate) fn origin(what: &str, url: &str, allows_http: bool) -> Result<String> {
+    // The errors do not contain the URL until it is certain that it has no password in it.
+    let bad = |problem: &str| Error::config(what, problem);
+    let uri: Uri = url.parse().map_err(|_| bad("not a valid URL"))?;
+    let authority = uri.authority().ok_or_else(|| bad("the URL has no host"))?;
+    if authority.as_str().contains('@') || uri.query().is_some() {
+        return Err(bad("the URL contains a password or a query"));
+    }
+    match uri.scheme_str() {
+        Some("https") => {}
+        Some("http") if allows_http || is_loopback(authority.host()) => {}
+        Some("http") => {
+            return Err(bad(&format!(
+                "http://{authority} is plain http to another machine: use https, or set PENSTOCK_ALLOW_HTTP=1 on a network \
+                 that you trust"
+            )));
+        }
+        _ => return Err(bad("the URL must begin with https:// or http://")),
+    }
+    Ok(format!("{}://{authority}", uri.scheme_str().unwrap_or("http")))
+}
+
 /// Returns true for names and addresses of this machine.
 pub(crate) fn is_loopback(host: &str) -> bool {
     let host = host.trim_start_matches('[').trim_end_matches(']');

@@ -16,9 +16,14 @@ pub(crate) fn shown(text: &str) -> String {
     text.chars().take(SHOWN).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-/// Parses Retry-After: a number of seconds, or a date.
+/// Parses Retry-After (a number of seconds, or a date) or, without it, the time until a quota of a RateLimit header is
+/// reset: `"api";r=0;t=55`, as the Hugging Face Hub sends it (IETF draft-ietf-httpapi-ratelimit-headers).
 pub(crate) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    wait(headers.get("retry-after")?.to_str().ok()?)
+    let text = |name: &str| headers.get(name)?.to_str().ok();
+    match text("retry-after") {
+        Some(after) => wait(after),
+        None => wait(text("ratelimit")?.split(';').find_map(|part| part.trim().strip_prefix("t="))?),
+    }
 }
 
 fn wait(text: &str) -> Option<Duration> {
@@ -66,6 +71,18 @@ pub(crate) fn reason_phrase(status: StatusCode) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn test_rate_limit_reset_is_used_without_a_retry_after() {
+        let mut headers = HeaderMap::new();
+        headers.insert("ratelimit", "\"resolvers\";r=0;t=55".parse().unwrap());
+        assert_eq!(retry_after(&headers), Some(Duration::from_secs(55)));
+        headers.insert("retry-after", "2".parse().unwrap());
+        assert_eq!(retry_after(&headers), Some(Duration::from_secs(2)));
+        headers.clear();
+        headers.insert("ratelimit", "odd".parse().unwrap());
+        assert_eq!(retry_after(&headers), None);
+    }
 
     #[test]
     fn test_retry_after_takes_seconds_and_dates() {

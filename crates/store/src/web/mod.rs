@@ -7,7 +7,7 @@
 //! metadata service). It returns the Content-Encoding and never decodes it.
 
 mod index;
-mod redirect;
+pub(crate) mod redirect;
 
 use std::fmt;
 use std::sync::Arc;

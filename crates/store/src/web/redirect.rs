@@ -11,11 +11,11 @@ use penstock_types::{Error, Result};
 use crate::transport::is_loopback;
 
 /// Maximum number of redirects that one request follows.
-pub(super) const MAX_REDIRECTS: usize = 5;
+pub(crate) const MAX_REDIRECTS: usize = 5;
 
 /// Returns the target of the redirect `location`, received for `from`. `place` is the URL of the original request,
 /// whose host is `home`.
-pub(super) fn follow(from: &Uri, location: &str, home: &Authority, place: &str) -> Result<Uri> {
+pub(crate) fn follow(from: &Uri, location: &str, home: &Authority, place: &str) -> Result<Uri> {
     let refused = |why: &str| {
         let reason = format!("its server redirects {why}");
         Error::System { place: place.to_owned(), reason }

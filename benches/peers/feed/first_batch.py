@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Seconds from `open` to the first batch, over S3 with a latency of 20 ms, on tars that were never read before.
+
+    .venv/bin/python benches/peers/feed/first_batch.py --webdataset PYTHON [--tars 100] [--bytes 100000000] [--repeats 5]
+
+PYTHON is the interpreter of an environment with webdataset (`uv venv /tmp/wds && uv pip install webdataset numpy`).
+The emulator adds the latency to every request. The tars hold records of 100 KB with a number. Two orders are compared:
+
+* stored: the objects in the order of their names;
+* shuffled: Penstock mixes windows of 4 objects; WebDataset shuffles shards, and fills a buffer of as many samples.
+
+Each run is a new process without caches, from `import` to the first batch of 32 samples, peers interleaved. WebDataset
+reads through `pipe:curl`, its way to S3 without other packages; curl signs the requests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from pathlib import Path
+
+from penstock.emulator import Emulator
+
+RECORD_BYTES = 100_000
+BATCH = 32
+WINDOW = 4
+
+_TIERS = """
+schema_version = 1
+[[tier]]
+name = "far"
+year = 2026
+title = "20 ms to the first byte"
+[[tier.latency]]
+what = "read"
+p50_ms = 20.0
+p99_ms = 20.1
+source = "this benchmark"
+as_of = "2026-11"
+confidence = "ours"
+"""
+
+PENSTOCK = """
+import json, sys, time
+began = time.perf_counter()
+import penstock
+url, shuffled, window = sys.argv[1], sys.argv[2] == "shuffled", int(sys.argv[3])
+dataset = penstock.open(url).fields(x=penstock.tensor("uint8", (int(sys.argv[4]),)).of("bin")).cache(False)
+dataset = dataset.shuffle(1, window) if shuffled else dataset
+batch = next(iter(penstock.Loader(dataset, batch_size=int(sys.argv[5]))))
+print(json.dumps([time.perf_counter() - began, len(batch["x"])]), flush=True)
+import os; os._exit(0)
+"""
+
+WEBDATASET = """
+import json, sys, time
+began = time.perf_counter()
+import numpy as np, webdataset as wds
+curl, shuffled, buffer, tars = sys.argv[1], sys.argv[2] == "shuffled", int(sys.argv[3]), int(sys.argv[6])
+urls = [f"pipe:{curl}{number:04d}.tar" for number in range(tars)]
+pipe = wds.WebDataset(urls, shardshuffle=100 if shuffled else False, seed=1, empty_check=False)
+pipe = pipe.shuffle(buffer, initial=buffer) if shuffled else pipe
+pipe = pipe.map(lambda sample: np.frombuffer(sample["bin"], np.uint8)).batched(int(sys.argv[5]), collation_fn=np.stack)
+batch = next(iter(pipe))
+print(json.dumps([time.perf_counter() - began, len(batch)]), flush=True)
+import os; os._exit(0)
+"""
+
+
+def write(folder: Path, tars: int, size: int) -> int:
+    """Write the tars, and return the records in each."""
+    each = max(size // (RECORD_BYTES + 1024), 1)
+    payload = os.urandom(RECORD_BYTES)
+    for number in range(tars):
+        with tarfile.open(folder / f"{number:04d}.tar", "w", format=tarfile.USTAR_FORMAT) as out:
+            for row in range(each + number % 3):
+                member = tarfile.TarInfo(f"{number:04d}{row:06d}.bin")
+                member.size = RECORD_BYTES
+                out.addfile(member, io.BytesIO(payload))
+    return each
+
+
+def timed(argv: list[str], environment: dict[str, str]) -> float:
+    """Run one peer, and return its seconds."""
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    if done.returncode:
+        raise SystemExit(done.stderr[-2000:])
+    seconds, samples = json.loads(done.stdout.splitlines()[-1])
+    if samples != BATCH:
+        raise SystemExit(f"{argv[0]}: a batch of {samples}")
+    return float(seconds)
+
+
+def main() -> int:
+    """Print one JSON line per order and peer."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--webdataset", required=True, metavar="PYTHON")
+    parser.add_argument("--tars", type=int, default=100)
+    parser.add_argument("--bytes", type=int, default=100_000_000)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--folder", type=Path, help="where the tars are written")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=given.folder) as made:
+        folder = Path(made)
+        each = write(folder, given.tars, given.bytes)
+        tiers = folder.parent / f"{folder.name}-tiers.toml"
+        tiers.write_text(_TIERS)
+        with Emulator(folder, tier="far", tiers=tiers) as server:
+            tiers.unlink()
+            curl = f"curl -s -f --aws-sigv4 aws:amz:{server.region}:s3 --user {server.access_key}:{server.secret_key}"
+            curl += f" -H 'x-amz-content-sha256: UNSIGNED-PAYLOAD' {server.endpoint}/{server.url.removeprefix('s3://')}"
+            found: dict[str, list[float]] = {}
+            for _ in range(given.repeats):
+                for order in ("stored", "shuffled"):
+                    more = [str(RECORD_BYTES), str(BATCH), str(given.tars)]
+                    ours = [sys.executable, "-c", PENSTOCK, server.url, order, str(WINDOW), *more]
+                    theirs = [given.webdataset, "-c", WEBDATASET, curl, order, str(WINDOW * each), *more]
+                    base = {**os.environ, **server.env, "PENSTOCK_CACHE": "", "PENSTOCK_SCRATCH": ""}
+                    found.setdefault(f"penstock {order}", []).append(timed(ours, base))
+                    found.setdefault(f"webdataset {order}", []).append(timed(theirs, base))
+                    time.sleep(0.5)
+    for order in ("stored", "shuffled"):
+        ours, theirs = (statistics.median(found[f"{peer} {order}"]) for peer in ("penstock", "webdataset"))
+        row = {"order": order, "penstock_s": ours, "webdataset_s": theirs, "ratio": ours / theirs}
+        print(json.dumps({**row, "tars": given.tars, "tar_bytes": given.bytes, "load": os.getloadavg()[0]}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Lists the files of a dataset by the Hub's `tree` endpoint, page by page. The pages of a commit never change, so a
+//! listing that was interrupted or throttled goes on after its last page.
+
+use std::sync::Arc;
+
+use futures::{StreamExt, TryStreamExt, stream};
+use http::{HeaderMap, Method, Uri};
+use penstock_types::{Deadline, Error, Key, Metric, Result, lock};
+use serde::Deserialize;
+
+use super::{Dataset, meta_of};
+use crate::page_tokens::PageTokens;
+use crate::transport::{Remote, body, text};
+use crate::{ListStream, Meta, Version};
+
+/// Maximum size of a page in bytes: 1,000 entries.
+const PAGE_LIMIT: usize = 32 << 20;
+
+/// Entry of a tree: a file or a folder.
+#[derive(Deserialize)]
+struct Entry {
+    #[serde(rename = "type")]
+    kind: String,
+    path: String,
+    #[serde(default)]
+    size: u64,
+    oid: Option<String>,
+    lfs: Option<Lfs>,
+}
+
+/// A file that is stored outside of Git.
+#[derive(Deserialize)]
+struct Lfs {
+    oid: String,
+    size: u64,
+}
+
+/// Pages of a listing so far.
+#[derive(Default)]
+pub(super) struct Listed {
+    found: Vec<Meta>,
+    tokens: PageTokens,
+}
+
+/// Lists the files below `prefix` in byte order.
+pub(super) fn stream(
+    dataset: Arc<Dataset>,
+    prefix: Key,
+    after: Option<Key>,
+    deadline: Deadline,
+) -> ListStream<'static> {
+    stream::once(async move {
+        let cut = prefix.as_bytes().iter().rposition(|byte| *byte == b'/').unwrap_or(0);
+        let mut found = dataset.files(&prefix.head(cut), deadline).await?;
+        found.retain(|meta| {
+            meta.key.as_bytes().starts_with(prefix.as_bytes()) && after.as_ref().is_none_or(|after| meta.key > *after)
+        });
+        // The Hub does not document the order of its pages.
+        found.sort_unstable_by(|a, b| a.key.cmp(&b.key));
+        found.dedup_by(|a, b| a.key == b.key);
+        Ok::<_, Error>(stream::iter(found).map(Ok::<_, Error>))
+    })
+    .try_flatten()
+    .boxed()
+}
+
+impl Dataset {
+    /// Returns the files in a folder and below it. A folder that does not exist has none.
+    async fn files(&self, folder: &Key, deadline: Deadline) -> Result<Vec<Meta>> {
+        let commit = self.commit(deadline).await?;
+        let place = self.place(folder);
+        let base = format!("{}/api/datasets/{}/tree/{commit}", self.shown, self.name);
+        let folder_key = (!folder.is_empty()).then_some(folder.as_bytes());
+        loop {
+            let next = lock(&self.listed).entry(folder.clone()).or_default().tokens.next().map(str::to_owned);
+            let uri: Uri = match next {
+                // Only the path and query of the link are used, so that the token reaches no other host.
+                Some(path) => format!("{}{path}", self.shown).parse().map_err(|_| odd(&place, "an invalid link"))?,
+                None => crate::transport::uri(&base, folder_key, "recursive=true&expand=false")?,
+            };
+            let headers = HeaderMap::new();
+            let sent = self.send(&Method::GET, Metric::Lists, (uri, &place), &headers, false, deadline).await;
+            let answer = match sent {
+                Ok(sent) => sent.response,
+                // The commit exists, so only the folder is missing.
+                Err(Error::NotFound { .. }) => {
+                    lock(&self.listed).remove(folder);
+                    return Ok(Vec::new());
+                }
+                Err(error) => return Err(error),
+            };
+            let (head, page) = answer.into_parts();
+            let page = body(page, PAGE_LIMIT, deadline, &place).await?;
+            let page: Vec<Entry> =
+                serde_json::from_slice(&page).map_err(|error| odd(&place, &format!("a malformed page ({error})")))?;
+            let link = text(&head.headers, "link").and_then(next_of);
+            let mut all = lock(&self.listed);
+            let listed = all.entry(folder.clone()).or_default();
+            listed.found.extend(page.into_iter().filter(|entry| entry.kind == "file").map(Entry::meta));
+            if !listed.tokens.advance(link, &place)? {
+                return Ok(all.remove(folder).unwrap_or_default().found);
+            }
+        }
+    }
+}
+
+fn odd(place: &str, what: &str) -> Error {
+    Error::Server { place: place.to_owned(), status: 200, reason: format!("the listing has {what}") }
+}
+
+impl Entry {
+    fn meta(self) -> Meta {
+        let (version, size) = match self.lfs {
+            Some(Lfs { oid, size }) => (Some(oid), size),
+            None => (self.oid, self.size),
+        };
+        // Older responses write `sha256:` before the hash.
+        let version = version.map(|oid| Version(oid.strip_prefix("sha256:").unwrap_or(&oid).to_owned()));
+        meta_of(Key::from(self.path.as_str()), size, version)
+    }
+}
+
+/// Returns the path and query of the next page from a Link header: `<https://HOST/api/…?cursor=…>; rel="next"`.
+fn next_of(link: &str) -> Option<String> {
+    let next = link.split(',').find(|part| part.contains("rel=\"next\""))?;
+    let url = next.trim().strip_prefix('<')?.split('>').next()?;
+    let uri: Uri = url.parse().ok()?;
+    Some(uri.path_and_query()?.as_str().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_hub_next_page_is_the_path_of_its_link() {
+        let link = "<https://other.example/api/datasets/o/n/tree/c?recursive=true&cursor=Zm9v%3D>; rel=\"next\"";
+        assert_eq!(next_of(link).as_deref(), Some("/api/datasets/o/n/tree/c?recursive=true&cursor=Zm9v%3D"));
+        assert_eq!(next_of("<https://h/x>; rel=\"prev\""), None);
+        assert_eq!(next_of("nonsense; rel=\"next\""), None);
+    }
+
+    #[test]
+    fn test_hub_entry_of_lfs_has_its_sha256() {
+        let text = r#"{"type":"file","oid":"a1","size":134,"path":"d/x.parquet","lfs":{"oid":"OID","size":9,"pointerSize":134}}"#;
+        let entry: Entry = serde_json::from_str(&text.replace("OID", &"ab".repeat(32))).unwrap();
+        let meta = entry.meta();
+        assert_eq!((meta.size, meta.digests.len()), (9, 1));
+        let small: Entry = serde_json::from_str(r#"{"type":"file","oid":"a1","size":7,"path":"r"}"#).unwrap();
+        assert_eq!(small.meta().version, Some(Version("a1".to_owned())));
+    }
+}

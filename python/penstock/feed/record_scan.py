@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scan of a dataset whose objects do not contain record counts: reads each object once per job, in the order of an
+epoch, so that the epoch can start before all objects are counted.
+
+Runs in the calling thread or in the background. One process of the job reads: with a torch process group, the rank that
+needs the counts first, otherwise the holder of the lock file in the cache folder (one per node, or one per job if the
+folder is shared). The others receive its counts as they are found.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from penstock import _native, env
+from penstock.errors import SystemFault
+from penstock.feed import scan_lock
+from penstock.feed.record_index_dir import record_index_dir
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from penstock.feed.dataset import Dataset
+    from penstock.feed.node_cache import NodeCache
+
+__all__ = ["RecordScan"]
+
+_LOG = logging.getLogger("penstock.feed")
+
+_AT_ONCE = 16
+"""Number of objects between two reports of progress. Four of them are read at a time."""
+
+Counts = list[tuple[int, int]]
+
+
+class _Board(Protocol):
+    """Where the reading process reports counts to others."""
+
+    def report(self, counts: Counts) -> None: ...
+
+
+class RecordScan:
+    """Counts of a dataset that grow while its objects are read. Shared by all datasets of one `open` call."""
+
+    def __init__(self, dataset: Dataset, before: Callable[[], _native.Counted | None]) -> None:
+        """`before` returns the counts if they turn out to be known without a scan."""
+        self._source, self._url, self._pid = dataset.source, dataset.url, os.getpid()
+        self._before = before
+        self._variables = dict(env.read())
+        self._folder = record_index_dir(self._variables)
+        self._name = self._source.cache_name(self._variables)
+        cache = _whole(dataset.caches(), self._source.size_bytes)
+        self.counts = _native.PartialCounts(self._source, self._variables, self._folder, cache)
+        self._changed = threading.Condition()
+        self._order: Sequence[int] = range(self._source.objects)
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self.result: _native.Counted | None = None
+
+    @property
+    def is_usable(self) -> bool:
+        """False after a failure, and in a forked child, which does not have the thread."""
+        return self._error is None and self._pid == os.getpid()
+
+    def is_complete(self) -> bool:
+        """Whether all records are counted."""
+        return self.result is not None
+
+    @property
+    def is_running(self) -> bool:
+        """True while the scan runs in the background."""
+        return self._thread is not None and self.result is None and self.is_usable
+
+    def read_first(self, objects: Sequence[int]) -> None:
+        """Read these objects before all others."""
+        with self._changed:
+            self._order = [*objects, *range(self._source.objects)]
+
+    def start(self) -> None:
+        """Scan in the background."""
+        if self._thread is None and self.result is None:
+            self._thread = threading.Thread(target=self._run, name="penstock-scan", daemon=True)
+            self._thread.start()
+
+    def wait(self) -> _native.Counted:
+        """Return the complete counts. Scans in this thread if no scan runs in the background."""
+        if self._thread is None and self.result is None:
+            self._run()
+        self.wait_until(lambda: False)
+        if self.result is None:
+            raise AssertionError("a scan always finds counts or raises")
+        return self.result
+
+    def wait_until(self, holds: Callable[[], bool]) -> None:
+        """Wait until `holds` returns true or the scan is complete.
+
+        Raises:
+            PenstockError: The scan failed.
+        """
+        with self._changed:
+            while self.result is None and not holds():
+                if self._error is not None:
+                    raise self._error
+                self._changed.wait(scan_lock.POLL_S)
+
+    def is_counted(self, objects: Sequence[int]) -> bool:
+        """Whether the records of all these objects are counted."""
+        return all(self.counts.count(number) is not None for number in objects)
+
+    def _run(self) -> None:
+        try:
+            found = self._before() or self._shared_scan()
+            with self._changed:
+                self.result = found
+                self._changed.notify_all()
+        except BaseException as error:
+            if self._thread is None:
+                raise
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+
+    def _shared_scan(self) -> _native.Counted:
+        board = _ProcessGroup.of_job(f"{self._name}/{self._source.fingerprint}")
+        if board is not None and not board.is_first():
+            for counts in board.reported():
+                self._learn(counts)
+            return self.counts.finish()
+        try:
+            found = self._scan_of_node([] if board is None else [board])
+        except BaseException as error:
+            if board is not None:
+                board.fail(error)
+            raise
+        if board is not None:
+            board.report([])
+        return found
+
+    def _scan_of_node(self, boards: list[_Board]) -> _native.Counted:
+        folder, lock, warned, read = None if self._folder is None else Path(self._folder), None, False, 0
+        while folder is not None:
+            try:
+                lock = scan_lock.attempt(folder, self._name)
+                break
+            except BlockingIOError:
+                if not warned:
+                    scan_lock.warn(self._url)
+                    warned = True
+                fresh = scan_lock.lines(folder, self._name, read)
+                read += len(fresh)
+                counts = [pair for line in fresh for pair in _parsed(line, self._source.fingerprint)]
+                self._learn(counts)
+                for board in boards if counts else ():
+                    board.report(counts)
+                time.sleep(scan_lock.POLL_S)
+            except OSError:
+                break
+        try:
+            # Another process may have held the lock before this one, and have written the index.
+            found = self._source.kept_count(self._variables, self._folder) if lock is not None else None
+            if found is not None:
+                for board in boards:
+                    board.report(list(enumerate(found.records())))
+                return found
+            _LOG.warning(
+                "%s: the objects do not contain record counts, so %s: %d objects, %s bytes. To avoid this, "
+                "set records_per_object=N or give a manifest with counts.",
+                self._url,
+                "each process reads all of them once"
+                if lock is None and not boards
+                else "all are read once and indexed",
+                self._source.objects,
+                f"{self._source.size_bytes:,}",
+            )
+            self._scan_all([*boards, *([_LockFile(lock, self._source.fingerprint)] if lock is not None else [])])
+            return self.counts.finish()
+        finally:
+            if lock is not None:
+                lock.release()
+
+    def _scan_all(self, boards: list[_Board]) -> None:
+        """Read all objects that are not counted, in the requested order."""
+        for counts in self._counted_pairs():
+            for board in boards:
+                board.report(counts)
+        order: Sequence[int] | None = None
+        left: Iterator[int] = iter(())
+        while True:
+            with self._changed:
+                if order is not self._order:
+                    order, left = self._order, iter(self._order)
+            chosen = dict.fromkeys(islice((number for number in left if self.counts.count(number) is None), _AT_ONCE))
+            if not chosen:
+                return
+            self.counts.scan(list(chosen))
+            counts = [(number, self.counts.count(number) or 0) for number in chosen]
+            with self._changed:
+                self._changed.notify_all()
+            for board in boards:
+                board.report(counts)
+
+    def _counted_pairs(self) -> list[Counts]:
+        """Return the counts that this process already has, as one report or none."""
+        if not self.counts.complete:
+            return []
+        numbered = ((number, self.counts.count(number)) for number in range(self._source.objects))
+        return [[(number, records) for number, records in numbered if records is not None]]
+
+    def _learn(self, counts: Counts) -> None:
+        if counts:
+            self.counts.learn(counts)
+            with self._changed:
+                self._changed.notify_all()
+
+
+def _whole(caches: list[NodeCache | None], size_bytes: int) -> tuple[str, int, str] | None:
+    """Return the node cache if the whole dataset fits, so that an object which the scan reads is not read again."""
+    cache = caches[0] if caches else None
+    if cache is None or cache.limit_bytes < size_bytes * 1.01:
+        return None
+    return (cache.folder, cache.limit_bytes, cache.transcode)
+
+
+def _parsed(line: str, fingerprint: str) -> Counts:
+    """Return the counts of a line of progress; none if it belongs to another listing or cannot be read."""
+    with suppress(ValueError, TypeError):
+        of, counts = json.loads(line)
+        if of == fingerprint:
+            return [(int(number), int(records)) for number, records in counts]
+    return []
+
+
+class _LockFile:
+    """Reports counts in the lock file, to processes that share its folder."""
+
+    def __init__(self, lock: scan_lock.ScanLock, fingerprint: str) -> None:
+        self._lock, self._fingerprint = lock, fingerprint
+
+    def report(self, counts: Counts) -> None:
+        self._lock.write(json.dumps([self._fingerprint, counts]))
+
+
+class _ProcessGroup:
+    """Reports counts through the store of the job's torch process group."""
+
+    def __init__(self, store: Any, name: str) -> None:
+        self._store, self._name, self._reports = store, f"penstock/counts/{name}", 0
+
+    @classmethod
+    def of_job(cls, name: str) -> _ProcessGroup | None:
+        """Return the store of the default process group; None without a group of several ranks. A DataLoader's worker
+        must not use it, because the socket belongs to its parent.
+        """
+        dist, data = sys.modules.get("torch.distributed"), sys.modules.get("torch.utils.data")
+        if dist is None or not dist.is_available() or not dist.is_initialized() or dist.get_world_size() < 2:
+            return None
+        if data is not None and data.get_worker_info() is not None:
+            return None
+        return cls(dist.distributed_c10d._get_default_store(), name)  # noqa: SLF001 - torch has no public access to it
+
+    def is_first(self) -> bool:
+        """Whether this is the first rank that asks. It must scan, or report its failure."""
+        return int(self._store.add(f"{self._name}/claims", 1)) == 1
+
+    def report(self, counts: Counts) -> None:
+        """Add a report; an empty one is the last."""
+        self._put({"counts": counts})
+
+    def fail(self, error: BaseException) -> None:
+        """Report that the scan failed."""
+        self._put({"error": str(error) or type(error).__name__})
+
+    def _put(self, report: dict[str, Any]) -> None:
+        self._store.set(f"{self._name}/{self._reports}", json.dumps(report))
+        self._reports += 1
+
+    def reported(self) -> Any:
+        """Yield the reports of the scanning rank, up to the last.
+
+        Raises:
+            SystemFault: The scan failed.
+        """
+        while True:
+            key = f"{self._name}/{self._reports}"
+            while not self._store.check([key]):
+                time.sleep(scan_lock.POLL_S)
+            report = json.loads(self._store.get(key))
+            self._reports += 1
+            if "error" in report:
+                raise SystemFault(f"the rank that counts the records failed: {report['error']}", where="counts")
+            if not report["counts"]:
+                return
+            yield [(int(number), int(records)) for number, records in report["counts"]]

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests datasets of the Hugging Face Hub, with recorded answers over loopback: listing, reads, tokens, throttling."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+
+import pytest
+
+import penstock
+from penstock.errors import ConfigError, Denied, NotFound, Throttled
+from tests.feed.hub import Hub
+from tests.feed.parquet import parquet_bytes
+
+TOKEN = "hf_" + "s3cretT0ken"
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    with Hub() as served:
+        monkeypatch.setenv("HF_ENDPOINT", served.endpoint)
+        served.files = {f"data/train-{number:05d}-of-00005.parquet": parquet_bytes(x=[10 * number, 10 * number + 1])
+                        for number in (3, 0, 4, 1, 2)}  # fmt: skip
+        served.files["README.md"] = b"---\nlicense: mit\n---\n"
+        served.files["extra/small.parquet"] = parquet_bytes(x=[7])
+        served.commit()
+        yield served
+
+
+def numbers(dataset):
+    return [int(x) for batch in penstock.Loader(dataset, batch_size=4) for x in batch["x"]]
+
+
+ALL = [10 * number + at for number in range(5) for at in (0, 1)]
+
+
+def test_hub_pattern_is_read_over_pages_and_redirects(hub):
+    assert numbers(penstock.open("hf://datasets/lab/set/data/*.parquet")) == ALL
+    pages = [path for _, path, _ in hub.requests if "/tree/" in path and "cursor" in path]
+    assert pages
+    assert numbers(penstock.open("hf://datasets/lab/set/extra")) == [7]
+    assert numbers(penstock.open("hf://datasets/lab/set@main/data/train-00001-of-00005.parquet")) == [10, 11]
+    assert sorted(numbers(penstock.open("hf://datasets/lab/set@refs/convert/parquet/").shuffle(1))) == sorted([*ALL, 7])
+    files = [f"hf://datasets/lab/set/data/train-0000{number}-of-00005.parquet" for number in (0, 4)]
+    assert numbers(penstock.open(files)) == [0, 1, 40, 41]
+
+
+def test_hub_listing_is_pinned_to_its_commit(hub, tmp_path, run_cli):
+    old = hub.main
+    dataset = penstock.open("hf://datasets/lab/set/data/")
+    assert dataset.url == f"hf://datasets/lab/set@{old}/data/"
+    first = json.loads(dataset.source.manifest())["objects"][0]
+    assert len(first["version"]) == 64
+    assert first["digests"] == [f"sha256:{first['version']}"]
+    manifest = tmp_path / "m.json"
+    assert (
+        run_cli("index", "hf://datasets/lab/set/data/", "-o", str(manifest), env={"HF_ENDPOINT": hub.endpoint}).code
+        == 0
+    )
+    hub.files = {name: parquet_bytes(x=[-1]) for name in hub.files if name.startswith("data/")}
+    assert hub.commit() != old
+    assert numbers(dataset) == ALL
+    assert numbers(penstock.open("hf://datasets/lab/set/data/", manifest)) == ALL
+    assert numbers(penstock.open("hf://datasets/lab/set/data/")) == [-1] * 5
+
+
+@pytest.mark.parametrize("from_file", [False, True])
+def test_hub_token_reaches_the_hub_only(hub, monkeypatch, tmp_path, caplog, from_file):
+    caplog.set_level(logging.DEBUG)
+    hub.private = TOKEN
+    with pytest.raises(Denied, match="does not exist, or is private: set HF_TOKEN"):
+        penstock.open("hf://datasets/lab/set/data/")
+    if from_file:
+        (tmp_path / "hf").mkdir()
+        (tmp_path / "hf/token").write_text(TOKEN + "\n")
+    else:
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+    dataset = penstock.open("hf://datasets/lab/set/data/")
+    assert numbers(dataset) == ALL
+    assert hub.cdn_requests
+    assert not [1 for _, headers in hub.cdn_requests if "Authorization" in headers or TOKEN in str(headers)]
+    hub.private = "hf_another"
+    with pytest.raises(Denied, match="the token does not give access") as caught:
+        penstock.open("hf://datasets/lab/set/data/")
+    kept = [str(caught.value), str(dataset.source.manifest()), caplog.text, repr(dataset), str(caught.value.__notes__)]
+    assert not [text for text in kept if TOKEN in text]
+
+
+def test_hub_that_throttles_slows_down_and_ends_only_at_the_budget(hub, monkeypatch):
+    hub.throttled, began = 3, time.monotonic()
+    assert numbers(penstock.open("hf://datasets/lab/set/data/")) == ALL
+    assert hub.throttled == 0
+    assert time.monotonic() - began > 0.2
+    monkeypatch.setenv("PENSTOCK_GIVE_UP_AFTER_S", "0.5")
+    hub.throttled, hub.throttle = 10_000, {"Retry-After": "0.1"}
+    with pytest.raises(Throttled):
+        penstock.open("hf://datasets/lab/set/data/")
+
+
+def test_hub_redirect_that_expired_is_resolved_again(hub):
+    dataset = penstock.open("hf://datasets/lab/set/data/train-00000-of-00005.parquet")
+    loader = penstock.Loader(dataset, batch_size=2)
+    assert [batch["x"].tolist() for batch in loader] == [[0, 1]]
+    hub.expired = {path for path, _ in hub.cdn_requests}
+    resolved = sum("/resolve/" in path for _, path, _ in hub.requests)
+    assert [batch["x"].tolist() for batch in loader] == [[0, 1]]
+    assert sum("/resolve/" in path for _, path, _ in hub.requests) > resolved
+
+
+def test_hub_errors_name_what_is_missing(hub):
+    with pytest.raises(NotFound, match="revision nope of hf://datasets/lab/set"):
+        penstock.open("hf://datasets/lab/set@nope/data/")
+    with pytest.raises(NotFound, match="no/such"):
+        penstock.open("hf://datasets/lab/set/no/such/")
+    with pytest.raises(Denied, match="does not exist, or is private"):
+        penstock.open("hf://datasets/lab/other/")
+    with pytest.raises(ConfigError, match=r"hf:// must be followed by datasets/ORG/NAME"):
+        penstock.open("hf://lab/set")
+    hub.gated = True
+    with pytest.raises(Denied, match="gated: accept its conditions"):
+        penstock.open("hf://datasets/lab/set/data/")
+
+
+def test_hub_endpoint_over_plain_http_to_another_machine_is_refused(hub, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://10.0.0.1")
+    with pytest.raises(ConfigError, match=r"HF_ENDPOINT: .*plain http"):
+        penstock.open("hf://datasets/lab/set/data/")

@@ -9,19 +9,19 @@ folder is shared). The others receive its counts as they are found.
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import os
 import sys
 import threading
-import time
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock import _native, env
-from penstock.errors import SystemFault
+from penstock.errors import Interrupted, SystemFault
 from penstock.feed import scan_lock
 from penstock.feed.record_index_dir import record_index_dir
 
@@ -37,6 +37,9 @@ _LOG = logging.getLogger("penstock.feed")
 
 _AT_ONCE = 16
 """Number of objects between two reports of progress. Four of them are read at a time."""
+
+_EXIT_S = 5.0
+"""Maximum seconds that the exit of the process waits for the end of a scan."""
 
 Counts = list[tuple[int, int]]
 
@@ -60,6 +63,7 @@ class RecordScan:
         cache = _whole(dataset.caches(), self._source.size_bytes)
         self.counts = _native.PartialCounts(self._source, self._variables, self._folder, cache)
         self._changed = threading.Condition()
+        self._stopping = threading.Event()
         self._order: Sequence[int] = range(self._source.objects)
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -89,6 +93,14 @@ class RecordScan:
         if self._thread is None and self.result is None:
             self._thread = threading.Thread(target=self._run, name="penstock-scan", daemon=True)
             self._thread.start()
+            atexit.register(self._stop)  # a thread that returned from native code later would end the process
+
+    def _stop(self) -> None:
+        """End the background scan at the exit of the process. What was read is not stored."""
+        if self._thread is not None and self._pid == os.getpid():
+            self._stopping.set()
+            self.counts.stop()
+            self._thread.join(_EXIT_S)
 
     def wait(self) -> _native.Counted:
         """Return the complete counts. Scans in this thread if no scan runs in the background."""
@@ -127,11 +139,13 @@ class RecordScan:
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
+        finally:
+            atexit.unregister(self._stop)
 
     def _shared_scan(self) -> _native.Counted:
         board = _ProcessGroup.of_job(f"{self._name}/{self._source.fingerprint}")
         if board is not None and not board.is_first():
-            for counts in board.reported():
+            for counts in board.reported(self._pause):
                 self._learn(counts)
             return self.counts.finish()
         try:
@@ -160,7 +174,7 @@ class RecordScan:
                 self._learn(counts)
                 for board in boards if counts else ():
                     board.report(counts)
-                time.sleep(scan_lock.POLL_S)
+                self._pause()
             except OSError:
                 break
         try:
@@ -213,6 +227,10 @@ class RecordScan:
             return []
         numbered = ((number, self.counts.count(number)) for number in range(self._source.objects))
         return [[(number, records) for number, records in numbered if records is not None]]
+
+    def _pause(self) -> None:
+        if self._stopping.wait(scan_lock.POLL_S):
+            raise Interrupted("interrupted")
 
     def _learn(self, counts: Counts) -> None:
         if counts:
@@ -282,8 +300,8 @@ class _ProcessGroup:
         self._store.set(f"{self._name}/{self._reports}", json.dumps(report))
         self._reports += 1
 
-    def reported(self) -> Any:
-        """Yield the reports of the scanning rank, up to the last.
+    def reported(self, pause: Callable[[], None]) -> Iterator[Counts]:
+        """Yield the reports of the scanning rank, up to the last. Calls `pause` between two looks.
 
         Raises:
             SystemFault: The scan failed.
@@ -291,7 +309,7 @@ class _ProcessGroup:
         while True:
             key = f"{self._name}/{self._reports}"
             while not self._store.check([key]):
-                time.sleep(scan_lock.POLL_S)
+                pause()
             report = json.loads(self._store.get(key))
             self._reports += 1
             if "error" in report:

@@ -212,3 +212,41 @@ def test_one_rank_of_a_process_group_counts_for_all(tmp_path, monkeypatch):
     assert [a + b for a, b in zip(found[0][0], found[1][0], strict=True)] == numbers(
         penstock.Loader(want, global_batch=6, rank=0, world=1)
     )
+
+
+@pytest.mark.parametrize("seed", [None, 4])
+def test_first_epoch_with_a_node_cache_reads_each_object_once(tmp_path, monkeypatch, seed):
+    folder = write(tmp_path / "d", [5] * 24, size=3000)
+    with Emulator(folder) as server:
+        for name, value in server.env.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("PENSTOCK_HEDGE", "0")
+        dataset = penstock.open(server.url).fields(**FIELDS).cache(tmp_path / "node", limit_bytes=10**9)
+        before = server.stats()["gets"]
+        loader = penstock.Loader(dataset if seed is None else dataset.shuffle(seed, 4), batch_size=8)
+        assert sorted(n for batch in numbers(loader) for n in batch) == list(range(120))
+        assert server.stats()["gets"] - before == 24
+        assert dataset.counted().is_indexed
+
+
+def test_first_epoch_in_two_processes_scans_once(tmp_path, monkeypatch, cache):
+    folder = write(tmp_path / "d", [3, 4, 5] * 8)
+    script = """
+        import json, sys
+        import penstock
+        dataset = penstock.open(sys.argv[1]).fields(n=penstock.tensor("int64", ()).of("cls")).shuffle(7, 2)
+        loader = penstock.Loader(dataset, global_batch=6, rank=int(sys.argv[2]), world=2)
+        print(json.dumps([[int(n) for n in batch["n"]] for batch in loader]))
+    """
+    argv = [sys.executable, "-c", textwrap.dedent(script), str(folder)]
+    ranks = [
+        subprocess.Popen([*argv, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    outputs = [process.communicate(timeout=60) for process in ranks]
+    assert [process.returncode for process in ranks] == [0, 0], outputs
+    assert sum("are read once and indexed:" in err for _, err in outputs) == 1
+    found = [json.loads(out) for out, _ in outputs]
+    want = numbers(penstock.Loader(opened(folder, seed=7, window=2), global_batch=6))
+    assert [a + b for a, b in zip(*found, strict=True)] == want
+    assert [path.suffix for path in (cache / "records").iterdir()] == [".idx"]

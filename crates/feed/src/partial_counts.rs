@@ -23,7 +23,7 @@ use tokio::sync::Notify;
 use super::format::Framing;
 use super::read_sizes::PART;
 use super::record_counts::{CountSource, Counted, SCANS_IN_FLIGHT, cached, index_path, kept};
-use super::scan::scan_object;
+use super::scan::{WHOLE_BESIDE_EPOCH, scan_object_within};
 use super::source::Source;
 use penstock_dataset::order::Counts;
 use penstock_dataset::record_index::{IndexWriter, RecordIndex, Span, stamp};
@@ -153,7 +153,10 @@ impl PartialCounts {
     async fn scan_each(&self, source: &Arc<Source>, objects: Vec<u64>, deadline: Deadline) -> Result<()> {
         let wanted = objects.into_iter().filter(|&object| self.count(object).is_none());
         let mut found = stream::iter(wanted)
-            .map(|object| async move { Ok::<_, Error>((object, scan_object(source, object, deadline).await?)) })
+            .map(|object| async move {
+                let scanned = scan_object_within(source, object, WHOLE_BESIDE_EPOCH, deadline).await?;
+                Ok::<_, Error>((object, scanned))
+            })
             .buffer_unordered(SCANS_IN_FLIGHT);
         let mut failed = None;
         while let Some(found) = found.next().await {

@@ -18,12 +18,11 @@ use penstock_codec::Codec;
 use penstock_record::tfrecord::frame_len;
 use penstock_store::owned::{self, OwnedFile};
 use penstock_types::{Deadline, Error, Result, lock};
-use tokio::sync::Notify;
 
 use super::format::Framing;
 use super::read_sizes::PART;
 use super::record_counts::{CountSource, Counted, SCANS_IN_FLIGHT, cached, index_path, kept};
-use super::scan::{WHOLE_BESIDE_EPOCH, scan_object_within};
+use super::scan::scan_object;
 use super::source::Source;
 use penstock_dataset::order::Counts;
 use penstock_dataset::record_index::{IndexWriter, RecordIndex, Span, stamp};
@@ -60,7 +59,6 @@ struct State {
 pub struct PartialCounts {
     cache: Option<PathBuf>,
     state: Mutex<State>,
-    stopped: Notify,
 }
 
 impl PartialCounts {
@@ -77,7 +75,7 @@ impl PartialCounts {
         };
         let known = vec![None; source.manifest().objects.len()];
         let state = State { known, complete: 0, file: cache.and_then(open), end: 0, starts: BTreeMap::new() };
-        let counts = Self { cache: cache.map(Path::to_owned), state: Mutex::new(state), stopped: Notify::new() };
+        let counts = Self { cache: cache.map(Path::to_owned), state: Mutex::new(state) };
         // An earlier scan may have counted some of the objects.
         if let Ok(Some(index)) = cached(source, cache) {
             for object in 0..source.manifest().objects.len() as u64 {
@@ -135,28 +133,11 @@ impl PartialCounts {
     }
 
     /// Reads these objects once, and counts their records. Objects that are counted completely are not read again. If
-    /// an object cannot be read, the others are counted, and an index of all counted objects is stored. Returns
-    /// `Interrupted` after [`PartialCounts::stop`].
+    /// an object cannot be read, the others are counted, and an index of all counted objects is stored.
     pub async fn scan(&self, source: &Arc<Source>, objects: Vec<u64>, deadline: Deadline) -> Result<()> {
-        tokio::select! {
-            biased;
-            () = self.stopped.notified() => Err(Error::Interrupted),
-            done = self.scan_each(source, objects, deadline) => done,
-        }
-    }
-
-    /// Ends the current scan, or else the next one.
-    pub fn stop(&self) {
-        self.stopped.notify_one();
-    }
-
-    async fn scan_each(&self, source: &Arc<Source>, objects: Vec<u64>, deadline: Deadline) -> Result<()> {
         let wanted = objects.into_iter().filter(|&object| self.count(object).is_none());
         let mut found = stream::iter(wanted)
-            .map(|object| async move {
-                let scanned = scan_object_within(source, object, WHOLE_BESIDE_EPOCH, deadline).await?;
-                Ok::<_, Error>((object, scanned))
-            })
+            .map(|object| async move { Ok::<_, Error>((object, scan_object(source, object, deadline).await?)) })
             .buffer_unordered(SCANS_IN_FLIGHT);
         let mut failed = None;
         while let Some(found) = found.next().await {

@@ -23,9 +23,6 @@ use penstock_dataset::record_index::Span;
 /// Maximum size of an object that is held in memory, both stored and decompressed. Four objects are scanned at a time.
 const WHOLE: u64 = if cfg!(test) { 4 << 10 } else { 128 << 20 };
 
-/// The same limit for a scan that runs beside an epoch, which needs most of the memory.
-pub(super) const WHOLE_BESIDE_EPOCH: u64 = if cfg!(test) { 4 << 10 } else { 16 << 20 };
-
 /// Maximum decompressed size of an object, which limits the number of records in a small compressed file.
 const MAX_INFLATED: u64 = 8 << 30;
 
@@ -61,23 +58,13 @@ impl Scanned {
 
 /// Scans an object. An object of 0 bytes has no records, for any codec.
 pub(super) async fn scan_object(source: &Arc<Source>, object: u64, deadline: Deadline) -> Result<Scanned> {
-    scan_object_within(source, object, WHOLE, deadline).await
-}
-
-/// Like [`scan_object`], but holds only objects of up to `limit` bytes in memory.
-pub(super) async fn scan_object_within(
-    source: &Arc<Source>,
-    object: u64,
-    limit: u64,
-    deadline: Deadline,
-) -> Result<Scanned> {
     let (size, framed) = (source.entry(object).size, source.clone());
     if size == 0 {
         return Ok(Scanned::default());
     }
-    if size <= limit {
+    if size <= WHOLE {
         let stored = source.fetch(object, deadline).await?.bytes;
-        let scan = move || whole(&framed, object, &stored, limit);
+        let scan = move || whole(&framed, object, &stored);
         return tokio::task::spawn_blocking(scan).await.map_err(joined)?;
     }
     let (parts, mut arriving) = mpsc::channel::<Result<Bytes>>(1);
@@ -106,18 +93,18 @@ fn joined(error: tokio::task::JoinError) -> Error {
 }
 
 /// Scans an object whose stored bytes are in memory.
-fn whole(source: &Source, object: u64, stored: &[u8], limit: u64) -> Result<Scanned> {
+fn whole(source: &Source, object: u64, stored: &[u8]) -> Result<Scanned> {
     let (codec, mut inflated) = (source.codec(object), Vec::new());
     let place = source.place(object);
     // Decompression in one call costs half as much as in pieces. An object that is too large for that, or damaged, is
     // processed in pieces.
     let is_likely = match (codec, stored.last_chunk()) {
-        (Codec::Gzip, Some(last)) => gzip_size_hint(*last) <= limit,
+        (Codec::Gzip, Some(last)) => gzip_size_hint(*last) <= WHOLE,
         _ => true,
     };
     let content = match codec {
         Codec::None => stored,
-        codec if is_likely && decompress_into(codec, stored, &mut inflated, limit, &place).is_ok() => {
+        codec if is_likely && decompress_into(codec, stored, &mut inflated, WHOLE, &place).is_ok() => {
             inflated.as_slice()
         }
         _ => {

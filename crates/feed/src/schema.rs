@@ -18,10 +18,7 @@ use super::source::Source;
 use super::value::Value;
 use penstock_dataset::record_index::Span;
 
-/// Number of stored bytes to read first.
-const FIRST: u64 = HEAD as u64;
-
-/// Number of stored bytes to read at a time after that, until the first record of an object is found.
+/// Number of stored bytes to read at a time, until the first record of an object is found.
 const STEP: u64 = 16 << 20;
 
 /// Number of decompressed bytes that are first searched for a record. If they contain none, four times as many are
@@ -107,12 +104,9 @@ async fn start_of(source: &Arc<Source>, object: u64, deadline: Deadline) -> Resu
     let place = source.place(object);
     let inflater = StreamDecoder::new(source.codec(object), u64::MAX, &place);
     let mut head = Head { inflater, content: Vec::new(), target: HEAD, first: None, is_whole: false, place };
-    let (mut at, mut step) = (0, FIRST);
-    while at < size {
-        let len = step.min(size - at);
-        let stored = source.stretch(object, at, len, deadline).await?;
-        (at, step) = (at + len, STEP);
-        let (framed, is_last) = (source.clone(), at == size);
+    for at in (0..size).step_by(STEP as usize) {
+        let stored = source.stretch(object, at, STEP.min(size - at), deadline).await?;
+        let (framed, is_last) = (source.clone(), at + STEP >= size);
         head = spawn(move || head.push(&stored, is_last, framed.framing())).await?;
         if let Some(first) = head.first {
             return Ok(Some(Start { content: head.content, is_whole: head.is_whole, first }));

@@ -537,11 +537,6 @@ impl PyPartialCounts {
         })
     }
 
-    /// Ends the current scan in another thread, or else the next one, with Interrupted.
-    fn stop(&self) {
-        self.counts.stop();
-    }
-
     /// Complete count of an object; None if it is not known yet.
     fn count(&self, number: u64) -> Option<u64> {
         self.counts.count(number)

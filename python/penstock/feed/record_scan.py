@@ -36,7 +36,10 @@ __all__ = ["RecordScan"]
 _LOG = logging.getLogger("penstock.feed")
 
 _AT_ONCE = 16
-"""Number of objects between two reports of progress. Four of them are read at a time."""
+"""Number of objects between two reports of progress."""
+
+_SCANS_IN_FLIGHT = 4
+"""Number of objects that the core reads at a time."""
 
 _EXIT_S = 5.0
 """Maximum seconds that the exit of the process waits for the end of a scan."""
@@ -99,7 +102,6 @@ class RecordScan:
         """End the background scan at the exit of the process. What was read is not stored."""
         if self._thread is not None and self._pid == os.getpid():
             self._stopping.set()
-            self.counts.stop()
             self._thread.join(_EXIT_S)
 
     def wait(self) -> _native.Counted:
@@ -214,7 +216,11 @@ class RecordScan:
             chosen = dict.fromkeys(islice((number for number in left if self.counts.count(number) is None), _AT_ONCE))
             if not chosen:
                 return
-            self.counts.scan(list(chosen))
+            # One call per few objects, so that the scan can end at the exit of the process.
+            for first in range(0, len(chosen), _SCANS_IN_FLIGHT):
+                if self._stopping.is_set():
+                    raise Interrupted("interrupted")
+                self.counts.scan(list(chosen)[first : first + _SCANS_IN_FLIGHT])
             counts = [(number, self.counts.count(number) or 0) for number in chosen]
             with self._changed:
                 self._changed.notify_all()

@@ -151,6 +151,16 @@ def test_first_batch_of_a_shuffle_waits_for_its_window_only(tmp_path, monkeypatc
     assert (loader.dataset.window, state_of_epoch) == (16, 0)
 
 
+def test_torch_loader_of_several_ranks_does_not_wait_for_the_counts(tmp_path, held):
+    folder = write(tmp_path / "d", [40] * 6, size=100_000)
+    loader = penstock.torch.Loader(opened(folder), global_batch=4, rank=0, world=2)
+    running = iter(loader)
+    assert next(running)["n"].tolist() == [0, 1]
+    assert not loader.dataset.is_counted
+    held.set()
+    assert len(list(running)) == 59
+
+
 def test_first_epoch_of_a_damaged_object_ends_with_its_error(tmp_path):
     folder = write(tmp_path / "d", [5] * 20)
     broken = folder / "013.tar"

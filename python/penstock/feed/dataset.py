@@ -356,6 +356,11 @@ class Dataset(DatasetBase):
             self._counts.scan = RecordScan(self, self.counted_without_scan)
         return self._counts.scan
 
+    def awaits_scan(self) -> bool:
+        """Whether the number of samples is known only after a scan that is not complete."""
+        scan = self.scan() if self.indexed else None
+        return scan is not None and not scan.is_complete()
+
     def first_epoch_feed(
         self, batch: int, make: Callable[[_native.Sampler | None], _native.Feed]
     ) -> FirstEpochFeed | None:

@@ -233,6 +233,10 @@ class DatasetBase:
         """False while the records are counted in the background."""
         return True
 
+    def awaits_scan(self) -> bool:
+        """Whether the number of samples is known only after a scan that is not complete."""
+        return False
+
     def first_epoch_feed(
         self,
         batch: int,  # noqa: ARG002 - for a dataset that can start early

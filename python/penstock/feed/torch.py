@@ -63,6 +63,8 @@ class Loader(BaseLoader[dict[str, Any]]):
         """Warn once, on the first rank, if the default tail leaves some ranks without samples."""
         if self.rank or self.world == 1 or not self._has_default_tail or not self.dataset.indexed:
             return
+        if self.dataset.awaits_scan():
+            return  # the first epoch does not wait for its number of samples; the next one warns
         self._has_default_tail = False
         samples, left = self.dataset.samples, self.dataset.samples % self.global_batch
         if self.tail == "drop" and 0 < samples < self.global_batch:

@@ -64,6 +64,7 @@ class Hub:
         self.private, self.gated = None, False
         self.requests, self.cdn_requests = [], []
         self.expired = set()
+        self.fault = ""  # `cycle` (pages without end), `json`, `inward` (a redirect to a metadata address), `short`
 
     def commit(self):
         """Save the files as a commit of `main`, and return its hash."""
@@ -84,6 +85,7 @@ class Hub:
                     return
                 sha, name = unquote(urlsplit(self.path).path).removeprefix("/repos/").split("/", 1)
                 content = hub.commits[sha][name]
+                content = content[:-9] if hub.fault == "short" else content
                 self.content(content, ETag=f'"cdn-{len(content)}"')
 
         class Api(_Handler):
@@ -135,13 +137,16 @@ class Hub:
                 entries.insert(0, {"type": "directory", "oid": "0" * 40, "size": 0, "path": "data"})
                 first = int(query.get("cursor", ["0"])[0])
                 link = {}
+                if hub.fault == "cycle":
+                    first = 0
                 if first + PAGE < len(entries):
                     # The link has the public host, which is not the endpoint here.
                     link["Link"] = (
                         f"<https://huggingface.co/api/datasets/lab/set/tree/{sha}/{folder}?recursive=true"
                         f'&expand=false&cursor={first + PAGE}>; rel="next"'
                     )
-                self.answer(200, json.dumps(entries[first : first + PAGE]).encode(), **link)
+                body = json.dumps(entries[first : first + PAGE]).encode()
+                self.answer(200, b'[{"type": "file", "path": 7}]' if hub.fault == "json" else body, **link)
 
             def resolve(self, sha, name):
                 content = hub.commits[sha].get(name)
@@ -149,7 +154,8 @@ class Hub:
                     self.answer(404, **{"X-Error-Code": "EntryNotFound"})
                 elif name.startswith(hub.large):
                     etag = f'"{_etag(content, large=True)}"'
-                    place = f"{hub.cdn}/repos/{sha}/{name}?X-Amz-Signature=sig{len(hub.requests)}"
+                    host = "http://169.254.169.254" if hub.fault == "inward" else hub.cdn
+                    place = f"{host}/repos/{sha}/{name}?X-Amz-Signature=sig{len(hub.requests)}"
                     self.answer(302, Location=place, **{"X-Linked-Etag": etag, "X-Linked-Size": str(len(content)),
                                                         "X-Repo-Commit": sha, "ETag": etag})  # fmt: skip
                 else:

@@ -10,7 +10,7 @@ import time
 import pytest
 
 import penstock
-from penstock.errors import ConfigError, Denied, NotFound, Throttled
+from penstock.errors import ConfigError, Denied, NotFound, PenstockError, Throttled
 from tests.feed.hub import Hub
 from tests.feed.parquet import parquet_bytes
 
@@ -122,6 +122,23 @@ def test_hub_errors_name_what_is_missing(hub):
     hub.gated = True
     with pytest.raises(Denied, match="gated: accept its conditions"):
         penstock.open("hf://datasets/lab/set/data/")
+
+
+@pytest.mark.parametrize(
+    ("fault", "problem"),
+    [
+        ("inward", "redirects to an address of this machine or of a metadata service"),
+        ("short", "pinned version: 104 bytes, found: 95 bytes"),
+    ],
+)
+def test_hub_that_misbehaves_is_one_error(hub, monkeypatch, fault, problem):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setenv("PENSTOCK_GIVE_UP_AFTER_S", "0.3")
+    hub.fault = fault
+    with pytest.raises(PenstockError, match=problem) as caught:
+        numbers(penstock.open("hf://datasets/lab/set/data/"))
+    assert TOKEN not in str(caught.value)
+    assert "Signature" not in str(caught.value)
 
 
 def test_hub_endpoint_over_plain_http_to_another_machine_is_refused(hub, monkeypatch):

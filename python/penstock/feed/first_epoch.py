@@ -86,8 +86,7 @@ class FirstEpochFeed:
             return None
         takes = [count for _, count, _ in dataset.steps]
         end, is_first = 0, not self._closed
-        if window > 1:
-            scan.start()
+        pauses = dataset.seed is not None and is_first  # so that the scan does not slow down the first batch
         while True:
             while end < len(order) and scan.is_counted(order[end : end + window]):
                 end = min(end + window, len(order))
@@ -105,7 +104,7 @@ class FirstEpochFeed:
             if stop > cursor or is_last:
                 leaf = _native.Sampler.leaf(dataset.source, counted, seed=dataset.seed, window=window)
                 return leaf.range(0, stop), is_last
-            scan.read_first(order[end:])
+            scan.read_first(order[end : end + window] if pauses else order[end:], then_pauses=pauses)
             scan.start()
             scan.wait_until(partial(scan.is_counted, order[end : end + window]))
             if scan.is_complete():
@@ -150,7 +149,7 @@ class FirstEpochRun:
             if got is not None:
                 self._cursor = got[2]
                 if not self._is_last:
-                    self._feed.scan.start()  # in stored order, only now, so that the first batch does not wait for it
+                    self._feed.scan.go_on()  # only now, so that the first batch does not wait for it
                 return got
             if self._is_last:
                 return None
@@ -187,6 +186,7 @@ class FirstEpochRun:
     def close(self) -> None:
         """End the current part. The scan goes on."""
         self._is_closed = True
+        self._feed.scan.end_pause()
         self._end_part()
 
 

@@ -41,6 +41,9 @@ _AT_ONCE = 16
 _SCANS_IN_FLIGHT = 4
 """Number of objects that the core reads at a time."""
 
+_MAX_PAUSE_S = 2.0
+"""Maximum seconds that a scan pauses for the first batch of an epoch."""
+
 _EXIT_S = 5.0
 """Maximum seconds that the exit of the process waits for the end of a scan."""
 
@@ -67,6 +70,7 @@ class RecordScan:
         self.counts = _native.PartialCounts(self._source, self._variables, self._folder, cache)
         self._changed = threading.Condition()
         self._stopping = threading.Event()
+        self._pauses = False
         self._order: Sequence[int] = range(self._source.objects)
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -86,10 +90,34 @@ class RecordScan:
         """True while the scan runs in the background."""
         return self._thread is not None and self.result is None and self.is_usable
 
-    def read_first(self, objects: Sequence[int]) -> None:
-        """Read these objects before all others."""
+    def read_first(self, objects: Sequence[int], *, then_pauses: bool = False) -> None:
+        """Read these objects before all others. With `then_pauses`, the scan pauses behind them until `go_on`."""
         with self._changed:
-            self._order = [*objects, *range(self._source.objects)]
+            self._order = objects if then_pauses else [*objects, *range(self._source.objects)]
+            self._pauses = then_pauses
+            self._changed.notify_all()
+
+    def go_on(self) -> None:
+        """End a pause, or start to scan in the background."""
+        self.end_pause()
+        self.start()
+
+    def end_pause(self) -> None:
+        """Let a paused scan read the other objects."""
+        with self._changed:
+            if self._pauses:
+                self._order, self._pauses = [*self._order, *range(self._source.objects)], False
+                self._changed.notify_all()
+
+    def _has_paused(self) -> bool:
+        """Wait while the scan pauses. Returns False if it did not."""
+        with self._changed:
+            if not self._pauses:
+                return False
+            # An epoch reads its first objects now. A consumer that never takes a batch must not hold up other ranks.
+            self._changed.wait_for(lambda: not self._pauses, _MAX_PAUSE_S)
+        self.end_pause()
+        return True
 
     def start(self) -> None:
         """Scan in the background."""
@@ -106,6 +134,7 @@ class RecordScan:
 
     def wait(self) -> _native.Counted:
         """Return the complete counts. Scans in this thread if no scan runs in the background."""
+        self.end_pause()
         if self._thread is None and self.result is None:
             self._run()
         self.wait_until(lambda: False)
@@ -215,6 +244,8 @@ class RecordScan:
                     order, left = self._order, iter(self._order)
             chosen = dict.fromkeys(islice((number for number in left if self.counts.count(number) is None), _AT_ONCE))
             if not chosen:
+                if self._has_paused():
+                    continue
                 return
             # One call per few objects, so that the scan can end at the exit of the process.
             for first in range(0, len(chosen), _SCANS_IN_FLIGHT):

@@ -442,6 +442,9 @@ class Dataset(DatasetBase):
         """Return the part of this dataset that `state` was saved from, if all of its objects still exist.
 
         The old objects are either the first by name or the oldest. The fingerprint of the state proves which.
+
+        Raises:
+            ConfigError: Class folders were added between the old ones, so that the old labels have another meaning now.
         """
         old = state.get("objects")
         if not isinstance(old, int) or not 0 < old < self.source.objects or self.source.max_window is not None:
@@ -451,6 +454,7 @@ class Dataset(DatasetBase):
             source = self.source.subset(list(chosen))
             found = source.counted([records[number] for number in chosen], self.rung)
             if found.fingerprint == state.get("fingerprint"):
+                class_folders.check_grown(source, self.source)
                 return replace(self, source=source, _counts=_Counts(found, self._counts.schema))
         return None
 

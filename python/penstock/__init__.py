@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock import errors, formats, fs, jax, stage, tf, torch
     from penstock._native import __version__
-    from penstock.feed import Dataset, Loader, Ragged, image, mix, open, ragged, raw, raw_list, tensor  # noqa: A004
+    from penstock.feed import Dataset, Loader, Ragged, buckets, budget, image, mix, open, ragged, raw, raw_list, tensor  # noqa: A004
 
 __all__ = [
     "Dataset",
     "Loader",
     "Ragged",
     "__version__",
+    "buckets",
+    "budget",
     "errors",
     "formats",
     "fs",
@@ -40,6 +42,8 @@ _HOMES = {
     "Dataset": "penstock.feed",
     "Loader": "penstock.feed",
     "Ragged": "penstock.feed",
+    "buckets": "penstock.feed",
+    "budget": "penstock.feed",
     "image": "penstock.feed",
     "mix": "penstock.feed",
     "open": "penstock.feed",

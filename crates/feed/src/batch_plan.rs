@@ -8,10 +8,12 @@
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::str::FromStr;
-
-use penstock_types::{Error, Result};
+use std::sync::Arc;
 
 use penstock_dataset::sampler::SamplerCursor;
+use penstock_types::{Error, Result};
+
+use super::epoch_batches::{BatchSlice, EpochBatches};
 
 /// Handling of an epoch's last samples if they do not fill a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -141,7 +143,8 @@ impl Task {
     }
 }
 
-/// Key of a leaf's shuffle window: (leaf, epoch of the leaf, lap of a padded tail, first position).
+/// Key of a leaf's shuffle window: (leaf, epoch of the leaf, lap of a padded tail, first position). For planned batches,
+/// the key of a planning window: (leaf, 0, 0, number of the window).
 type WindowKey = (usize, u64, u64, u64);
 
 /// A task that may still get more rows.
@@ -149,7 +152,7 @@ type WindowKey = (usize, u64, u64, u64);
 struct Growing {
     task: Task,
     window: WindowKey,
-    /// Position of the task's first row.
+    /// Place of the task's first row in the order of delivery.
     since: u64,
 }
 
@@ -157,16 +160,19 @@ struct Growing {
 /// the first task.
 ///
 /// In a mixture, the window of one source is spread over many batches, which are all open at the same time. `horizon`
-/// limits their number: records needed at least `horizon` positions after a task's first row go into a new task, which
+/// limits their number: records needed at least `horizon` rows after a task's first row go into a new task, which
 /// reads the object again.
 #[derive(Debug)]
 pub struct Tasks {
     walk: SamplerCursor,
     epoch: u64,
-    steps: Steps,
+    samples: u64,
+    batches: Arc<EpochBatches>,
     horizon: u64,
     batch: u64,
     row: u64,
+    /// Rows of `batch` on this rank, if they were looked up.
+    slice: Option<BatchSlice>,
     growing: VecDeque<Growing>,
     /// Index, among all tasks, of the first task in `growing`.
     first: u64,
@@ -175,47 +181,77 @@ pub struct Tasks {
     last_slot: Option<((WindowKey, u64), u64)>,
     /// Current window of each leaf.
     at: Vec<Option<WindowKey>>,
+    /// Current planning window, for planned batches.
+    planned: Option<u64>,
 }
 
 impl Tasks {
-    /// Creates the tasks of an epoch for the batches of `steps`.
-    pub fn new(walk: SamplerCursor, epoch: u64, steps: Steps, horizon: u64) -> Self {
+    /// Creates the tasks of an epoch with `samples` samples for its batches. If computing the batches fails, the tasks
+    /// end, and the consumer gets the error from `batches`.
+    pub fn new(walk: SamplerCursor, epoch: u64, samples: u64, batches: Arc<EpochBatches>, horizon: u64) -> Self {
         let at = vec![None; walk.leaves()];
-        let (growing, seats) = (VecDeque::new(), HashMap::new());
-        Self { walk, epoch, steps, horizon, batch: 0, row: 0, growing, first: 0, seats, last_slot: None, at }
+        Self {
+            walk,
+            epoch,
+            samples,
+            batches,
+            horizon,
+            batch: 0,
+            row: 0,
+            slice: None,
+            growing: VecDeque::new(),
+            first: 0,
+            seats: HashMap::new(),
+            last_slot: None,
+            at,
+            planned: None,
+        }
     }
 
-    /// Returns this rank's next position with its batch and row, without consuming it.
+    /// Returns the place of this rank's next row in the order of delivery, with its batch and row, without consuming
+    /// it.
     fn peek(&mut self) -> Option<(u64, u64, u32)> {
-        while self.batch < self.steps.count() {
-            let slice = self.steps.slice(self.batch);
-            if slice.start + self.row < slice.end {
-                return Some((slice.start + self.row, self.batch, self.row as u32));
+        loop {
+            if self.slice.is_none() {
+                self.slice = self.batches.slice(self.batch).ok().flatten();
             }
-            (self.batch, self.row) = (self.batch + 1, 0);
+            let slice = self.slice.as_ref()?;
+            if self.row < slice.len() {
+                return Some((slice.place(self.row), self.batch, self.row as u32));
+            }
+            (self.batch, self.row, self.slice) = (self.batch + 1, 0, None);
         }
-        None
     }
 
     /// Adds the next position to the task of its object. Returns false if no positions remain.
     fn grow(&mut self) -> bool {
-        let Some((position, batch, row)) = self.peek() else { return false };
+        let Some((since, batch, row)) = self.peek() else { return false };
+        let Some(slice) = &self.slice else { return false };
         self.row += 1;
-        // Positions of a padded tail beyond the epoch's end wrap around to its start.
-        let found = self.walk.at(self.epoch, position % self.steps.samples);
-        let window = (found.leaf, found.epoch, position / self.steps.samples, found.window);
-        self.at[found.leaf] = Some(window);
-        let want = RowRequest { record: found.place.record, batch, row };
+        let (window, place) = match slice.window().zip(slice.record(u64::from(row))) {
+            Some((number, (leaf, place))) => {
+                self.planned = Some(number);
+                ((leaf, 0, 0, number), place)
+            }
+            None => {
+                // Positions of a padded tail beyond the epoch's end wrap around to its start.
+                let found = self.walk.at(self.epoch, since % self.samples);
+                let window = (found.leaf, found.epoch, since / self.samples, found.window);
+                self.at[found.leaf] = Some(window);
+                (window, found.place)
+            }
+        };
+        let want = RowRequest { record: place.record, batch, row };
         let next = self.first + self.growing.len() as u64;
-        let key = (window, found.place.object);
+        let key = (window, place.object);
         let slot = match self.last_slot {
             Some((last, slot)) if last == key => slot,
             _ => *self.seats.entry(key).or_insert(next),
         };
         self.last_slot = Some((key, slot));
         if slot == next {
-            let task = Task { leaf: found.leaf, object: found.place.object, wants: vec![want] };
-            self.growing.push_back(Growing { task, window, since: position });
+            let task = Task { leaf: window.0, object: place.object, wants: vec![want] };
+            self.growing.push_back(Growing { task, window, since });
         } else {
             self.growing[(slot - self.first) as usize].task.wants.push(want);
         }
@@ -226,7 +262,11 @@ impl Tasks {
     fn is_ripe(&mut self) -> bool {
         let Some(Growing { window, since, .. }) = self.growing.front() else { return false };
         let (window, since) = (*window, *since);
-        self.at[window.0] != Some(window) || self.peek().is_some_and(|(position, ..)| position - since >= self.horizon)
+        let is_over = match self.planned {
+            Some(number) => number != window.3,
+            None => self.at[window.0] != Some(window),
+        };
+        is_over || self.peek().is_some_and(|(place, ..)| place.saturating_sub(since) >= self.horizon)
     }
 }
 
@@ -250,12 +290,11 @@ mod tests {
     use penstock_dataset::order::{Counts, Order, Place, Shuffle};
     use penstock_dataset::sampler::{DatasetView, Sampler};
     use proptest::prelude::*;
-    use std::sync::Arc;
 
     fn tasks(order: &Order, epoch: u64, steps: Steps) -> Tasks {
         let leaf = DatasetView::from_order(order.clone());
         let walk = SamplerCursor::new(Arc::new(Sampler::leaf(&leaf)), [leaf].as_slice().into()).unwrap();
-        Tasks::new(walk, epoch, steps, u64::MAX)
+        Tasks::new(walk, epoch, steps.samples, EpochBatches::new(steps, None, epoch).unwrap(), u64::MAX)
     }
 
     fn tails() -> impl Strategy<Value = Tail> {
@@ -339,7 +378,7 @@ mod tests {
                 let mut rows: Vec<Vec<Option<(usize, Place)>>> =
                     (0..steps.count()).map(|k| vec![None; (steps.slice(k).end - steps.slice(k).start) as usize]).collect();
                 let mut first = 0;
-                for task in Tasks::new(walk(), 3, steps, horizon) {
+                for task in Tasks::new(walk(), 3, samples, EpochBatches::new(steps, None, 3).unwrap(), horizon) {
                     prop_assert!(task.first_batch() >= first);
                     first = task.first_batch();
                     for want in &task.wants {

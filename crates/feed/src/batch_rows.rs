@@ -9,7 +9,7 @@ use penstock_record::image::decode_into;
 use penstock_types::{DType, Error, Result, TensorSpec, lock};
 
 use super::batch_buffer::{Layout, Pool, Slot, Tensor};
-use super::field::{Field, Kind};
+use super::field::{Field, Kind, PadTo, Padding};
 use super::memory::Values;
 use super::value::Value;
 
@@ -37,6 +37,8 @@ pub(crate) struct Rows {
     loose: Vec<Option<Loose>>,
     /// Memory limit of the variable-length values.
     values: Values,
+    /// Largest length of the batch's bucket, to which fields may be padded; `None` without buckets.
+    bucket: Option<usize>,
 }
 
 /// Destination row of a record.
@@ -67,13 +69,20 @@ pub enum Column {
         /// True if the rows are byte strings rather than numbers.
         is_bytes: bool,
     },
+    /// A field of variable length, padded to one array.
+    Padded {
+        /// Items: rows by items per row.
+        values: Tensor,
+        /// Name of the mask and the mask (bool): true for items of the sample.
+        mask: Option<(String, Tensor)>,
+    },
 }
 
 impl Column {
     /// Tensor of a fixed-shape field; `None` for a field of variable length.
     pub fn tensor(&self) -> Option<&Tensor> {
         match self {
-            Self::Tensor(tensor) => Some(tensor),
+            Self::Tensor(tensor) | Self::Padded { values: tensor, .. } => Some(tensor),
             Self::Ragged { .. } => None,
         }
     }
@@ -85,6 +94,9 @@ impl Column {
             Self::Ragged { values, offsets, strings, .. } => {
                 values.size_bytes() + offsets.size_bytes() + strings.as_ref().map_or(0, Tensor::size_bytes)
             }
+            Self::Padded { values, mask } => {
+                values.size_bytes() + mask.as_ref().map_or(0, |(_, mask)| mask.size_bytes())
+            }
         }
     }
 }
@@ -95,7 +107,12 @@ impl Rows {
     pub fn new(slot: Slot, fields: &[Field], rows: usize, values: Values) -> Self {
         let loose =
             fields.iter().map(|field| field.item().map(|_| Mutex::new(vec![RowValue::default(); rows]))).collect();
-        Self { slot: Arc::new(slot), loose, values }
+        Self { slot: Arc::new(slot), loose, values, bucket: None }
+    }
+
+    /// Sets the largest length of the batch's bucket.
+    pub fn of_bucket(self, bucket: Option<usize>) -> Self {
+        Self { bucket, ..self }
     }
 
     /// Memory limit of the variable-length values.
@@ -126,6 +143,19 @@ impl Rows {
             Kind::Ragged(item) => {
                 admit(part.gathered_len(item))?;
                 put(part.gather(item).map_err(mismatch)?, Vec::new())
+            }
+            Kind::Padded(item, padding) => {
+                admit(part.gathered_len(item))?;
+                let mut bytes = part.gather(item).map_err(mismatch)?;
+                let (size, width) = (item.size_bytes()?.max(1), self.width(padding));
+                if let Some(width) = width.filter(|width| bytes.len() / size > *width) {
+                    if !padding.truncates {
+                        let problem = format!("has {} items, but its row is padded to {width}", bytes.len() / size);
+                        return Err(mismatch(problem));
+                    }
+                    bytes.truncate(width * size);
+                }
+                put(bytes, Vec::new())
             }
             Kind::Bytes => {
                 let bytes = part.bytes().map_err(mismatch)?;
@@ -218,6 +248,10 @@ impl Rows {
     pub fn columns(&self, fields: &[Field], rows: usize, spare: &Arc<Pool>) -> Result<Vec<Column>> {
         let mut columns = Vec::with_capacity(fields.len());
         for (column, field) in fields.iter().enumerate() {
+            if let Kind::Padded(item, padding) = &field.kind {
+                columns.push(self.padded(column, item, (field.name.as_str(), padding), rows, spare)?);
+                continue;
+            }
             columns.push(match (field.fixed(), field.item()) {
                 (Some(spec), _) => Column::Tensor(Tensor::new(self.slot.clone(), column, &spec, rows)),
                 (None, Some(item)) => self.gathered(column, &item, &field.kind, rows, spare)?,
@@ -227,6 +261,60 @@ impl Rows {
             });
         }
         Ok(columns)
+    }
+
+    /// Number of items to which the rows of a field are padded, if it does not depend on the rows.
+    fn width(&self, padding: &Padding) -> Option<usize> {
+        match padding.to {
+            PadTo::Length(length) => Some(length),
+            PadTo::Bucket(multiple) => self.bucket.and_then(|width| width.checked_next_multiple_of(multiple)),
+            PadTo::Longest(_) => None,
+        }
+    }
+
+    fn padded(
+        &self,
+        column: usize,
+        item: &TensorSpec,
+        (name, padding): (&str, &Padding),
+        rows: usize,
+        spare: &Arc<Pool>,
+    ) -> Result<Column> {
+        let Some(loose) = &self.loose[column] else { return Err(Error::bug("a loose field has no rows")) };
+        let mut loose = std::mem::take(&mut *lock(loose));
+        loose.truncate(rows);
+        let size = item.size_bytes()?.max(1);
+        let longest = || loose.iter().map(|value| value.bytes.len() / size).max().unwrap_or(0);
+        let width = self.width(padding).or_else(|| match padding.to {
+            PadTo::Length(length) => Some(length),
+            PadTo::Longest(multiple) | PadTo::Bucket(multiple) => longest().checked_next_multiple_of(multiple),
+        });
+        let width = width.unwrap_or(usize::MAX);
+        let mask_size = usize::from(padding.mask.is_some());
+        self.values.admit_padded(rows, width, size + mask_size, name)?;
+        let slot = spare.take(&Arc::new(Layout::of(&[(width * size, rows), (width * mask_size, rows)])?))?;
+        for (row, value) in loose.iter_mut().map(std::mem::take).enumerate() {
+            // SAFETY: the slot is not shared yet.
+            let (items, rest) = unsafe { slot.row(0, row) }.split_at_mut(value.bytes.len());
+            items.copy_from_slice(&value.bytes);
+            match &*padding.value {
+                [first, others @ ..] if others.iter().all(|byte| byte == first) => rest.fill(*first),
+                element => rest.chunks_exact_mut(element.len()).for_each(|to| to.copy_from_slice(element)),
+            }
+            // SAFETY: as above.
+            let (items, rest) = unsafe { slot.row(1, row) }.split_at_mut(value.bytes.len() / size * mask_size);
+            items.fill(1);
+            rest.fill(0);
+        }
+        let slot = Arc::new(slot);
+        let tensor = |column: usize, dtype: DType, shape: &[usize]| {
+            let shape = std::iter::once(width).chain(shape.iter().copied()).collect();
+            Tensor::new(slot.clone(), column, &TensorSpec { dtype, shape }, rows)
+        };
+        Ok(Column::Padded {
+            values: tensor(0, item.dtype, &item.shape),
+            mask: padding.mask.clone().map(|name| (name, tensor(1, DType::Bool, &[]))),
+        })
     }
 
     fn gathered(

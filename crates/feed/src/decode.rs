@@ -266,7 +266,9 @@ pub(crate) fn fill(
             // record has, a default would hide the mistake.
             (Some(_), absent) => absent.is_some() || record.may_lack_parts(),
             // A missing list counts as empty; a missing value of any other kind is an error.
-            (None, None) => matches!(field.kind, Kind::Ragged(_) | Kind::BytesList) && record.may_lack_parts(),
+            (None, None) => {
+                matches!(field.kind, Kind::Ragged(_) | Kind::Padded(..) | Kind::BytesList) && record.may_lack_parts()
+            }
             (None, Some(_)) => false,
         };
         if found.is_none() && takes_nothing {

@@ -27,6 +27,8 @@ pub struct Delivered {
     /// Position in the epoch after this batch, which is the same on every rank. For an unindexed epoch, it is a packed
     /// [`super::Position`] of this rank.
     pub cursor: u64,
+    /// Position of each row in the sample order, if the batches are planned; otherwise, they are consecutive.
+    pub positions: Option<Vec<u64>>,
 }
 
 /// Result of [`EpochIter::next`].

@@ -15,7 +15,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
 use super::Feed;
-use super::batch_plan::{Steps, Task, Tasks};
+use super::batch_plan::{Steps, Task};
 use super::object_content::Content;
 use super::read_scheduling::ReadScheduler;
 use super::timing::Trace;
@@ -100,7 +100,7 @@ impl Feed {
         let Some(epoch) = epoch.checked_add(1).filter(|_| reads >= MIN_READS) else { return Ok(()) };
         let steps = Steps { cursor: 0, ..steps };
         let mut room = self.ahead_bytes.min(read / SHARE);
-        let tasks = Tasks::new(self.walk()?, epoch, steps, self.horizon);
+        let tasks = self.tasks(epoch, self.batches(epoch, steps)?)?;
         for (task, reads) in ReadScheduler::new(self, tasks) {
             let source = &self.sources[task.leaf];
             if reads.bytes > room {

@@ -21,6 +21,7 @@ use tokio::task::JoinSet;
 use super::batch_plan::{RowRequest, Steps, Tail, Task, Tasks};
 use super::batch_rows::{Column, Rows};
 use super::decode::{Decoded, Object, decode};
+use super::epoch_batches::EpochBatches;
 use super::epoch_iter::{Delivered, EpochIter, EpochSource, Next};
 use super::epoch_prefetch::EpochPrefetch;
 use super::memory::Values;
@@ -29,7 +30,10 @@ use super::on_error::{ErrorLog, MAX_TRIES, OnError, Retries, is_about_data, subs
 use super::read_scheduling::ReadScheduler;
 use super::timing::{Busy, Trace};
 use super::{Feed, WEIGHT};
-use crate::memory_budget::Reservation;
+use crate::memory_budget::{MemoryBudget, Reservation};
+
+/// Time between two checks whether memory can still become free.
+const STUCK: Duration = Duration::from_millis(20);
 
 /// A batch in progress.
 struct Batch {
@@ -68,6 +72,7 @@ struct State {
 pub struct Shared {
     feed: Arc<Feed>,
     steps: Steps,
+    batches: Arc<EpochBatches>,
     state: Mutex<State>,
     wake: Condvar,
     closed: AtomicBool,
@@ -118,7 +123,6 @@ impl Shared {
     /// Creates the columns of a batch after its last row was filled.
     fn finish(&self, batch: &Batch) {
         let mut outcome = lock(&batch.outcome);
-        self.feed.value_bytes.fetch_max(batch.rows.values().per_row(batch.count), Ordering::Relaxed);
         if outcome.error.is_none() {
             let mut rows = batch.count;
             outcome.dead.sort_unstable();
@@ -137,6 +141,7 @@ impl Shared {
                 Err(error) => outcome.error = Some((0, error)),
             }
         }
+        self.feed.value_bytes.fetch_max(batch.rows.values().per_row(batch.count), Ordering::Relaxed);
         drop(outcome);
         batch.is_ready.store(true, Ordering::Release);
     }
@@ -145,13 +150,19 @@ impl Shared {
 /// Batches that a task writes to, by batch number.
 type Batches = HashMap<u64, Arc<Batch>>;
 
+/// Memory reservation of an object until it is decoded. The second part is shared by all objects of the run.
+struct Held(
+    #[expect(dead_code, reason = "held for its drop")] Reservation,
+    #[expect(dead_code, reason = "counted")] Arc<()>,
+);
+
 /// A fetched object in the queue of the decoding threads.
 struct Job {
     task: Task,
     batches: Arc<Batches>,
     content: Result<Content>,
     trace: Trace,
-    reserved: Arc<Reservation>,
+    reserved: Arc<Held>,
     /// Number of substitutes that were already tried for these rows.
     tries: u32,
     /// Queue of the decoding threads, to which substitutes are sent.
@@ -183,13 +194,15 @@ pub type Run = EpochIter<Shared>;
 
 impl Run {
     pub(super) fn over(feed: Arc<Feed>, runtime: &Handle, epoch: u64, steps: Steps) -> Result<Self> {
-        let tasks = Tasks::new(feed.walk()?, epoch, steps, feed.horizon);
+        let batches = feed.batches(epoch, steps)?;
+        let tasks = feed.tasks(epoch, batches.clone())?;
         let ahead = feed.take_prefetched(epoch, steps);
         let (consumed, watched) = watch::channel(0u64);
         let (jobs, queue) = crossbeam_channel::unbounded();
         let shared = Arc::new(Shared {
             feed: feed.clone(),
             steps,
+            batches,
             state: Mutex::default(),
             wake: Condvar::new(),
             closed: AtomicBool::new(false),
@@ -217,7 +230,7 @@ impl Run {
 
 impl EpochSource for Shared {
     fn is_ready(&self, number: u64) -> bool {
-        if number >= self.steps.count() || self.steps.slice(number).is_empty() {
+        if !matches!(self.batches.slice(number), Ok(Some(slice)) if !slice.is_empty()) {
             return true;
         }
         let state = lock(&self.state);
@@ -226,14 +239,13 @@ impl EpochSource for Shared {
     }
 
     fn take(&self, number: u64, timeout: Duration) -> Result<(Next, Option<Trace>)> {
-        let (steps, feed) = (self.steps, &self.feed);
-        if number >= steps.count() {
-            return Ok((Next::Done, None));
-        }
-        let (rows, columns, trace) = if steps.slice(number).is_empty() {
+        let (batches, feed) = (&self.batches, &self.feed);
+        let Some(slice) = batches.slice(number)? else { return Ok((Next::Done, None)) };
+        let (rows, columns, trace) = if slice.is_empty() {
             // This rank has no sample in this batch, and returns an empty one: all ranks must take the same number of
             // steps.
             let none = Rows::new(feed.pool.take(&feed.layout)?, &feed.fields, 0, Values::limited(0));
+            let none = none.of_bucket(slice.width());
             (0, none.columns(&feed.fields, 0, &feed.loose)?, None)
         } else {
             let Some(batch) = self.wait(number, timeout)? else { return Ok((Next::Waiting, None)) };
@@ -245,7 +257,9 @@ impl EpochSource for Shared {
             let (rows, columns) = outcome.done.take().ok_or_else(|| Error::bug("a ready batch has no columns"))?;
             (rows, columns, outcome.last)
         };
-        Ok((Next::Batch(Delivered { number, rows, columns, cursor: steps.cursor_after(number) }), trace))
+        let cursor = batches.cursor_after(number)?;
+        batches.forget_before(number + 1);
+        Ok((Next::Batch(Delivered { number, rows, columns, cursor, positions: slice.positions() }), trace))
     }
 
     fn end(&self) {
@@ -264,6 +278,12 @@ impl EpochSource for Shared {
 }
 
 impl Shared {
+    /// Position of a row in the sample order; beyond its end for a repeated sample of a padded tail.
+    fn position(&self, want: &RowRequest) -> Result<u64> {
+        let slice = self.batches.slice(want.batch)?.ok_or_else(|| Error::bug("a row of no batch"))?;
+        Ok(slice.position(u64::from(want.row)))
+    }
+
     /// Waits for a batch to complete, and removes it from the open batches. Returns `None` after the timeout.
     fn wait(&self, number: u64, timeout: Duration) -> Result<Option<Arc<Batch>>> {
         let until = now() + timeout;
@@ -298,24 +318,27 @@ async fn run_ahead(
     // Number of reads so far, and their total size in bytes.
     let mut read = (0, 0);
     let mut open: HashMap<u64, Arc<Batch>> = HashMap::new();
+    let in_progress = Arc::new(());
     let mut fetches = JoinSet::new();
     for (task, reads) in ReadScheduler::new(feed, tasks) {
         let first = task.first_batch();
-        let steps = shared.steps;
-        let position = (steps.slice(first).start + u64::from(task.wants[0].row)) % steps.samples;
+        let position = shared.position(&task.wants[0])? % shared.steps.samples;
         let (leaf, epoch, position) = feed.course.locate(shared.epoch, position);
         feed.sources[leaf].reached(epoch, position);
         if consumed.wait_for(|&next| first <= next + feed.ahead_of(next)).await.is_err() {
             return Ok(()); // the consumer has closed the epoch
         }
         open.retain(|&number, _| number >= first);
+        // With planned batches, more of them may be open than the budget allows for. If all objects read so far are
+        // decoded and the consumer waits for this task, no memory will become free.
+        let is_stuck = || feed.by.is_some() && *consumed.borrow() >= first && Arc::strong_count(&in_progress) == 1;
         let mut batches = HashMap::new();
         for group in task.wants.chunk_by(|a, b| a.batch == b.batch) {
             let number = group[0].batch;
             let batch = match open.get(&number) {
                 Some(batch) => batch.clone(),
                 None => {
-                    let batch = open_batch(shared, number).await?;
+                    let batch = open_batch(shared, number, is_stuck).await?;
                     lock(&shared.state).open.insert(number, batch.clone());
                     open.insert(number, batch.clone());
                     batch
@@ -327,7 +350,7 @@ async fn run_ahead(
         let permit = requests.clone().acquire_owned().await.map_err(|_| Error::bug("the semaphore is never closed"))?;
         let (early, reserved) = match early {
             Some((fetch, reserved)) => (Some(fetch), reserved),
-            None => (None, feed.budget.reserve("an object", reads.bytes).await?),
+            None => (None, reserve_unless(&feed.budget, "an object", reads.bytes, is_stuck).await?),
         };
         read = (read.0 + 1, read.1 + reads.bytes);
         while let Some(done) = fetches.try_join_next() {
@@ -335,6 +358,7 @@ async fn run_ahead(
         }
         let claims = if early.is_some() { None } else { feed.sources[task.leaf].claim(task.object) };
         let (feed, queue, batches) = (feed.clone(), jobs.clone(), Arc::new(batches));
+        let held = Arc::new(Held(reserved, in_progress.clone()));
         fetches.spawn(async move {
             let early = match early {
                 Some(fetch) => fetch.ended().await.ok().filter(|(content, _)| content.is_ok()),
@@ -345,8 +369,7 @@ async fn run_ahead(
                 None => feed.sources[task.leaf].fetched(task.object, &reads, claims, feed.object_timeout).await,
             };
             drop(permit);
-            let job =
-                Job { task, batches, content, trace, reserved: Arc::new(reserved), tries: 0, queue: queue.clone() };
+            let job = Job { task, batches, content, trace, reserved: held, tries: 0, queue: queue.clone() };
             for job in job.shared_among(&feed) {
                 // This fails only after the threads have ended; then no consumer is waiting.
                 let _ = queue.send(job);
@@ -367,21 +390,38 @@ fn joined(done: std::result::Result<(), tokio::task::JoinError>) -> Result<()> {
     done.map_err(|error| Error::bug(format!("a fetch: {error}")))
 }
 
-async fn open_batch(shared: &Shared, number: u64) -> Result<Arc<Batch>> {
-    let (feed, steps) = (&shared.feed, &shared.steps);
-    let slice = steps.slice(number);
-    let rows = (slice.end - slice.start) as usize;
-    let reserved = feed.budget.reserve("a batch", feed.batch_bytes(rows)).await?;
+/// Reserves memory. If `is_stuck`, goes on without it.
+async fn reserve_unless(
+    budget: &MemoryBudget,
+    what: &str,
+    bytes: u64,
+    is_stuck: impl Fn() -> bool,
+) -> Result<Reservation> {
+    let mut reserving = std::pin::pin!(budget.reserve(what, bytes));
+    loop {
+        match tokio::time::timeout(STUCK, &mut reserving).await {
+            Ok(reserved) => return reserved,
+            Err(_) if is_stuck() => return Ok(Reservation::default()),
+            Err(_) => {}
+        }
+    }
+}
+
+async fn open_batch(shared: &Shared, number: u64, is_stuck: impl Fn() -> bool) -> Result<Arc<Batch>> {
+    let feed = &shared.feed;
+    let slice = shared.batches.slice(number)?.ok_or_else(|| Error::bug("a row of no batch"))?;
+    let rows = slice.len() as usize;
+    let reserved = reserve_unless(&feed.budget, "a batch", feed.batch_bytes(rows), is_stuck).await?;
     let slot = feed.pool.take(&feed.layout)?;
     if let Some(column) = feed.fields.iter().position(|field| field.name == WEIGHT && feed.weighted) {
         for row in 0..rows {
-            let weight = if slice.start + (row as u64) < steps.samples { 1.0f32 } else { 0.0 };
+            let weight = if slice.position(row as u64) < shared.steps.samples { 1.0f32 } else { 0.0 };
             // SAFETY: the batch is not shared yet, and decoding writes no weights.
             unsafe { slot.row(column, row) }.copy_from_slice(&weight.to_le_bytes());
         }
     }
     Ok(Arc::new(Batch {
-        rows: Rows::new(slot, &feed.fields, rows, Values::limited(feed.limit)),
+        rows: Rows::new(slot, &feed.fields, rows, Values::limited(feed.limit)).of_bucket(slice.width()),
         count: rows,
         is_ready: AtomicBool::new(false),
         left: AtomicUsize::new(rows),
@@ -432,10 +472,9 @@ fn decode_job(shared: &Shared, job: &Job, content: &Content, scratch: &mut Vec<u
     let (number, feed) = (job.task.object, &shared.feed);
     let (source, leaf) = (&feed.sources[job.task.leaf], &feed.leaves[job.task.leaf]);
     let place = source.place(number);
-    let position = |want: &RowRequest| shared.steps.slice(want.batch).start + u64::from(want.row);
     // The key depends only on the position. It is therefore the same for any number of ranks, and the repeated samples
     // of a padded tail have different keys.
-    let key = |want: &RowRequest| leaf.order().key_of(shared.epoch, position(want));
+    let key = |want: &RowRequest| leaf.order().key_of(shared.epoch, shared.position(want).unwrap_or_default());
     let rows = |number: u64| job.batches.get(&number).map(|batch| &batch.rows);
     let codec = source.codec(number);
     let decode_within = |limit: u64, scratch: &mut Vec<u8>| {

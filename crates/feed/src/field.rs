@@ -29,12 +29,40 @@ pub enum Kind {
     Tensor(TensorSpec),
     /// A variable number of items per sample, each of this type and shape. Delivered as values and offsets.
     Ragged(TensorSpec),
+    /// Like `Ragged`, but delivered as one array: rows by items, padded to a common length.
+    Padded(TensorSpec, Padding),
     /// The stored bytes.
     Bytes,
     /// A variable number of byte strings per sample.
     BytesList,
     /// An image, which is decoded, cropped and resized.
     Image(ImageSpec),
+}
+
+/// How the rows of a batch are padded to a common number of items.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Padding {
+    /// Number of items per row.
+    pub to: PadTo,
+    /// One little-endian element, which is repeated in the padding.
+    pub value: Box<[u8]>,
+    /// Name of a second column, of type bool: true for items of the sample, false for padding.
+    pub mask: Option<String>,
+    /// True if a sample with more items than its row is cut; otherwise, it is an error.
+    pub truncates: bool,
+}
+
+/// Number of items to which rows are padded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PadTo {
+    /// This number.
+    Length(usize),
+    /// The longest row of the batch on this rank, rounded up to a multiple of this number.
+    Longest(usize),
+    /// The largest length of the batch's bucket, rounded up to a multiple of this number. For batches without a
+    /// bucket, as `Longest`.
+    Bucket(usize),
 }
 
 /// JSON form of a field, as written by Python.
@@ -51,9 +79,39 @@ struct FieldDocument {
     shape: Vec<usize>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     image: Option<ImageDocument>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    padding: Option<PaddingDocument>,
     /// Bytes of the default, in hexadecimal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     default: Option<String>,
+}
+
+/// JSON form of a padded field's padding, as written by Python.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PaddingDocument {
+    to: PadTo,
+    /// Bytes of one element, in hexadecimal.
+    value: String,
+    mask: Option<String>,
+    truncates: bool,
+}
+
+impl PaddingDocument {
+    fn padding(&self, name: &str, item: &TensorSpec) -> Result<Padding> {
+        let value = bytes_of(&self.value).filter(|bytes| bytes.len() == item.dtype.size());
+        let value =
+            value.ok_or_else(|| Error::config("fields", format!("the padding of `{name}` is not one element")))?;
+        if let PadTo::Longest(0) | PadTo::Bucket(0) = self.to {
+            return Err(Error::config("fields", format!("`{name}` cannot be padded to a multiple of 0")));
+        }
+        Ok(Padding { to: self.to, value, mask: self.mask.clone(), truncates: self.truncates })
+    }
+
+    fn of(padding: &Padding) -> Self {
+        let Padding { to, value, mask, truncates } = padding.clone();
+        Self { to, value: hexadecimal(&value), mask, truncates }
+    }
 }
 
 /// JSON form of an image field's specification, as written by Python.
@@ -146,7 +204,7 @@ impl Field {
         match &self.kind {
             Kind::Tensor(spec) => Some(spec.clone()),
             Kind::Image(spec) => Some(spec.tensor()),
-            Kind::Ragged(_) | Kind::Bytes | Kind::BytesList => None,
+            Kind::Ragged(_) | Kind::Padded(..) | Kind::Bytes | Kind::BytesList => None,
         }
     }
 
@@ -154,7 +212,7 @@ impl Field {
     pub fn item(&self) -> Option<TensorSpec> {
         match &self.kind {
             Kind::Tensor(_) | Kind::Image(_) => None,
-            Kind::Ragged(spec) => Some(spec.clone()),
+            Kind::Ragged(spec) | Kind::Padded(spec, _) => Some(spec.clone()),
             Kind::Bytes | Kind::BytesList => Some(TensorSpec { dtype: DType::U8, shape: Vec::new() }),
         }
     }
@@ -168,7 +226,27 @@ impl Field {
     pub fn from_json(json: &str) -> Result<Vec<Self>> {
         let document: Vec<FieldDocument> = serde_json::from_str(json)
             .map_err(|error| Error::config("fields", format!("cannot be parsed: {error}")))?;
-        document.into_iter().map(Self::from_document).collect()
+        let fields = document.into_iter().map(Self::from_document).collect::<Result<Vec<Self>>>()?;
+        let mut names: Vec<&str> = fields.iter().flat_map(Self::columns).collect();
+        names.sort_unstable();
+        match names.windows(2).find(|pair| pair[0] == pair[1]) {
+            Some(pair) => Err(Error::config("fields", format!("two columns of a batch have the name `{}`", pair[0]))),
+            None => Ok(fields),
+        }
+    }
+
+    /// True if the rows are padded to the largest length of their batch's bucket.
+    pub fn is_padded_to_bucket(&self) -> bool {
+        matches!(&self.kind, Kind::Padded(_, Padding { to: PadTo::Bucket(_), .. }))
+    }
+
+    /// Names of the field's columns in a batch: its own, and that of its mask.
+    pub fn columns(&self) -> impl Iterator<Item = &str> {
+        let mask = match &self.kind {
+            Kind::Padded(_, padding) => padding.mask.as_deref(),
+            _ => None,
+        };
+        std::iter::once(self.name.as_str()).chain(mask)
     }
 
     fn from_document(document: FieldDocument) -> Result<Self> {
@@ -181,7 +259,14 @@ impl Field {
         };
         let kind = match document.kind.as_str() {
             "tensor" => Kind::Tensor(spec()?),
-            "ragged" => Kind::Ragged(spec()?),
+            "ragged" => match &document.padding {
+                None => Kind::Ragged(spec()?),
+                Some(padding) => {
+                    let spec = spec()?;
+                    let padding = padding.padding(&document.name, &spec)?;
+                    Kind::Padded(spec, padding)
+                }
+            },
             "bytes" => Kind::Bytes,
             "bytes_list" => Kind::BytesList,
             "image" => {
@@ -207,7 +292,7 @@ impl Field {
     fn document(&self) -> FieldDocument {
         let (kind, spec, image) = match &self.kind {
             Kind::Tensor(spec) => ("tensor", Some(spec.clone()), None),
-            Kind::Ragged(spec) => ("ragged", Some(spec.clone()), None),
+            Kind::Ragged(spec) | Kind::Padded(spec, _) => ("ragged", Some(spec.clone()), None),
             Kind::Bytes => ("bytes", None, None),
             Kind::BytesList => ("bytes_list", None, None),
             Kind::Image(image) => ("image", Some(image.tensor()), Some(ImageDocument::of(image))),
@@ -219,23 +304,35 @@ impl Field {
             dtype: spec.as_ref().map(|spec| spec.dtype.name().to_owned()),
             shape: spec.map(|spec| spec.shape).unwrap_or_default(),
             image,
-            default: self.default.as_ref().map(|bytes| bytes.iter().map(|byte| format!("{byte:02x}")).collect()),
+            padding: match &self.kind {
+                Kind::Padded(_, padding) => Some(PaddingDocument::of(padding)),
+                _ => None,
+            },
+            default: self.default.as_deref().map(hexadecimal),
         }
     }
 }
 
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn bytes_of(hexadecimal: &str) -> Option<Box<[u8]>> {
+    let digits = hexadecimal.as_bytes().as_chunks::<2>();
+    let byte = |pair: &[u8; 2]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
+    digits.1.is_empty().then(|| digits.0.iter().map(byte).collect())?
+}
+
 /// Parses the default in `text`, which is in hexadecimal: one element of a tensor, or any bytes.
 fn default_of(name: &str, kind: &Kind, text: &str) -> Result<Box<[u8]>> {
-    let digits = text.as_bytes().as_chunks::<2>();
-    let byte = |pair: &[u8; 2]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
-    let bytes: Option<Box<[u8]>> = digits.0.iter().map(byte).collect();
     let fits = |bytes: &[u8]| match kind {
         Kind::Tensor(spec) => bytes.len() == spec.dtype.size(),
         Kind::Bytes => true,
-        Kind::Ragged(_) | Kind::Image(_) | Kind::BytesList => false,
+        Kind::Ragged(_) | Kind::Padded(..) | Kind::Image(_) | Kind::BytesList => false,
     };
-    let bytes = bytes.filter(|bytes| digits.1.is_empty() && fits(bytes));
-    bytes.ok_or_else(|| Error::config("fields", format!("the default of `{name}` does not match its kind")))
+    bytes_of(text)
+        .filter(|bytes| fits(bytes))
+        .ok_or_else(|| Error::config("fields", format!("the default of `{name}` does not match its kind")))
 }
 
 #[cfg(test)]
@@ -251,6 +348,18 @@ mod tests {
                 of: vec!["ids".into(), "input_ids".into()],
                 ..Field::of_kind("tokens", Kind::Ragged(TensorSpec { dtype: DType::I64, shape: vec![] }))
             },
+            Field::of_kind(
+                "padded",
+                Kind::Padded(
+                    TensorSpec { dtype: DType::I32, shape: vec![] },
+                    Padding {
+                        to: PadTo::Longest(8),
+                        value: [9, 0, 0, 0].into(),
+                        mask: Some("m".into()),
+                        truncates: true,
+                    },
+                ),
+            ),
             Field { default: Some([].into()), ..Field::of_kind("raw", Kind::Bytes) },
             Field::of_kind("words", Kind::BytesList),
             Field {

@@ -8,12 +8,14 @@
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests write and remove files of their own"))]
 
 mod batch_buffer;
+mod batch_by;
 mod batch_plan;
 mod batch_rows;
 pub mod cache;
 mod chunked_arrays;
 mod cuda;
 mod decode;
+mod epoch_batches;
 mod epoch_iter;
 mod epoch_prefetch;
 mod epoch_run;
@@ -53,13 +55,14 @@ use penstock_types::{DType, Error, Result, lock};
 use tokio::runtime::Handle;
 
 pub use batch_buffer::Tensor;
+pub use batch_by::{BatchBy, BatchRule};
 pub use batch_plan::{Steps, Tail};
 pub use batch_rows::Column;
 pub use chunked_arrays::PatchSpec;
 pub use cuda::CudaDevice;
 pub use epoch_iter::{Delivered, EpochIter, Next};
 pub use epoch_run::Run;
-pub use field::{Field, Kind};
+pub use field::{Field, Kind, PadTo, Padding};
 pub use format::{ArrayBlocks, Column as FixedColumn, FormatSpec, Hdf5Array, Hdf5File, ZarrMetadata, keep_likely};
 pub use memory_budget::{MemoryBudget, Reservation};
 pub use on_error::{ErrorCounts, OnError};
@@ -76,6 +79,8 @@ pub use timing::{Busy, Waits};
 pub use unindexed::{Position, Turns, Unindexed, UnindexedRun};
 
 use batch_buffer::{Layout, Pool};
+use batch_plan::Tasks;
+use epoch_batches::EpochBatches;
 use memory::PartMemory;
 use penstock_dataset::sampler::{DatasetView, Sampler, SamplerCursor};
 use read_scheduling::{AccessPattern, read_ahead_for};
@@ -107,6 +112,8 @@ pub struct Feed {
     sources: Vec<Arc<Source>>,
     leaves: Arc<[DatasetView]>,
     course: Arc<Sampler>,
+    /// Rule of the batches; `None` for batches of a constant size.
+    by: Option<Arc<BatchBy>>,
     /// Maximum distance, in positions, between the records of one object that are read together.
     horizon: u64,
     fields: Vec<Field>,
@@ -161,23 +168,45 @@ impl Feed {
         sources: Vec<Arc<Source>>,
         leaves: Vec<DatasetView>,
         course: Sampler,
-        mut fields: Vec<Field>,
+        fields: Vec<Field>,
         steps: Steps,
         settings: &FeedSettings,
     ) -> Result<Arc<Self>> {
+        Self::with_batches(sources, leaves, course, fields, steps, settings, None)
+    }
+
+    /// Like [`Self::new`], but for batches that follow a rule `by`. The global batch of `steps` is then ignored.
+    pub fn with_batches(
+        sources: Vec<Arc<Source>>,
+        leaves: Vec<DatasetView>,
+        course: Sampler,
+        mut fields: Vec<Field>,
+        steps: Steps,
+        settings: &FeedSettings,
+        by: Option<Arc<BatchBy>>,
+    ) -> Result<Arc<Self>> {
         steps.check()?;
+        let (max_rows, mean_rows) = match &by {
+            Some(by) => (by.checked_rows(&steps)?, by.mean_rows()),
+            None => (steps.max_rows(), steps.global_batch),
+        };
+        if by.is_none() && fields.iter().any(Field::is_padded_to_bucket) {
+            let text = "a field can be padded to its bucket only in a loader with batch_by";
+            return Err(Error::config("fields", text));
+        }
         if fields.is_empty() {
             return Err(Error::config("fields", "at least one field is required"));
         }
         if sources.len() != leaves.len() || course.leaves() != leaves.len() || steps.samples != course.samples() {
             return Err(Error::bug("the sources, leaves and sampler of a feed do not match"));
         }
-        let rows = usize::try_from(steps.max_rows()).ok().filter(|&rows| u32::try_from(rows).is_ok());
-        let rows = rows.ok_or_else(|| Error::config("batch", format!("{} rows are too many", steps.max_rows())))?;
+        let rows = usize::try_from(max_rows).ok().filter(|&rows| u32::try_from(rows).is_ok());
+        let rows = rows.ok_or_else(|| Error::config("batch", format!("{max_rows} rows are too many")))?;
+        let usual_rows = max_rows.min(mean_rows.div_ceil(steps.world));
         let sample_bytes = Layout::new(&fields, 1)?.strides.iter().sum::<usize>() as u64;
         let weighted = steps.tail == Tail::Pad;
         if weighted {
-            if fields.iter().any(|field| field.name == WEIGHT) {
+            if fields.iter().any(|field| field.columns().any(|name| name == WEIGHT)) {
                 return Err(Error::config("fields", "`weight` is reserved for the field that tail=\"pad\" adds"));
             }
             fields.push(Field::tensor(WEIGHT, DType::F32, &[]));
@@ -190,9 +219,10 @@ impl Feed {
                 "skip cannot be used with tail=\"drop\": it makes batches smaller; use substitute, or tail=\"pad\"",
             ));
         }
+        let is_padded = fields.iter().any(|field| matches!(field.kind, Kind::Padded(..)));
         let has_loose = fields.iter().any(|field| field.fixed().is_none());
         let loose_bytes = sources.iter().zip(&leaves).map(|(source, leaf)| source.stored_a_sample(leaf.counts())).max();
-        let slot = layout.bytes as u64 + if has_loose { rows as u64 * loose_bytes.unwrap_or(0) } else { 0 };
+        let slot = layout.bytes as u64 + if has_loose { usual_rows * loose_bytes.unwrap_or(0) } else { 0 };
         let part = settings.memory_bytes.unwrap_or(DEFAULT_MEMORY) / 4;
         let patterns: Vec<AccessPattern> =
             sources.iter().zip(&leaves).map(|(source, leaf)| AccessPattern::of(source, leaf)).collect();
@@ -215,19 +245,24 @@ impl Feed {
             scratch = scratch.max(if compressed { inflated } else { 0 });
         }
         // Number of batches that are open at once for `span` positions, which may start at the last sample of a batch.
-        let batches = |span: u64| (1 + (span.max(1) - 1).div_ceil(steps.global_batch)).min(steps.count().max(1));
+        let batches = |span: u64| match &by {
+            None => (1 + (span.max(1) - 1).div_ceil(mean_rows)).min(steps.count().max(1)),
+            // On average; `run_ahead` exceeds the budget rather than wait for ever if there are more.
+            Some(by) => 2 + span.saturating_add(by.waiting_rows()).div_ceil(mean_rows),
+        };
         let span = course.span(&leaves).min(course.samples().max(1));
         // With uneven weights, a mixture spreads its windows over many batches. If half of the budget holds fewer
         // batches than that, objects are read more than once instead.
         let room = (settings.memory_bytes.unwrap_or(DEFAULT_MEMORY) / 2).checked_div(slot + 4096).unwrap_or(1);
-        let fits = room.saturating_sub(1).saturating_mul(steps.global_batch).max(1);
+        let fits = room.saturating_sub(1).saturating_mul(mean_rows).max(1);
         // If all objects are read in ranges, planning further ahead would only delay the first batch.
         let planned = match patterns.iter().all(|grain| grain.is_partial) {
             true if leaves.iter().any(|leaf| leaf.order().is_shuffled()) => MAX_PLANNED,
             true => MAX_PLANNED_IN_ORDER,
             false => u64::MAX,
         };
-        let horizon = if course.is_mixed() || planned < u64::MAX { span.min(fits).min(planned) } else { u64::MAX };
+        let spread = by.as_ref().map_or(span, |by| by.window());
+        let horizon = if course.is_mixed() || planned < u64::MAX { spread.min(fits).min(planned) } else { u64::MAX };
         let spanned = batches(span.min(horizon));
         let pages = 4096 * (spanned + 2); // a reservation is a whole number of pages
         let need = spanned.saturating_mul(slot).saturating_add(stored).saturating_add(scratch).saturating_add(pages);
@@ -259,7 +294,7 @@ impl Feed {
         let rest = rest - more_threads * scratch;
         let threads = 1 + more_threads as usize;
         let most = settings.max_in_flight.max(1);
-        let (max_in_flight, read_ahead) = read_ahead_for(&patterns, most, threads, rows as u64, slot, rest / 4);
+        let (max_in_flight, read_ahead) = read_ahead_for(&patterns, most, threads, usual_rows, slot, rest / 4);
         let read_ahead = settings.read_ahead.unwrap_or(read_ahead);
         // One spare slot per batch in progress, so that each delivered batch's memory is reused by the next batch.
         let spare = (rest / 4).checked_div(slot.max(1)).unwrap_or(0).min(read_ahead.saturating_add(2));
@@ -271,6 +306,7 @@ impl Feed {
             sources,
             leaves: leaves.into(),
             course: Arc::new(course),
+            by,
             horizon,
             decodes_images: fields.iter().any(|field| matches!(field.kind, Kind::Image(_))),
             fields,
@@ -280,7 +316,7 @@ impl Feed {
             loose: Pool::new(if has_loose { SPARE_SLOTS } else { 0 }, false),
             max_batch_bytes: (budget.bytes().saturating_sub(stored + pages) / spanned).max(slot),
             value_bytes: AtomicU64::new(if has_loose { loose_bytes.unwrap_or(0) } else { 0 }),
-            inflates_values: has_loose && inflates,
+            inflates_values: has_loose && (inflates || is_padded),
             part,
             patterns,
             on_error: settings.on_error,
@@ -304,6 +340,16 @@ impl Feed {
     /// Creates a cursor over the order of the samples.
     pub fn walk(&self) -> Result<SamplerCursor> {
         SamplerCursor::new(self.course.clone(), self.leaves.clone())
+    }
+
+    /// Batches of an epoch after the cursor of `steps`.
+    fn batches(&self, epoch: u64, steps: Steps) -> Result<Arc<EpochBatches>> {
+        EpochBatches::new(steps, self.by.as_ref(), epoch)
+    }
+
+    /// Tasks for the batches of an epoch.
+    fn tasks(&self, epoch: u64, batches: Arc<EpochBatches>) -> Result<Tasks> {
+        Ok(Tasks::new(self.walk()?, epoch, self.course.samples(), batches, self.horizon))
     }
 
     /// Fields of a batch. With a padded tail, the last one is the weight.
@@ -346,7 +392,8 @@ impl Feed {
     /// Starts `epoch` at the position `steps.cursor`.
     pub fn start(self: &Arc<Self>, runtime: &Handle, epoch: u64, steps: Steps) -> Result<Run> {
         steps.check()?;
-        if steps.samples != self.course.samples() || steps.max_rows() as usize > self.layout.rows {
+        let is_even = self.by.is_none();
+        if steps.samples != self.course.samples() || is_even && steps.max_rows() as usize > self.layout.rows {
             return Err(Error::bug("a feed was started with steps of another shape"));
         }
         Run::over(self.clone(), runtime, epoch, steps)

@@ -32,6 +32,19 @@ impl Values {
         Ok(())
     }
 
+    /// Counts `rows` rows of a field that was padded to `width` items of `size` bytes, instead of its values. Returns
+    /// `BudgetExceeded` if they exceed the limit.
+    pub fn admit_padded(&self, rows: usize, width: usize, size: usize, field: &str) -> Result<()> {
+        let need = (rows as u64).saturating_mul(width as u64).saturating_mul(size as u64);
+        if need > self.limit {
+            let what = format!("field `{field}` (padded to {width} items in {rows} rows)");
+            return Err(Error::BudgetExceeded { what, need, budget: self.limit });
+        }
+        let mut used = lock(&self.used);
+        *used = (*used).max(need);
+        Ok(())
+    }
+
     /// Average number of bytes per row, for `rows` rows.
     pub fn per_row(&self, rows: usize) -> u64 {
         *lock(&self.used) / rows.max(1) as u64

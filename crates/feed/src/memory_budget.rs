@@ -18,7 +18,7 @@ pub struct MemoryBudget {
 }
 
 /// Reserved bytes. Dropping it releases them.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Reservation(#[expect(dead_code, reason = "held for its drop")] Option<OwnedSemaphorePermit>);
 
 impl MemoryBudget {

@@ -240,7 +240,7 @@ mod tests {
     fn what_is_wanted_in_order_is_read_in_portions_and_comes_as_it_lies() {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let (feed, steps) = feed("portions-in-order", &runtime, None, 256 << 20);
-        let tasks = || Tasks::new(feed.walk().unwrap(), 0, steps, feed.horizon);
+        let tasks = || feed.tasks(0, feed.batches(0, steps).unwrap()).unwrap();
         let whole: Vec<RowRequest> = tasks().flat_map(|task| task.wants).collect();
         let portions: Vec<(Task, Reads)> = ReadScheduler::new(&feed, tasks()).collect();
         // 20 MiB are read in three parts of at most 8 MiB.
@@ -263,7 +263,7 @@ mod tests {
         let fields = vec![Field::tensor("x", DType::U8, &[record as usize])];
         let (course, sources) = (Sampler::leaf(&leaf), vec![Arc::new(source.routed(routes))]);
         let feed = Feed::new(sources, vec![leaf], course, fields, steps, &settings(256 << 20)).unwrap();
-        let tasks = Tasks::new(feed.walk().unwrap(), 0, steps, feed.horizon);
+        let tasks = feed.tasks(0, feed.batches(0, steps).unwrap()).unwrap();
         ReadScheduler::new(&feed, tasks).map(|(task, _)| task.wants.len()).collect()
     }
 
@@ -288,7 +288,7 @@ mod tests {
     fn what_is_shuffled_is_read_once() {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let (feed, steps) = feed("portions-shuffled", &runtime, Some(Shuffle { seed: 3, window: 2 }), 256 << 20);
-        let tasks = Tasks::new(feed.walk().unwrap(), 0, steps, feed.horizon);
+        let tasks = feed.tasks(0, feed.batches(0, steps).unwrap()).unwrap();
         let sizes: Vec<u64> = ReadScheduler::new(&feed, tasks).map(|(_, reads)| reads.bytes).collect();
         // Each object of 20 MiB is one read, even if its parts are fetched concurrently.
         assert_eq!(sizes, [EACH * RECORD as u64; 2]);
@@ -304,7 +304,7 @@ mod tests {
         // An object exceeds a quarter of this budget, so it is read in parts. The records of each part are scattered
         // over the whole object.
         let (feed, steps) = feed("portions-of-need", &runtime, Some(Shuffle { seed: 3, window: 2 }), 72 << 20);
-        let tasks = Tasks::new(feed.walk().unwrap(), 0, steps, feed.horizon);
+        let tasks = feed.tasks(0, feed.batches(0, steps).unwrap()).unwrap();
         let needs: Vec<(u64, u32)> = ReadScheduler::new(&feed, tasks).map(|(task, _)| need(&task)).collect();
         assert!(needs.len() > 3 && needs.is_sorted(), "{needs:?}");
         assert_eq!(delivered(&feed, &runtime, steps).len(), 40);

@@ -65,7 +65,7 @@ impl World {
     }
 
     fn count(&self, source: &Arc<Source>) -> Result<Counted> {
-        match self.runtime.block_on(count(source, None, &mut ExistingIndexes::default(), Deadline::NEVER))? {
+        match self.runtime.block_on(count(source, None, true, &mut ExistingIndexes::default(), Deadline::NEVER))? {
             Some(counted) => Ok(counted),
             None => self.runtime.block_on(scan(source, None, Deadline::NEVER)),
         }

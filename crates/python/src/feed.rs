@@ -13,6 +13,7 @@ use penstock_types::{Deadline, Error, Metrics, Result};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::batch_by::PyBatchBy;
 use crate::process_local::Own;
 use crate::run::{Pass, PyRun, metrics_of};
 use crate::runtime::{enter, enter_async, runtime};
@@ -36,7 +37,7 @@ pub struct PyFeed {
 impl PyFeed {
     #[new]
     #[expect(clippy::too_many_arguments, reason = "named in Python; one caller")]
-    #[pyo3(signature = (course, fields, settings, env, *, global_batch, rank, world, tail, caches=None, node=None))]
+    #[pyo3(signature = (course, fields, settings, env, *, global_batch, rank, world, tail, caches=None, node=None, batch_by=None))]
     fn new(
         py: Python<'_>,
         course: &PySampler,
@@ -49,7 +50,9 @@ impl PyFeed {
         tail: &str,
         caches: Option<Vec<Option<(PathBuf, u64, String)>>>,
         node: Option<(u64, u64)>,
+        batch_by: Option<Py<PyBatchBy>>,
     ) -> PyResult<Self> {
+        let by = batch_by.map(|by| by.get().0.clone());
         let (sources, metrics, steps, settings) = enter(py, || {
             let (settings, samples) = (FeedSettings::from_json(settings)?, course.course.samples());
             let steps = Steps { samples, cursor: 0, global_batch, rank, world, tail: tail.parse()? };
@@ -59,7 +62,7 @@ impl PyFeed {
             }
             let node =
                 node.map_or(0..world, |(first, end)| first.min(world - 1)..end.clamp(first + 1, world.max(first + 1)));
-            let known = course.course.is_plain().then_some(steps);
+            let known = (course.course.is_plain() && by.is_none()).then_some(steps);
             let open = |(at, (source, index)): (usize, (&Py<PySource>, &Option<Indexed>))| {
                 let source = source.get();
                 let index = index.as_ref().and_then(|index| index.open(&source.manifest));
@@ -82,7 +85,8 @@ impl PyFeed {
         }
         enter(py, || {
             let fields = Field::from_json(fields)?;
-            let feed = Feed::new(sources, course.leaves.clone(), course.course.clone(), fields, steps, &settings)?;
+            let (leaves, sampler) = (course.leaves.clone(), course.course.clone());
+            let feed = Feed::with_batches(sources, leaves, sampler, fields, steps, &settings, by)?;
             Ok(Self {
                 threads: feed.threads(),
                 memory_bytes: feed.memory_bytes(),

@@ -6,6 +6,7 @@
 #![allow(missing_docs, reason = "what Python sees is documented in _native.pyi")]
 
 mod array;
+mod batch_by;
 mod bench;
 mod diff;
 mod dlpack;
@@ -61,6 +62,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<source::PyCounted>()?;
     module.add_class::<source::PyPartialCounts>()?;
     module.add_class::<sampler::PySampler>()?;
+    module.add_class::<batch_by::PyBatchBy>()?;
     module.add_class::<feed::PyFeed>()?;
     module.add_class::<unindexed::PyUnindexed>()?;
     module.add_class::<run::PyRun>()?;

@@ -75,12 +75,14 @@ impl Pass {
 pub struct PyRun {
     run: Mutex<Pass>,
     names: Vec<String>,
+    /// Positions of the rows of the last batch, if the batches are planned.
+    positions: Mutex<Option<Vec<u64>>>,
     pid: u32,
 }
 
 impl PyRun {
     pub(crate) fn new(pass: Pass, names: Vec<String>) -> Self {
-        Self { run: Mutex::new(pass), names, pid: std::process::id() }
+        Self { run: Mutex::new(pass), names, positions: Mutex::default(), pid: std::process::id() }
     }
 
     /// Calls `work` with the epoch. Returns an error if another thread uses the epoch: waiting would deadlock, because
@@ -106,6 +108,7 @@ impl PyRun {
                 Next::Done => return Ok(None),
                 Next::Waiting => py.check_signals()?,
                 Next::Batch(batch) => {
+                    *lock(&self.positions) = batch.positions;
                     let dict = PyDict::new(py);
                     for (name, column) in self.names.iter().zip(batch.columns) {
                         set_column(&dict, name, column)?;
@@ -114,6 +117,12 @@ impl PyRun {
                 }
             }
         }
+    }
+
+    /// Positions in the sample order of the rows of the last batch, if batches are planned by `batch_by`. A repeated
+    /// sample has its position plus the number of samples.
+    fn positions(&self) -> Option<Vec<u64>> {
+        lock(&self.positions).clone()
     }
 
     /// True if `next` would return without waiting.

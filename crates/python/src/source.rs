@@ -336,7 +336,7 @@ impl PySource {
     }
 
     /// Returns the key of an object, relative to `url`, by its index in the listing.
-    fn key(&self, number: usize) -> PyResult<String> {
+    pub(crate) fn key(&self, number: usize) -> PyResult<String> {
         let entry = self.ordered().objects.get(number);
         let entry = entry.ok_or_else(|| {
             PyIndexError::new_err(format!("object {number} is out of range ({} objects)", self.objects()))

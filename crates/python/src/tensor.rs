@@ -180,12 +180,16 @@ impl PyCudaDevice {
     }
 }
 
-/// Adds a column to `dict` under the name of its field.
+/// Adds a column to `dict` under the name of its field. The mask of a padded field follows under its own name.
 pub(crate) fn set_column(dict: &Bound<'_, PyDict>, name: &str, column: Column) -> PyResult<()> {
     match column {
         Column::Tensor(tensor) => dict.set_item(name, PyTensor(tensor)),
         Column::Ragged { values, offsets, strings, is_bytes } => {
             dict.set_item(name, PyRagged { values, offsets, strings, is_bytes })
+        }
+        Column::Padded { values, mask } => {
+            dict.set_item(name, PyTensor(values))?;
+            mask.map_or(Ok(()), |(name, mask)| dict.set_item(name, PyTensor(mask)))
         }
     }
 }

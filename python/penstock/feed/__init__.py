@@ -5,11 +5,13 @@
 here, as torch tensors in `penstock.feed.torch`). Framework adapters are imported only when they are used.
 """
 
+from penstock.feed.batch_by import BatchBy, Buckets, Budget, buckets, budget
 from penstock.feed.columns import Ragged
 from penstock.feed.dataset import Dataset, Schema, open  # noqa: A004 - the verb is the API
 from penstock.feed.fields import (
     FieldSpec,
     ImageSpec,
+    PaddedSpec,
     RaggedSpec,
     RawListSpec,
     RawSpec,
@@ -25,11 +27,15 @@ from penstock.feed.mixture import Mixture, mix
 from penstock.feed.report import Report
 
 __all__ = [
+    "BatchBy",
+    "Buckets",
+    "Budget",
     "Dataset",
     "FieldSpec",
     "ImageSpec",
     "Loader",
     "Mixture",
+    "PaddedSpec",
     "Ragged",
     "RaggedSpec",
     "RawListSpec",
@@ -37,6 +43,8 @@ __all__ = [
     "Report",
     "Schema",
     "TensorSpec",
+    "buckets",
+    "budget",
     "image",
     "mix",
     "open",

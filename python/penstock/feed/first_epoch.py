@@ -168,6 +168,9 @@ class FirstEpochRun:
             self._errors = _sum(self._errors, run.error_counts())
             run.close()
 
+    def positions(self) -> None:
+        """Return None: the rows of a batch have consecutive positions."""
+
     def is_ready(self) -> bool:
         """True if `next` would return without waiting."""
         return self._run is not None and self._run.is_ready()

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from penstock.errors import ConfigError
-from penstock.feed.fields import ImageSpec, TensorSpec
+from penstock.feed.fields import ImageSpec, PaddedSpec, TensorSpec
 from penstock.feed.loader import BaseLoader
 from penstock.feed.numpy import array
 
@@ -24,7 +24,7 @@ __all__ = ["Loader"]
 
 
 class Loader(BaseLoader[dict[str, Any]]):
-    """Loader that yields dicts of `jax.Array`, for fields of fixed shape. Without a sharding, arrays are on the default
+    """Loader that yields dicts of `jax.Array`, for fields of fixed shape and for padded fields. Without a sharding, arrays are on the default
     device. With a sharding, each array is global with `global_batch` rows, is split along the first axis, and each
     process reads its part.
 
@@ -56,27 +56,40 @@ class Loader(BaseLoader[dict[str, Any]]):
 
     def _check(self) -> None:
         """Check that this process's devices need exactly the rows that this rank reads."""
-        rows = self._cut(1).devices_indices_map((self.global_batch,))
-        mine = [rows[device][0].indices(self.global_batch)[:2] for device in self.sharding.addressable_devices]
+        if self._batch_by is not None and not self._batch_by.is_even(self.world):
+            raise ConfigError(
+                f"batch_by: the processes' parts of a sharded array must be of equal size, on {self.world} processes",
+                where="batch_by",
+                hint="give sizes per rank: batch_sizes, or tokens",
+            )
+        # Batches by length differ in their number of rows, so any number that all devices share evenly is checked.
+        size = self.global_batch if self._batch_by is None else self.sharding.mesh.size * self.world
+        rows = self._cut(1).devices_indices_map((size,))
+        mine = [rows[device][0].indices(size)[:2] for device in self.sharding.addressable_devices]
         have = min(start for start, _ in mine), max(stop for _, stop in mine)
-        want = (
-            self.global_batch * self.rank // self.world,
-            self.global_batch * (self.rank + 1) // self.world,
-        )
+        want = size * self.rank // self.world, size * (self.rank + 1) // self.world
         if have != want:
             raise ConfigError(
                 f"sharding: the devices of process {self.rank} of {self.world} hold rows {have[0]} to {have[1]} of a batch"
-                f" of {self.global_batch}, but its feed reads {want[0]} to {want[1]}",
+                f" of {size}, but its feed reads {want[0]} to {want[1]}",
                 where="sharding",
                 hint="build the mesh so that its first axis follows the order of the processes",
             )
 
     def _prepare(self) -> None:
-        if self.dataset.map_steps:  # the outputs of functions are known only from the batches
+        if (
+            self.dataset.map_steps or self._collate is not None
+        ):  # the outputs of functions are known only from the batches
             return
         for name, spec in self.dataset.batch_fields().items():
-            if not isinstance(spec, (TensorSpec, ImageSpec)):
+            if not isinstance(spec, (TensorSpec, ImageSpec, PaddedSpec)):
                 raise _no_array(name, str(spec))
+            if self.sharding is not None and isinstance(spec, PaddedSpec) and spec.to == "longest":
+                raise ConfigError(
+                    f"fields: {name} is padded to the longest sample of each process, but a sharded array has one shape",
+                    where="fields",
+                    hint='pad it to a number of items, .padded(512), or with batch_by to "bucket"',
+                )
 
     def _adapt(self, tensors: dict[str, Any]) -> tuple[dict[str, Any], float]:
         began = time.perf_counter()
@@ -89,11 +102,12 @@ class Loader(BaseLoader[dict[str, Any]]):
     def _put(self, rows: np.ndarray[Any, Any]) -> Any:
         if self.sharding is None:
             return jax.device_put(rows)
-        shape = (self.global_batch, *rows.shape[1:])
-        first = self.global_batch * self.rank // self.world
+        size = self.global_batch if self._batch_by is None else len(rows) * self.world
+        shape = (size, *rows.shape[1:])
+        first = size * self.rank // self.world
 
         def part(index: tuple[slice, ...]) -> np.ndarray[Any, Any]:
-            start, stop, _ = index[0].indices(self.global_batch)
+            start, stop, _ = index[0].indices(size)
             return np.asarray(rows[(slice(start - first, stop - first), *index[1:])])
 
         return jax.make_array_from_callback(shape, self._cut(len(shape)), part)
@@ -110,7 +124,7 @@ def _no_array(name: str, kind: str) -> ConfigError:
     return ConfigError(
         f"fields: {name} is {kind}, but JAX supports only arrays of numbers with a fixed shape",
         where="fields",
-        hint=f"leave {name} out of .fields(...), make it a tensor or an image, or use penstock.Loader",
+        hint=f"leave {name} out of .fields(...), make it a tensor, an image or a padded field, or use penstock.Loader",
     )
 
 

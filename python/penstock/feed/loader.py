@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock import _native, env, ranks
 from penstock.deprecation import renamed_parameters
-from penstock.errors import ConfigError, Unsupported
+from penstock.errors import ConfigError, MapFailed, Unsupported
 from penstock.extras import require
 from penstock.feed import columns, fields, states
 from penstock.feed import report as reporting
@@ -30,8 +30,9 @@ from penstock.feed.first_epoch import FirstEpochFeed, FirstEpochRun
 from penstock.feed.unindexed import NOTICE, Unindexed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
+    from penstock.feed.batch_by import BatchBy, BatchPlan
     from penstock.feed.dataset_base import DatasetBase
     from penstock.feed.map_pool import WorkerPool
     from penstock.feed.map_step import MapRun
@@ -68,12 +69,33 @@ def epoch_number(epoch: int) -> int:
 
 def _sizes(batch_size: int | None, global_batch: int | None, world: int) -> int:
     if (batch_size is None) == (global_batch is None):
-        raise ConfigError("batch_size: give exactly one of batch_size (per rank) and global_batch", where="batch_size")
+        raise ConfigError(
+            "batch_size: give exactly one of batch_size (per rank), global_batch and batch_by", where="batch_size"
+        )
     size = global_batch if batch_size is None else batch_size * world
     if size is None or not 1 <= size < 2**63:
         name = "global_batch" if batch_size is None else "batch_size"
         raise ConfigError(f"{name}: {size} is not a valid batch size", where=name)
     return size
+
+
+def _checked_batch_by(batch_by: Any, *sizes: int | None) -> BatchBy | None:
+    if batch_by is None:
+        return None
+    if not hasattr(batch_by, "plan"):
+        raise ConfigError(
+            f"batch_by: must be a penstock.buckets(...) or penstock.budget(...) (got {batch_by!r})", where="batch_by"
+        )
+    if sizes != (None, None):
+        raise ConfigError("batch_by: cannot be combined with batch_size or global_batch", where="batch_by")
+    found: BatchBy = batch_by
+    return found
+
+
+def _checked_collate(collate: Any) -> Any:
+    if collate is not None and not callable(collate):
+        raise ConfigError(f"collate: {collate!r} is not callable", where="collate")
+    return collate
 
 
 def _in_data_worker() -> bool:
@@ -93,9 +115,11 @@ class BaseLoader(Generic[Batch]):
         *,
         batch_size: int | None = None,
         global_batch: int | None = None,
+        batch_by: BatchBy | None = None,
         rank: int | None = None,
         world: int | None = None,
         tail: str | None = None,
+        collate: Callable[[list[dict[str, Any]]], Any] | None = None,
         memory_bytes: int | None = None,
         max_in_flight: int = 64,
         read_ahead: int | None = None,
@@ -110,11 +134,16 @@ class BaseLoader(Generic[Batch]):
             dataset: From `penstock.open(url).fields(...)`, shuffled or not.
             batch_size: Number of samples in this rank's batch; the global batch is `world` times as large.
             global_batch: Number of samples in a batch over all ranks; the ranks' slices differ by at most one sample.
+            batch_by: Alternatively, batches of samples of similar length: `penstock.buckets(...)` or
+                `penstock.budget(...)`. Their global batches are the same on any number of ranks.
             rank, world: Rank of this process and number of ranks; by default from the process group or the launcher's
                 variables.
             tail: Handling of the epoch's last batch: `ragged` (the default: each sample occurs once; the last batch is
                 smaller, and slices may be empty), `drop` (full batches only) or `pad` (the last batch repeats the
                 epoch's first samples; a field `weight`, float32, is 1 for a sample and 0 for a repeat).
+            collate: Function that takes a list of samples (dicts of NumPy views, one per row of this rank's batch) and
+                returns the batch. It runs in this process, after `map` functions; padding by `ragged(...).padded()`
+                is faster.
             memory_bytes: Memory limit for all data in flight; by default 1 GiB, or twice the required minimum if that
                 is more. Delivered batches belong to the consumer and do not count.
             max_in_flight: Maximum number of concurrent requests. For local files, the limit is 32 MiB in total instead.
@@ -168,8 +197,13 @@ class BaseLoader(Generic[Batch]):
             raise ConfigError(f"rank: must be from 0 to world - 1 (got {rank}, with a world of {world})", where="rank")
         self.dataset = dataset
         self.rank, self.world = rank, world
-        self.global_batch = _sizes(batch_size, global_batch, world)
+        self._batch_by, self._collate = _checked_batch_by(batch_by, batch_size, global_batch), _checked_collate(collate)
+        self.global_batch = _sizes(batch_size, global_batch, world) if batch_by is None else batch_by.max_rows(world)
         self.tail = tail = self._default_tail(on_error) if tail is None else tail
+        if batch_by is not None and not dataset.indexed:
+            raise ConfigError(
+                "batch_by: requires counted records, but the dataset was opened with indexed=False", where="batch_by"
+            )
         self._unindexed = (
             None
             if dataset.indexed
@@ -203,6 +237,7 @@ class BaseLoader(Generic[Batch]):
         self._feed: tuple[int, _native.Feed | _native.UnindexedFeed | FirstEpochFeed] | None = None
         # The complete dataset, while an epoch of its old part is finished.
         self._whole_dataset: DatasetBase | None = None
+        self._batch_plan: BatchPlan | None = None
         self._worker_pool: WorkerPool | None = None
         self._live: weakref.ref[Epoch[Batch]] | None = None
         self._measured = reporting.EpochMeasurements()
@@ -225,14 +260,39 @@ class BaseLoader(Generic[Batch]):
 
     def _delivery(self) -> Delivery[Batch]:
         """Return the object that delivers one pass's batches to the consumer."""
-        return Delivery(self._adapt)
+        return Delivery(self._adapt if self._collate is None else self._collated)
+
+    def _collated(self, tensors: dict[str, Any]) -> tuple[Batch, float]:
+        """Return the batch that the caller's `collate` makes from the samples."""
+        from penstock.feed.numpy import array
+
+        count = len(next(iter(tensors.values()), ()))
+        samples = columns.rows(columns.adapt(tensors, array), count)
+        try:
+            made = self._collate(samples)
+        except Exception as error:
+            measured = self._measured
+            raise MapFailed(
+                f"collate: batch {measured.batches:,} of this pass over epoch {measured.epoch} ({count:,} samples on rank "
+                f"{self.rank}): {type(error).__name__}: {error}",
+                where="collate",
+                epoch=measured.epoch,
+            ) from error
+        return self._moved_batch(made)
+
+    def _moved_batch(self, made: Any) -> tuple[Batch, float]:
+        """Return a batch from `collate` on the loader's device, and the seconds that copies took."""
+        return made, 0.0
 
     def _device_name(self) -> str | None:
         """Name of the device that batches are copied to; None if they stay in the feed's memory."""
         return None
 
     def __repr__(self) -> str:
-        sizes = f"global batch {self.global_batch:,}, rank {self.rank} of {self.world}"
+        size = (
+            f"global batch {self.global_batch:,}" if self._batch_by is None else type(self._batch_by).__name__.lower()
+        )
+        sizes = f"{size}, rank {self.rank} of {self.world}"
         return f"{type(self).__name__}({self.dataset!r}, {sizes}, tail {self.tail}, epoch {self._epoch})"
 
     def __getitem__(self, index: object) -> Any:
@@ -246,11 +306,16 @@ class BaseLoader(Generic[Batch]):
         """Number of batches in a whole epoch, which is the same on every rank. An iterator that resumes from a state
         yields fewer.
 
+        With `batch_by`, the number is that of the current epoch. It is the same in all epochs if a planning window
+        holds the dataset; otherwise, it may differ slightly, and each epoch is planned once to count its batches.
+
         Raises:
             TypeError: The dataset is unindexed, so the number is unknown.
         """
         if self._unindexed is not None:
             raise TypeError(f"a loader of {self.dataset!r} has no length, because its records are not counted")
+        if (plan := self._plan()) is not None:
+            return plan.native.count(self._epoch, self.tail)
         samples = self.dataset.samples
         return samples // self.global_batch if self.tail == "drop" else -(-samples // self.global_batch)
 
@@ -259,13 +324,26 @@ class BaseLoader(Generic[Batch]):
         """The current epoch or, between two passes, the next one."""
         return self._epoch
 
+    def _plan(self) -> BatchPlan | None:
+        """Return the plan of the batches; None for batches of a constant size. The first call may read lengths."""
+        if self._batch_plan is None and self._batch_by is not None:
+            self._batch_plan = self._batch_by.plan(self.dataset, self.world, self._settings["on_error"])
+        return self._batch_plan
+
     def _native_feed(self) -> _native.Feed | _native.UnindexedFeed | FirstEpochFeed:
         if self._feed is None or self._feed[0] != os.getpid() or isinstance(self._feed[1], FirstEpochFeed):
+            specs = self.dataset.batch_fields().values()
+            if self._batch_by is None and any(getattr(spec, "to", None) == "bucket" for spec in specs):
+                raise ConfigError(
+                    "fields: a field can be padded to its bucket only in a loader with batch_by", where="fields"
+                )
             if self._unindexed is not None:
                 fields_json = fields.to_json(self.dataset.batch_fields().items())
                 settings = json.dumps(self._settings, default=operator.index)
                 self._feed = (os.getpid(), self._unindexed.feed(fields_json, settings, dict(env.read())))
                 return self._feed[1]
+            if self._batch_by is not None:  # a plan needs all counts
+                return self._counted_feed(None)
             # While the records are counted, the first epoch already runs.
             started = self.dataset.first_epoch_feed(self.global_batch, self._counted_feed)
             if started is None:
@@ -277,6 +355,7 @@ class BaseLoader(Generic[Batch]):
         """Create the native feed of the whole dataset, or of the part of an epoch that `sampler` covers."""
         # The end of a part is not the end of an epoch.
         settings = self._settings if sampler is None else {**self._settings, "prefetch_next_epoch": False}
+        plan = self._plan()
         made = _native.Feed(
             self.dataset.course() if sampler is None else sampler,
             fields.to_json(self.dataset.batch_fields().items()),
@@ -288,6 +367,7 @@ class BaseLoader(Generic[Batch]):
             tail=self.tail,
             caches=[None if cache is None else astuple(cache) for cache in self.caches],
             node=self._node,
+            batch_by=None if plan is None else plan.native,
         )
         if sampler is None:
             self._feed = (os.getpid(), made)
@@ -382,7 +462,7 @@ class BaseLoader(Generic[Batch]):
         if cursor == 0 or not self.dataset.is_counted:
             return False
         left = self.dataset.samples - cursor
-        return left < (self.global_batch if self.tail == "drop" else 1)
+        return left < (self.global_batch if self.tail == "drop" and self._batch_by is None else 1)
 
     def _to_epoch(self, epoch: int) -> None:
         """Go to the start of another epoch, which uses all objects."""
@@ -413,32 +493,42 @@ class BaseLoader(Generic[Batch]):
         """
         if self._unindexed is not None:
             return {"version": states.STATE_VERSION, **self._unindexed.state(self._epoch, self._cursor)}
-        return states.make(self.dataset, self._epoch, self._cursor)
+        return states.make(self.dataset, self._epoch, self._cursor, self._batches(self.dataset))
+
+    def _batches(self, dataset: DatasetBase) -> str | None:
+        """Text that identifies the plan of a dataset's batches; None for batches of a constant size."""
+        if self._batch_by is None:
+            return None
+        is_mine = dataset is self.dataset
+        plan = self._plan() if is_mine else self._batch_by.plan(dataset, self.world, self._settings["on_error"])
+        return None if plan is None else plan.identity
 
     def load_state_dict(self, state: Mapping[str, Any], *, grown: states.Grown = "refuse") -> None:
         """Make the next iterator continue at `state`, on any number of ranks and with any batch size.
+
+        With `batch_by`, the sizes over all ranks must be those of the state.
 
         Args:
             grown: Rule for a dataset that has more objects than when the state was saved: `refuse` raises an error with
                 both numbers. `finish-old-then-new` finishes the epoch of the state with the objects that it had; all
                 later epochs use all objects. A state that is saved during that epoch needs the same rule.
         Raises:
-            ConfigError: The state belongs to another dataset, seed or window or, for an unindexed dataset, to another
-                rank or world. The message contains both values.
+            ConfigError: The state belongs to another dataset, seed, window or `batch_by` or, for an unindexed dataset,
+                to another rank or world. The message contains both values.
         """
         if self._unindexed is not None:
             self._go_on(*self._unindexed.cursor(state))
             return
         dataset = self._whole_dataset or self.dataset
         part = states.old_part(state, dataset, grown)
-        epoch, cursor = states.check(state, part or dataset)
+        epoch, cursor = states.check(state, part or dataset, self._batches(part or dataset))
         self._use(part or dataset, None if part is None else dataset)
         self._go_on(epoch, cursor)
 
     def _use(self, dataset: DatasetBase, whole: DatasetBase | None) -> None:
         """Read `dataset` from now on; `whole` replaces it after its current epoch."""
         if dataset is not self.dataset:
-            self.dataset, self._feed = dataset, None
+            self.dataset, self._feed, self._batch_plan = dataset, None, None
             self.__dict__.pop("caches", None)
         self._whole_dataset = whole
 
@@ -469,13 +559,14 @@ class BaseLoader(Generic[Batch]):
         feed = self._feed[1] if self._feed is not None and self._feed[0] == os.getpid() else None
         # While the records are counted in the background, a report does not wait for them.
         counted = self._unindexed is None and self.dataset.is_counted
+        usual = self.global_batch if self._batch_plan is None else self._batch_plan.native.mean_rows
         facts = {
             "counts": self.dataset.rung if counted else NOTICE if self._unindexed is not None else "scan, not complete",
             "window": self.dataset.window if counted else None,
             "needed_bytes": self.dataset.needed_bytes,
             "caches": [None if cache is None else asdict(cache) for cache in self.caches],
             "transcoding": feed.transcoding() if isinstance(feed, _native.Feed) else [],
-            "expected_gets_per_batch": self.dataset.expected_gets(self.global_batch, self.world) if counted else None,
+            "expected_gets_per_batch": self.dataset.expected_gets(usual, self.world) if counted else None,
             "locality": self.dataset.locality and self.dataset.locality.facts(),
             "device": self._device_name(),
             "threads": feed.threads if feed is not None else 0,
@@ -483,13 +574,13 @@ class BaseLoader(Generic[Batch]):
             "memory_bytes": feed.memory_bytes if feed is not None else self._settings["memory_bytes"],
             "rank": self.rank,
             "world": self.world,
-            "global_batch": self.global_batch,
+            "global_batch": usual,
         }
         return reporting.make(self._measured, facts)
 
     def __getstate__(self) -> dict[str, Any]:
         # Threads and connections cannot be pickled. The other process creates its own.
-        return {**self.__dict__, "_feed": None, "_live": None, "_worker_pool": None}
+        return {**self.__dict__, "_feed": None, "_live": None, "_worker_pool": None, "_batch_plan": None}
 
 
 class Loader(BaseLoader[dict[str, Any]]):

@@ -173,7 +173,8 @@ class MapRun:
                 passed[name] = self._array(value)
             else:
                 _add(rows, name, value, self._array)
-        return rows, passed, range(first, first + count), cursor
+        planned = self._run.positions()
+        return rows, passed, range(first, first + count) if planned is None else planned, cursor
 
     def timing(self) -> dict[str, float]:
         """Return the times of the native run, and the time spent waiting for functions."""

@@ -29,21 +29,26 @@ _ADVICE = {
     "window": "give shuffle() the window of the state",
     "samples": "give the dataset the same steps (take, shard, repeat) as before",
     "steps": "give the dataset the same steps (take, shard, repeat) as before",
+    "batches": "give batch_by the lengths and the sizes of the state. Sizes per rank are those of its number of ranks; "
+    "to resume on another number, give sizes over all ranks (global_batch_sizes or global_tokens)",
 }
 
 
-def make(dataset: DatasetBase, epoch: int, cursor: int) -> dict[str, Any]:
-    """Return the state after `cursor` samples of `epoch`, as JSON under 1 KB."""
+def make(dataset: DatasetBase, epoch: int, cursor: int, batches: str | None = None) -> dict[str, Any]:
+    """Return the state after `cursor` samples of `epoch`, as JSON under 1 KB. `batches` identifies a plan of the
+    batches.
+    """
     return {
         "version": STATE_VERSION,
         "order": _native.ORDER_VERSION,
         **dataset.identity(),
+        **({} if batches is None else {"batches": batches}),
         "epoch": epoch,
         "cursor": cursor,
     }
 
 
-def check(state: Mapping[str, Any], dataset: DatasetBase) -> tuple[int, int]:
+def check(state: Mapping[str, Any], dataset: DatasetBase, batches: str | None = None) -> tuple[int, int]:
     """Return the epoch and cursor of a state.
 
     Raises:
@@ -56,8 +61,8 @@ def check(state: Mapping[str, Any], dataset: DatasetBase) -> tuple[int, int]:
             where="state",
             hint="use penstock.open(url, indexed=False) to continue from this state",
         )
-    mine = make(dataset, 0, 0)
-    for name in ("version", "order", "fingerprint", "seed", "window", "samples", "steps"):
+    mine = make(dataset, 0, 0, batches)
+    for name in ("version", "order", "fingerprint", "seed", "window", "samples", "steps", "batches"):
         if state.get(name) == mine.get(name):
             continue
         if name == "fingerprint":

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from penstock.errors import ConfigError
 from penstock.feed.columns import Ragged
-from penstock.feed.fields import ImageSpec, RaggedSpec, RawListSpec, TensorSpec
+from penstock.feed.fields import ImageSpec, PaddedSpec, RaggedSpec, RawListSpec, TensorSpec
 from penstock.feed.loader import Loader
 
 if TYPE_CHECKING:
@@ -39,12 +39,18 @@ def dataset(ds: DatasetBase, *, batch: int | None = None, epoch: int = 0, **argu
         batch: Number of samples in this rank's batch. Alternatively, give `global_batch=`, over all ranks. Other
             arguments are the same as for `penstock.Loader`.
     Raises:
-        ConfigError: The dataset uses `map`. Chain `tf.data`'s own `map` instead.
+        ConfigError: The dataset uses `map`, or `collate` was given. Chain `tf.data`'s own `map` instead.
     """
     if ds.map_steps:
         raise ConfigError(
             "map: not supported for tf.data, which has its own map",
             where="map",
+            hint="use dataset(ds, batch=...).map(fn)",
+        )
+    if arguments.get("collate") is not None:
+        raise ConfigError(
+            "collate: not supported for tf.data, which must know the batch's types beforehand",
+            where="collate",
             hint="use dataset(ds, batch=...).map(fn)",
         )
     if batch is not None:
@@ -53,6 +59,9 @@ def dataset(ds: DatasetBase, *, batch: int | None = None, epoch: int = 0, **argu
     loader.set_epoch(epoch)
     fields = ds.batch_fields()
     signature = {name: _type_spec(spec) for name, spec in fields.items()}
+    for spec in fields.values():
+        if isinstance(spec, PaddedSpec) and spec.mask is not None:
+            signature[spec.mask] = tf.TensorSpec((None, spec.width), tf.bool)
     if loader.tail == "pad":
         signature["weight"] = tf.TensorSpec((None,), tf.float32)
 
@@ -63,6 +72,8 @@ def dataset(ds: DatasetBase, *, batch: int | None = None, epoch: int = 0, **argu
             yield {name: _column(fields.get(name), column) for name, column in made.items()}
 
     made = tf.data.Dataset.from_generator(batches, output_signature=signature)
+    if arguments.get("batch_by") is not None:  # the number of batches may differ from epoch to epoch
+        return made
     return made.apply(tf.data.experimental.assert_cardinality(len(loader)))
 
 
@@ -70,6 +81,8 @@ def _type_spec(spec: FieldSpec) -> Any:
     """Return the `tf.data` type of a field in a batch."""
     if isinstance(spec, RaggedSpec):
         return tf.RaggedTensorSpec((None, None, *spec.shape), tf.as_dtype(spec.dtype), ragged_rank=1)
+    if isinstance(spec, PaddedSpec):
+        return tf.TensorSpec((None, spec.width, *spec.shape), tf.as_dtype(spec.dtype))
     if isinstance(spec, RawListSpec):
         return tf.RaggedTensorSpec((None, None), tf.string, ragged_rank=1)
     if isinstance(spec, (TensorSpec, ImageSpec)):

@@ -61,7 +61,8 @@ class Loader(BaseLoader[dict[str, Any]]):
 
     def _warn_of_tail(self) -> None:
         """Warn once, on the first rank, if the default tail leaves some ranks without samples."""
-        if self.rank or self.world == 1 or not self._has_default_tail or not self.dataset.indexed:
+        is_fixed = self.dataset.indexed and self._batch_by is None
+        if self.rank or self.world == 1 or not self._has_default_tail or not is_fixed:
             return
         if self.dataset.awaits_scan():
             return  # the first epoch does not wait for its number of samples; the next one warns
@@ -94,7 +95,8 @@ class Loader(BaseLoader[dict[str, Any]]):
             self._copied_to = os.getpid(), Cuda(self.device), deque()
 
     def _delivery(self) -> Delivery[dict[str, Any]]:
-        return super()._delivery() if self._copied_to is None else Copies(*self._copied_to[1:])
+        is_copied = self._copied_to is not None and self._collate is None
+        return Copies(*self._copied_to[1:]) if is_copied else super()._delivery()  # type: ignore[index]
 
     def _adapt(self, tensors: dict[str, Any]) -> tuple[dict[str, Any], float]:
         batch = columns.adapt(tensors, torch.from_dlpack)
@@ -103,8 +105,18 @@ class Loader(BaseLoader[dict[str, Any]]):
         began = time.perf_counter()
         return {name: self._moved(column) for name, column in batch.items()}, time.perf_counter() - began
 
+    def _moved_batch(self, made: Any) -> tuple[Any, float]:
+        began = time.perf_counter()
+        return made if self.device is None else self._moved(made), time.perf_counter() - began
+
     def _moved(self, column: Any) -> Any:
-        """Copy a column to a device other than CUDA, and wait for the copy. Lists stay on the host."""
+        """Copy a column, or the result of `collate`, to a device, and wait for the copy. Lists of other values stay on
+        the host.
+        """
+        if isinstance(column, dict):
+            return {name: self._moved(value) for name, value in column.items()}
+        if type(column) in (list, tuple):
+            return type(column)(self._moved(value) for value in column)
         if isinstance(column, columns.Ragged):
             return columns.Ragged(self._moved(column.values), self._moved(column.offsets))
         return column.to(self.device) if isinstance(column, torch.Tensor) else column

@@ -75,7 +75,7 @@ impl EpochSource for Shared {
         // SAFETY: the last row was filled, and the batch was removed from the open batches.
         let rows = unsafe { open.rows.remove(&open.dead, open.count) };
         let columns = open.rows.columns(&feed.fields, rows, &feed.loose)?;
-        Ok((Next::Batch(Delivered { number, rows, columns, cursor: open.end.packed() }), open.last))
+        Ok((Next::Batch(Delivered { number, rows, columns, cursor: open.end.packed(), positions: None }), open.last))
     }
 
     fn end(&self) {

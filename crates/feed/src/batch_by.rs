@@ -1,0 +1,465 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Batches by length: samples of similar length form a batch, of a fixed size per bucket, or up to a budget of tokens.
+//!
+//! Owns the rule and the lengths, and computes the batches of one planning window: a fixed number of positions of the
+//! sample order. A window's batches consist of exactly its samples, so a position of the plan is a whole state. Each
+//! sample joins the open batch of its bucket, and a batch is delivered when it is full (as in `tf.data`'s
+//! `bucket_by_sequence_length`). Samples are therefore delivered soon after their position, and objects are read once.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+
+use penstock_dataset::order::{Counts, Place};
+use penstock_dataset::sampler::{DatasetView, Located, Sampler, SamplerCursor};
+use penstock_types::{Error, Result, lock, with_separators};
+use serde::Deserialize;
+
+use super::batch_plan::{Steps, Tail};
+
+/// Minimum number of samples that are planned together. It costs about 20 ms to plan.
+const MIN_WINDOW: u64 = 1 << 17;
+
+/// Number of shuffle windows that are planned together. An object at the border of two planning windows is read twice.
+const SHUFFLE_WINDOWS: u64 = 4;
+
+/// Largest planning window, in samples. Its positions fit in 32 bits.
+const MAX_WINDOW: u64 = 1 << 31;
+
+/// Rule by which samples form batches. Sizes are those of a batch over all ranks.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum BatchRule {
+    /// A fixed number of samples per batch in each bucket.
+    Buckets {
+        /// Largest length in each bucket, ascending; if there is one size more, the last bucket has no bound.
+        boundaries: Vec<u32>,
+        /// Number of samples of a batch, by bucket.
+        sizes: Vec<u64>,
+    },
+    /// As many samples as fit: their number times the longest of them is at most `tokens`, for each of `shares` equal
+    /// shares of a batch.
+    Budget {
+        /// Maximum of samples times longest sample in a share.
+        tokens: u64,
+        /// Maximum number of samples in a share.
+        max_samples: u64,
+        /// Number of shares of a batch. Their numbers of samples are equal, except in the last batch of a window.
+        shares: u64,
+    },
+}
+
+impl BatchRule {
+    /// Parses the JSON that Python writes.
+    pub fn from_json(json: &str) -> Result<Self> {
+        serde_json::from_str(json).map_err(|error| Error::bug(format!("a batch rule: {error}")))
+    }
+}
+
+/// Lengths of the samples of one dataset, in stored order.
+#[derive(Debug)]
+struct Lengths {
+    lengths: Vec<u32>,
+    /// Number of the first sample of each object; empty if all objects have equally many.
+    starts: Vec<u64>,
+    each: u64,
+}
+
+impl Lengths {
+    fn new(lengths: Vec<u32>, counts: &Counts) -> Result<Self> {
+        if lengths.len() as u64 != counts.samples() {
+            let samples = with_separators(counts.samples());
+            let text = format!("{} lengths for {samples} samples", with_separators(lengths.len() as u64));
+            return Err(Error::config("length", text));
+        }
+        let (starts, each) = match counts {
+            Counts::Equal { each, .. } => (Vec::new(), *each),
+            Counts::Each(counts) => {
+                let mut next = 0;
+                let start = |count: &u64| {
+                    next += count;
+                    next - count
+                };
+                (counts.iter().map(start).collect(), 0)
+            }
+        };
+        Ok(Self { lengths, starts, each })
+    }
+
+    fn of(&self, place: Place) -> u32 {
+        let start = self.starts.get(place.object as usize).copied().unwrap_or(place.object * self.each);
+        self.lengths[(start + place.record) as usize]
+    }
+}
+
+/// A rule for the samples of a sampler, with their lengths.
+#[derive(Debug)]
+pub struct BatchBy {
+    rule: BatchRule,
+    /// Largest length of each bucket, ascending.
+    bounds: Vec<u32>,
+    course: Arc<Sampler>,
+    leaves: Arc<[DatasetView]>,
+    lengths: Vec<Lengths>,
+    window: u64,
+    /// Shortest and longest length, and the average number of samples in a batch.
+    shortest: u32,
+    longest: u32,
+    mean_rows: u64,
+    waiting_rows: u64,
+    counted: Mutex<Option<((u64, Tail), u64)>>,
+}
+
+/// Bounds of the buckets of a budget: each is a tenth above the one before, so that padding takes at most about a
+/// tenth (the step of tensor2tensor's `batching_scheme`).
+fn budget_bounds(tokens: u64) -> Vec<u32> {
+    let most = u32::try_from(tokens).unwrap_or(u32::MAX);
+    let mut bounds = vec![8.min(most)];
+    while let Some(&last) = bounds.last()
+        && last < most
+    {
+        bounds.push(last.saturating_add((last / 10).max(1)).min(most));
+    }
+    bounds
+}
+
+impl BatchBy {
+    /// Creates the rule for a sampler. `lengths` has one element per dataset: the lengths of all of its samples in
+    /// stored order. `window` is the number of samples that are planned together; by default, 131,072 or more.
+    ///
+    /// Returns an error if the rule is inconsistent, or if a dataset has another number of samples than of lengths.
+    pub fn new(
+        rule: BatchRule,
+        course: Sampler,
+        leaves: &[DatasetView],
+        lengths: Vec<Vec<u32>>,
+        window: Option<u64>,
+    ) -> Result<Self> {
+        let bounds = match &rule {
+            BatchRule::Buckets { boundaries, sizes } => {
+                let mut bounds = boundaries.clone();
+                if sizes.len() == bounds.len() + 1 {
+                    bounds.push(u32::MAX);
+                }
+                let is_ascending = boundaries.windows(2).all(|pair| pair[0] < pair[1]);
+                if !is_ascending || bounds.len() != sizes.len() || sizes.is_empty() || sizes.contains(&0) {
+                    return Err(Error::bug(format!("buckets of {boundaries:?} with sizes {sizes:?}")));
+                }
+                bounds
+            }
+            BatchRule::Budget { tokens, max_samples, shares } => {
+                if *tokens == 0 || *max_samples == 0 || *shares == 0 {
+                    return Err(Error::bug("a budget of nothing"));
+                }
+                budget_bounds(*tokens)
+            }
+        };
+        if lengths.len() != leaves.len() {
+            return Err(Error::config("length", format!("{} datasets, but {} arrays", leaves.len(), lengths.len())));
+        }
+        let lengths: Vec<Lengths> =
+            lengths.into_iter().zip(leaves).map(|(of, leaf)| Lengths::new(of, leaf.counts())).collect::<Result<_>>()?;
+        let all = || lengths.iter().flat_map(|of| of.lengths.iter().copied());
+        let default = MIN_WINDOW.max(course.span(leaves).saturating_mul(SHUFFLE_WINDOWS));
+        let mut by = Self {
+            window: window.unwrap_or(default).clamp(1, MAX_WINDOW),
+            shortest: all().min().unwrap_or(0),
+            longest: all().max().unwrap_or(0),
+            mean_rows: 1,
+            waiting_rows: 0,
+            rule,
+            bounds,
+            course: Arc::new(course),
+            leaves: leaves.into(),
+            lengths,
+            counted: Mutex::default(),
+        };
+        let (mut batches, mut most) = (0.0, vec![0; by.bounds.len()]);
+        for length in by.lengths.iter().flat_map(|of| of.lengths.iter().copied()) {
+            let Some(bucket) = by.bucket(length) else { continue };
+            let capacity = by.capacity(bucket, length);
+            batches += 1.0 / capacity as f64;
+            most[bucket] = capacity.max(most[bucket]);
+        }
+        by.waiting_rows = most.into_iter().fold(0, u64::saturating_add).min(by.window).min(by.course.samples());
+        let samples = by.lengths.iter().map(|of| of.lengths.len()).sum::<usize>() as f64;
+        by.mean_rows = if batches > 0.0 { (samples / batches).ceil() as u64 } else { 1 };
+        Ok(by)
+    }
+
+    /// Number of samples that are planned together.
+    pub fn window(&self) -> u64 {
+        self.window
+    }
+
+    /// Average number of samples in a batch over all ranks, if all batches were full.
+    pub fn mean_rows(&self) -> u64 {
+        self.mean_rows
+    }
+
+    /// Maximum number of samples in a batch over all ranks.
+    pub fn max_rows(&self, tail: Tail) -> u64 {
+        let full = match &self.rule {
+            BatchRule::Buckets { sizes, .. } => sizes.iter().copied().max().unwrap_or(1),
+            BatchRule::Budget { .. } => self.capacity(0, self.shortest),
+        };
+        if tail == Tail::Pad { full } else { full.min(self.course.samples()) }
+    }
+
+    /// Maximum number of rows of a batch on a rank. Returns an error if a full batch may leave a rank without samples.
+    pub(super) fn checked_rows(&self, steps: &Steps) -> Result<u64> {
+        let least = self.least_rows();
+        if least < steps.world {
+            let text = format!(
+                "a batch of the longest samples has {least} of them, which do not suffice for {} ranks",
+                steps.world
+            );
+            return Err(Error::config("batch_by", text));
+        }
+        Ok(self.max_rows(steps.tail).div_ceil(steps.world))
+    }
+
+    /// Minimum number of samples in a full batch over all ranks.
+    fn least_rows(&self) -> u64 {
+        match &self.rule {
+            BatchRule::Buckets { sizes, .. } => sizes.iter().copied().min().unwrap_or(1),
+            BatchRule::Budget { .. } => self.capacity(0, self.longest.min(self.bounds.last().copied().unwrap_or(0))),
+        }
+    }
+
+    /// Maximum number of samples that wait in open batches while others are delivered.
+    pub fn waiting_rows(&self) -> u64 {
+        self.waiting_rows
+    }
+
+    fn bucket(&self, length: u32) -> Option<usize> {
+        let bucket = self.bounds.partition_point(|&bound| bound < length);
+        (bucket < self.bounds.len()).then_some(bucket)
+    }
+
+    /// Maximum number of samples in a batch of this bucket whose longest sample has this length.
+    fn capacity(&self, bucket: usize, longest: u32) -> u64 {
+        match &self.rule {
+            BatchRule::Buckets { sizes, .. } => sizes[bucket],
+            BatchRule::Budget { tokens, max_samples, shares } => {
+                (tokens / u64::from(longest.max(1))).min(*max_samples).max(1).saturating_mul(*shares)
+            }
+        }
+    }
+
+    /// Number of samples of which a full batch is a multiple.
+    fn multiple(&self) -> usize {
+        match self.rule {
+            BatchRule::Buckets { .. } => 1,
+            BatchRule::Budget { shares, .. } => usize::try_from(shares).unwrap_or(usize::MAX),
+        }
+    }
+
+    fn length(&self, found: &Located) -> u32 {
+        self.lengths[found.leaf].of(found.place)
+    }
+
+    /// Creates a cursor over the order of the samples.
+    pub(super) fn walk(&self) -> Result<SamplerCursor> {
+        SamplerCursor::new(self.course.clone(), self.leaves.clone())
+    }
+
+    /// Error for a sample that fits no bucket.
+    pub fn too_long(&self, sample: &str, length: u32) -> Error {
+        let text = match &self.rule {
+            BatchRule::Buckets { boundaries, .. } => {
+                let last = boundaries.last().copied().unwrap_or(0);
+                format!("{sample} has length {length}, but the last bucket ends at {last}")
+            }
+            BatchRule::Budget { tokens, .. } => {
+                format!("{sample} has length {length}, but the budget of a batch is {tokens}")
+            }
+        };
+        Error::config("batch_by", text)
+    }
+
+    /// Returns the first sample of an epoch that fits no bucket, with its length. Samples outside of the epoch may be
+    /// longer.
+    pub fn first_too_long(&self, epoch: u64) -> Result<Option<(Located, u32)>> {
+        if self.bucket(self.longest).is_some() {
+            return Ok(None);
+        }
+        let mut walk = self.walk()?;
+        let mut found = (0..self.course.samples()).map(|position| walk.at(epoch, position));
+        let found = found.find(|found| self.bucket(self.length(found)).is_none());
+        Ok(found.map(|found| (found, self.length(&found))))
+    }
+
+    /// Number of batches of an epoch. Plans the whole epoch.
+    pub fn count(&self, epoch: u64, tail: Tail) -> Result<u64> {
+        let mut counted = lock(&self.counted);
+        if let Some((of, count)) = *counted
+            && of == (epoch, tail)
+        {
+            return Ok(count);
+        }
+        let (mut walk, mut count) = (self.walk()?, 0);
+        for number in 0..self.course.samples().div_ceil(self.window) {
+            count += self.plan(&mut walk, epoch, number)?.delivered(tail).len() as u64;
+        }
+        *counted = Some(((epoch, tail), count));
+        Ok(count)
+    }
+
+    /// Plans the batches of window `number` of an epoch.
+    pub(super) fn plan(&self, walk: &mut SamplerCursor, epoch: u64, number: u64) -> Result<WindowPlan> {
+        let start = number * self.window;
+        let samples = self.window.min(self.course.samples().saturating_sub(start));
+        let mut made = Planner { by: self, order: Vec::with_capacity(samples as usize), batches: Vec::new() };
+        let mut records = Vec::with_capacity(samples as usize);
+        let mut open: Vec<Open> = (0..self.bounds.len()).map(Open::new).collect();
+        for at in 0..samples {
+            let found = walk.at(epoch, start + at);
+            let length = self.length(&found);
+            let bucket = self.bucket(length).ok_or_else(|| {
+                let Place { object, record } = found.place;
+                self.too_long(&format!("record {record} of object {object} (dataset {})", found.leaf), length)
+            })?;
+            made.add(&mut open[bucket], at as u32, length);
+            records.push((found.leaf as u32, found.place.object as u32, found.place.record));
+        }
+        let mut rest = Open::new(0);
+        for mut of in open {
+            match self.rule {
+                // The rest of each bucket is a batch of its own.
+                BatchRule::Buckets { .. } => made.emit(&mut of, usize::MAX, false),
+                // The rests of neighbouring buckets fill batches together.
+                BatchRule::Budget { .. } => {
+                    rest.bucket = of.bucket;
+                    for (at, length) in of.rows {
+                        made.add(&mut rest, at, length);
+                    }
+                }
+            }
+        }
+        made.emit(&mut rest, usize::MAX, false);
+        made.batches.sort_by_key(|batch| !batch.is_full);
+        Ok(WindowPlan::new(number, start, records, made))
+    }
+}
+
+/// A batch to which samples may still be added.
+struct Open {
+    bucket: usize,
+    /// Position within the window, and length.
+    rows: Vec<(u32, u32)>,
+    longest: u32,
+}
+
+impl Open {
+    fn new(bucket: usize) -> Self {
+        Self { bucket, rows: Vec::new(), longest: 0 }
+    }
+}
+
+struct Planner<'a> {
+    by: &'a BatchBy,
+    order: Vec<u32>,
+    batches: Vec<PlannedBatch>,
+}
+
+impl Planner<'_> {
+    fn add(&mut self, open: &mut Open, at: u32, length: u32) {
+        let longest = open.longest.max(length);
+        if open.rows.len() as u64 >= self.by.capacity(open.bucket, longest) {
+            let multiple = self.by.multiple();
+            self.emit(open, open.rows.len() / multiple * multiple, true);
+        }
+        open.longest = open.longest.max(length);
+        open.rows.push((at, length));
+        if open.rows.len() as u64 == self.by.capacity(open.bucket, open.longest) {
+            self.emit(open, usize::MAX, true);
+        }
+    }
+
+    /// Turns the first `rows` samples into a batch. The others stay open.
+    fn emit(&mut self, open: &mut Open, rows: usize, is_full: bool) {
+        let rows = rows.min(open.rows.len());
+        if rows == 0 {
+            return;
+        }
+        let longest = open.rows[..rows].iter().map(|&(_, length)| length).max().unwrap_or(0);
+        let (first, capacity) = (self.order.len() as u32, self.by.capacity(open.bucket, longest));
+        self.order.extend(open.rows.drain(..rows).map(|(at, _)| at));
+        let width = match &self.by.rule {
+            BatchRule::Buckets { boundaries, .. } => boundaries.get(open.bucket).copied().unwrap_or(longest),
+            BatchRule::Budget { .. } => longest,
+        };
+        self.batches.push(PlannedBatch { positions: first..self.order.len() as u32, capacity, width, is_full });
+        open.longest = open.rows.iter().map(|&(_, length)| length).max().unwrap_or(0);
+    }
+}
+
+/// A batch of a plan.
+#[derive(Debug, Clone)]
+pub(super) struct PlannedBatch {
+    /// Its samples, as indices into the window's order.
+    pub positions: Range<u32>,
+    /// Number of samples if it were full.
+    pub capacity: u64,
+    /// Largest length of its bucket; for a bucket without a bound and for a budget, the longest length in the batch.
+    pub width: u32,
+    /// False for a rest of the window, which a tail of `drop` leaves out and a tail of `pad` fills.
+    pub is_full: bool,
+}
+
+impl PlannedBatch {
+    /// Number of samples, which is at least 1.
+    pub fn len(&self) -> u64 {
+        u64::from(self.positions.end - self.positions.start)
+    }
+}
+
+/// Batches of one planning window.
+#[derive(Debug)]
+pub(super) struct WindowPlan {
+    pub number: u64,
+    /// Position of the window's first sample.
+    pub start: u64,
+    /// Dataset, object and record of each sample, in sample order.
+    records: Vec<(u32, u32, u64)>,
+    /// Samples in the order of delivery, as positions within the window. Rests of the window are last.
+    order: Vec<u32>,
+    batches: Vec<PlannedBatch>,
+}
+
+impl WindowPlan {
+    /// Sorts the order so that it follows the batches.
+    fn new(number: u64, start: u64, records: Vec<(u32, u32, u64)>, made: Planner<'_>) -> Self {
+        let Planner { order: found, mut batches, .. } = made;
+        let mut order = Vec::with_capacity(found.len());
+        for batch in &mut batches {
+            let first = order.len() as u32;
+            order.extend_from_slice(&found[batch.positions.start as usize..batch.positions.end as usize]);
+            batch.positions = first..order.len() as u32;
+        }
+        Self { number, start, records, order, batches }
+    }
+
+    /// Batches that are delivered: all, or only the full ones.
+    pub fn delivered(&self, tail: Tail) -> &[PlannedBatch] {
+        let full = self.batches.partition_point(|batch| batch.is_full);
+        &self.batches[..if tail == Tail::Drop { full } else { self.batches.len() }]
+    }
+
+    /// Leaves out the first `skipped` batches.
+    pub fn after(mut self, skipped: usize) -> Self {
+        self.batches.drain(..skipped.min(self.batches.len()));
+        self
+    }
+
+    /// Position in the sample order of a sample of the window's order of delivery.
+    pub fn position(&self, at: u32) -> u64 {
+        self.start + u64::from(self.order[at as usize])
+    }
+
+    /// Dataset and record of a sample of the window's order of delivery.
+    pub fn record(&self, at: u32) -> (usize, Place) {
+        let (leaf, object, record) = self.records[self.order[at as usize] as usize];
+        (leaf as usize, Place { object: u64::from(object), record })
+    }
+}

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Batches of one epoch: their samples, their slices per rank and the positions after them. They have a constant size,
+//! or follow the plans of a [`BatchBy`], which are computed window by window and shared by all users of the epoch.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+
+use penstock_dataset::order::Place;
+use penstock_dataset::sampler::SamplerCursor;
+use penstock_types::{Error, Result, lock, with_separators};
+
+use super::batch_by::{BatchBy, PlannedBatch, WindowPlan};
+use super::batch_plan::{Steps, Tail};
+
+/// Rows of one batch on this rank.
+#[derive(Debug, Clone)]
+pub(super) struct BatchSlice {
+    /// Place of the batch's first row in the order of delivery.
+    start: u64,
+    /// Rows on this rank, counted from the batch's start.
+    rows: Range<u64>,
+    /// Number of samples in the epoch.
+    samples: u64,
+    planned: Option<(Arc<WindowPlan>, PlannedBatch)>,
+}
+
+impl BatchSlice {
+    fn cut(start: u64, rows: u64, steps: &Steps, planned: Option<(Arc<WindowPlan>, PlannedBatch)>) -> Self {
+        let cut = |rank: u64| (u128::from(rows) * u128::from(rank) / u128::from(steps.world)) as u64;
+        Self { start, rows: cut(steps.rank)..cut(steps.rank + 1), samples: steps.samples, planned }
+    }
+
+    /// Number of rows on this rank.
+    pub fn len(&self) -> u64 {
+        self.rows.end - self.rows.start
+    }
+
+    /// True if this rank has no row in the batch.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// Place of a row of this rank in the order of delivery.
+    pub fn place(&self, row: u64) -> u64 {
+        self.start + self.rows.start + row
+    }
+
+    /// Position of a row of this rank in the sample order. For a row that repeats a sample in a padded tail, the number
+    /// of samples is added to it.
+    pub fn position(&self, row: u64) -> u64 {
+        let Some((plan, batch)) = &self.planned else { return self.place(row) };
+        let position = plan.position(self.planned_at(batch, row));
+        if self.rows.start + row < batch.len() { position } else { position + self.samples }
+    }
+
+    /// Dataset and record of a row of this rank, for planned batches.
+    pub fn record(&self, row: u64) -> Option<(usize, Place)> {
+        self.planned.as_ref().map(|(plan, batch)| plan.record(self.planned_at(batch, row)))
+    }
+
+    /// A padded tail repeats the samples of its batch.
+    fn planned_at(&self, batch: &PlannedBatch, row: u64) -> u32 {
+        batch.positions.start + ((self.rows.start + row) % batch.len()) as u32
+    }
+
+    /// Number of the planning window, for planned batches.
+    pub fn window(&self) -> Option<u64> {
+        self.planned.as_ref().map(|(plan, _)| plan.number)
+    }
+
+    /// Largest length of the batch's bucket, for planned batches.
+    pub fn width(&self) -> Option<usize> {
+        self.planned.as_ref().map(|(_, batch)| batch.width as usize)
+    }
+
+    /// Positions of all rows of this rank, for planned batches. Others have consecutive positions.
+    pub fn positions(&self) -> Option<Vec<u64>> {
+        self.planned.as_ref().map(|_| (0..self.len()).map(|row| self.position(row)).collect())
+    }
+}
+
+/// Batches of an epoch, counted from the cursor of `steps`.
+#[derive(Debug)]
+pub(super) struct EpochBatches {
+    steps: Steps,
+    planned: Option<Planned>,
+}
+
+#[derive(Debug)]
+struct Planned {
+    by: Arc<BatchBy>,
+    epoch: u64,
+    state: Mutex<Plans>,
+}
+
+/// Plans of consecutive windows, each with the number of its first batch.
+#[derive(Debug)]
+struct Plans {
+    walk: SamplerCursor,
+    kept: VecDeque<(u64, Arc<WindowPlan>)>,
+    /// Number of the next window to plan, and of its first batch.
+    next: (u64, u64),
+    /// Number of batches of the first window that come before the cursor.
+    skipped: usize,
+}
+
+impl EpochBatches {
+    /// Creates the batches of an epoch after `steps.cursor`. Without `by`, they have `steps.global_batch` samples.
+    ///
+    /// Returns an error if the cursor is not at the start of a planned batch.
+    pub fn new(steps: Steps, by: Option<&Arc<BatchBy>>, epoch: u64) -> Result<Arc<Self>> {
+        let Some(by) = by else { return Ok(Arc::new(Self { steps, planned: None })) };
+        let mut walk = by.walk()?;
+        let is_spent = steps.cursor >= steps.samples;
+        let number = if is_spent { steps.samples.div_ceil(by.window()) } else { steps.cursor / by.window() };
+        let mut skipped = 0;
+        if !steps.cursor.is_multiple_of(by.window()) && !is_spent {
+            let plan = by.plan(&mut walk, epoch, number)?;
+            let at = (steps.cursor - plan.start) as u32;
+            let found = plan.delivered(Tail::Ragged).iter().position(|batch| batch.positions.start == at);
+            skipped = found.ok_or_else(|| {
+                let cursor = with_separators(steps.cursor);
+                Error::config("state", format!("cursor {cursor} is not at the start of a batch of this plan"))
+            })?;
+        }
+        let state = Plans { walk, kept: VecDeque::new(), next: (number, 0), skipped };
+        let planned = Planned { by: by.clone(), epoch, state: Mutex::new(state) };
+        Ok(Arc::new(Self { steps, planned: Some(planned) }))
+    }
+
+    /// Returns the rows of batch `number` on this rank; `None` after the last batch.
+    pub fn slice(&self, number: u64) -> Result<Option<BatchSlice>> {
+        let steps = &self.steps;
+        let Some(planned) = &self.planned else {
+            let batch = (number < steps.count()).then(|| steps.batch(number));
+            return Ok(batch.map(|batch| BatchSlice::cut(batch.start, batch.end - batch.start, steps, None)));
+        };
+        let Some((plan, batch)) = planned.batch(number, steps)? else { return Ok(None) };
+        let rows = if steps.tail == Tail::Pad { batch.capacity.max(batch.len()) } else { batch.len() };
+        let start = plan.start + u64::from(batch.positions.start);
+        Ok(Some(BatchSlice::cut(start, rows, steps, Some((plan, batch)))))
+    }
+
+    /// Position in the epoch after batch `number` is delivered.
+    pub fn cursor_after(&self, number: u64) -> Result<u64> {
+        if self.planned.is_none() {
+            return Ok(self.steps.cursor_after(number));
+        }
+        Ok(self.slice(number + 1)?.map_or(self.steps.samples, |slice| slice.start))
+    }
+
+    /// Frees the plans of windows whose batches all come before batch `number`.
+    pub fn forget_before(&self, number: u64) {
+        let Some(planned) = &self.planned else { return };
+        let mut plans = lock(&planned.state);
+        while plans.kept.get(1).is_some_and(|(first, _)| *first <= number) {
+            plans.kept.pop_front();
+        }
+    }
+}
+
+impl Planned {
+    fn batch(&self, number: u64, steps: &Steps) -> Result<Option<(Arc<WindowPlan>, PlannedBatch)>> {
+        let mut plans = lock(&self.state);
+        while number >= plans.next.1 && plans.next.0 * self.by.window() < steps.samples {
+            let (window, first) = plans.next;
+            let plan = self.by.plan(&mut plans.walk, self.epoch, window)?;
+            let skipped = std::mem::take(&mut plans.skipped);
+            // The window of the cursor starts before batch 0.
+            let batches = plan.delivered(steps.tail).len().saturating_sub(skipped);
+            plans.next = (window + 1, first + batches as u64);
+            plans.kept.push_back((first, Arc::new(plan.after(skipped))));
+        }
+        if number >= plans.next.1 {
+            return Ok(None);
+        }
+        let at = plans.kept.partition_point(|(first, _)| *first <= number);
+        let Some((first, plan)) = at.checked_sub(1).and_then(|at| plans.kept.get(at)) else {
+            return Err(Error::bug(format!("the plan of batch {number} was dropped")));
+        };
+        let batch = plan.delivered(steps.tail).get((number - first) as usize).cloned();
+        Ok(batch.map(|batch| (plan.clone(), batch)))
+    }
+}

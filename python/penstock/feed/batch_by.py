@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches by length: `buckets` of similar length, or a `budget` of tokens. Checks the lengths and the rule.
+
+The core plans the batches: which samples form a batch depends only on the order, the lengths and the rule, not on
+ranks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import operator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from penstock import _native
+from penstock.errors import ConfigError
+from penstock.feed import lengths as sample_lengths
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.feed.dataset_base import DatasetBase
+
+__all__ = ["BatchBy", "BatchPlan", "Buckets", "Budget", "buckets", "budget"]
+
+_MAX_RULE_CHARS = 160
+"""Maximum number of characters of a rule that a state contains verbatim. Longer rules are hashed, so that a state stays
+under 1 KB."""
+
+_NO_LIMIT = 2**32
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """A rule that was applied to a dataset: the native rule, and the text that identifies it in states."""
+
+    native: _native.BatchBy
+    identity: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchBy:
+    """Base class of `Buckets` and `Budget`. `length` is the name of a field, or one length per sample."""
+
+    length: Any
+    window: int | None
+
+    def rule(self, world: int) -> dict[str, Any]:
+        """Return the rule in the form that the core reads, with sizes over all ranks."""
+        raise NotImplementedError
+
+    def max_rows(self, world: int) -> int:
+        """Return an upper bound of the number of samples in a batch over all ranks."""
+        raise NotImplementedError
+
+    def is_even(self, world: int) -> bool:
+        """True if all ranks have equally many samples in a full batch."""
+        raise NotImplementedError
+
+    def plan(self, dataset: DatasetBase, world: int, on_error: str) -> BatchPlan:
+        """Apply the rule to the samples of a dataset. The first time, this may read all samples to find their lengths.
+
+        Raises:
+            ConfigError: A length is invalid, or a sample fits no bucket or budget.
+        """
+        if not dataset.indexed:
+            raise ConfigError(
+                "batch_by: requires counted records, but the dataset was opened with indexed=False", where="batch_by"
+            )
+        arrays = sample_lengths.of(dataset, self.length, on_error)
+        rule = self.rule(world)
+        native = _native.BatchBy(dataset.course(), json.dumps(rule), arrays, window=self.window)
+        digest = hashlib.blake2b(digest_size=8)
+        for array in arrays:
+            digest.update(array.data)
+        text = json.dumps({**rule, "window": native.window}, separators=(",", ":"))
+        if len(text) > _MAX_RULE_CHARS:
+            text = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        return BatchPlan(native, f"{text} of lengths {digest.hexdigest()}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Buckets(BatchBy):
+    """Batches of a fixed number of samples per bucket. Created by `penstock.buckets`."""
+
+    boundaries: tuple[int, ...]
+    sizes: tuple[int, ...]
+    is_global: bool
+
+    def rule(self, world: int) -> dict[str, Any]:
+        sizes = [size * (1 if self.is_global else world) for size in self.sizes]
+        return {"buckets": {"boundaries": list(self.boundaries), "sizes": sizes}}
+
+    def max_rows(self, world: int) -> int:
+        return max(self.sizes) * (1 if self.is_global else world)
+
+    def is_even(self, world: int) -> bool:
+        return not self.is_global or all(size % world == 0 for size in self.sizes)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Budget(BatchBy):
+    """Batches of as many samples as fit into a budget. Created by `penstock.budget`."""
+
+    tokens: int
+    max_samples: int | None
+    is_global: bool
+
+    def rule(self, world: int) -> dict[str, Any]:
+        most = _NO_LIMIT if self.max_samples is None else self.max_samples
+        return {"budget": {"tokens": self.tokens, "max_samples": most, "shares": 1 if self.is_global else world}}
+
+    def max_rows(self, world: int) -> int:
+        most = self.tokens if self.max_samples is None else min(self.tokens, self.max_samples)
+        return most * (1 if self.is_global else world)
+
+    def is_even(self, world: int) -> bool:
+        return not self.is_global or world == 1
+
+
+def _whole(name: str, value: Any, most: int = 2**31 - 1) -> int:
+    try:
+        whole = operator.index(value)
+    except TypeError:
+        whole = -1
+    if not 1 <= whole <= most:
+        raise ConfigError(f"{name}: must be a whole number from 1 to {most:,} (got {value!r})", where="batch_by")
+    return whole
+
+
+def _one_of(per_rank: Any, all_ranks: Any, names: tuple[str, str]) -> tuple[Any, bool]:
+    """Return the value that was given, and whether it counts over all ranks."""
+    if (per_rank is None) == (all_ranks is None):
+        raise ConfigError(f"batch_by: give exactly one of {names[0]} (per rank) and {names[1]}", where="batch_by")
+    return (per_rank, False) if all_ranks is None else (all_ranks, True)
+
+
+def buckets(
+    length: Any,
+    boundaries: Sequence[int],
+    batch_sizes: Sequence[int] | None = None,
+    *,
+    global_batch_sizes: Sequence[int] | None = None,
+    window: int | None = None,
+) -> Buckets:
+    """Group samples of similar length into batches: `Loader(ds, batch_by=buckets("tokens", [128, 512], [64, 16]))`.
+
+    Like `tf.data`'s `bucket_by_sequence_length`: each sample joins its bucket, and a bucket with enough samples becomes
+    the next batch. All ranks get a part of the same batch, so their steps cost about the same.
+
+    Args:
+        length: Name of a field: the number of items of a `ragged` or `padded` field, the bytes of a `raw` field, or the
+            value of an integer field of shape (). Or an array of one length per sample of the dataset, in stored order
+            (before `shuffle`, `take` and so on); for a mixture, a list of arrays, one per dataset.
+        boundaries: Largest length of each bucket, ascending. A length that is equal to a boundary belongs to its bucket
+            (in `tf.data`, to the next).
+        batch_sizes: Number of samples in this rank's batch, for each bucket. One size more than boundaries adds a
+            bucket without a bound; otherwise, a longer sample is an error.
+        global_batch_sizes: Alternatively, numbers of samples over all ranks. The state then resumes on any number of
+            ranks.
+        window: Number of samples that are planned together, by default 131,072 or four shuffle windows. Each window's
+            samples fill its own batches, so at its end, each bucket may have a smaller batch, to which the loader's
+            `tail` applies.
+    Raises:
+        ConfigError: A number is invalid.
+    """
+    given, is_global = _one_of(batch_sizes, global_batch_sizes, ("batch_sizes", "global_batch_sizes"))
+    bounds = tuple(_whole("boundaries", bound) for bound in boundaries)
+    sizes = tuple(_whole("batch_sizes", size) for size in given)
+    if any(a >= b for a, b in pairwise(bounds)):
+        raise ConfigError(f"boundaries: must be ascending (got {list(bounds)})", where="batch_by")
+    if not sizes or len(sizes) - len(bounds) not in (0, 1):
+        raise ConfigError(
+            f"batch_sizes: {len(bounds)} boundaries need as many sizes, or one more (got {len(sizes)})",
+            where="batch_by",
+        )
+    return Buckets(length, None if window is None else _whole("window", window), bounds, sizes, is_global)
+
+
+def budget(
+    tokens: int | None = None,
+    *,
+    length: Any,
+    global_tokens: int | None = None,
+    max_samples: int | None = None,
+    window: int | None = None,
+) -> Budget:
+    """Fill batches up to a budget: `Loader(ds, batch_by=budget(8192, length="tokens"))`.
+
+    Like fairseq's `--max-tokens`: in each rank's batch, the number of samples times the longest of them, which is the
+    size of the padded batch, is at most `tokens`. Samples of similar length form a batch (lengths within about a
+    tenth), so little is padding. All ranks get a part of the same batch, with equally many samples.
+
+    Args:
+        tokens: Budget of this rank's batch, in the unit of `length`: tokens, pixels, frames, ….
+        length: As in `buckets`.
+        global_tokens: Alternatively, the budget over all ranks. The state then resumes on any number of ranks, whose
+            numbers of samples may differ by one.
+        max_samples: Maximum number of samples in a batch: per rank with `tokens`, over all ranks with `global_tokens`.
+        window: As in `buckets`. Only one batch per window is not full.
+    Raises:
+        ConfigError: A number is invalid.
+    """
+    given, is_global = _one_of(tokens, global_tokens, ("tokens", "global_tokens"))
+    most = None if max_samples is None else _whole("max_samples", max_samples)
+    span = None if window is None else _whole("window", window)
+    return Budget(length, span, _whole("tokens", given, 2**32 - 1), most, is_global)

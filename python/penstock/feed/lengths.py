@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lengths of a dataset's samples, as uint32 arrays in stored order: from the caller, or read once and kept.
+
+Lengths of a field are kept beside the record indexes. They are keyed by the content of the dataset and the field, so a
+changed dataset is read again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock import env
+from penstock.atomic_file import atomic_file
+from penstock.errors import ConfigError
+from penstock.extras import require
+from penstock.feed import scan_lock
+from penstock.feed.fields import PaddedSpec, RaggedSpec, RawListSpec, RawSpec, TensorSpec
+from penstock.feed.record_index_dir import record_index_dir
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from penstock.feed.dataset import Dataset
+    from penstock.feed.dataset_base import DatasetBase
+    from penstock.feed.fields import FieldSpec
+
+    Lengths = np.ndarray[Any, Any]
+
+__all__ = ["of", "of_field"]
+
+_LOG = logging.getLogger("penstock.feed")
+
+_VERSION = 1
+"""Version of the kept files. It is part of their names."""
+
+_SCAN_BATCH = 4096
+
+
+def of(dataset: DatasetBase, length: Any, on_error: str = "raise") -> list[Lengths]:
+    """Return the lengths of all samples of each dataset in `dataset`, in stored order.
+
+    Args:
+        length: Name of a field, or an array with one length per sample; for a mixture, a list of arrays.
+    Raises:
+        ConfigError: The field has no length, or the array has another size, or a length is not a whole number from 0
+            to 2^32 - 2.
+    """
+    require("batch_by", "numpy")
+    parts = _leaves(dataset)
+    if isinstance(length, str):
+        return [of_field(part, length, on_error) for part in parts]
+    arrays = [length] if len(parts) == 1 and not _is_list_of_arrays(length) else list(length)
+    if len(arrays) != len(parts):
+        raise ConfigError(f"length: {len(arrays)} arrays of lengths for {len(parts)} datasets", where="batch_by")
+    return [_checked(array, part.counted().samples) for array, part in zip(arrays, parts, strict=True)]
+
+
+def _leaves(dataset: DatasetBase) -> list[Dataset]:
+    parts = getattr(dataset, "parts", None)
+    return [dataset] if parts is None else [leaf for part, _ in parts for leaf in _leaves(part)]  # type: ignore[list-item]
+
+
+def _is_list_of_arrays(length: Any) -> bool:
+    return (
+        isinstance(length, (list, tuple))
+        and len(length) > 0
+        and hasattr(length[0], "__len__")
+        and not isinstance(length[0], str)
+    )
+
+
+def _checked(given: Any, samples: int) -> Lengths:
+    import numpy as np
+
+    array = np.asarray(given)
+    if array.ndim != 1 or array.dtype.kind not in "iuf":
+        text = f"{array.dtype} {list(array.shape)}"
+        raise ConfigError(f"length: must be an array of one number per sample (got {text})", where="batch_by")
+    if len(array) != samples:
+        raise ConfigError(
+            f"length: {len(array):,} lengths, but the dataset has {samples:,} samples",
+            where="batch_by",
+            hint="give one length for each sample in stored order, as before shuffle, take, shard, …",
+        )
+    # NaN fails every comparison.
+    good = (array >= 0) & (array < 2**32 - 1)
+    if array.dtype.kind == "f":
+        good &= np.floor(array) == array
+    if not good.all():
+        at = int(np.argmin(good))
+        raise ConfigError(
+            f"length: the length of sample {at:,} is {array[at]}, not a whole number from 0 to 2^32 - 2",
+            where="batch_by",
+        )
+    return np.ascontiguousarray(array, dtype=np.uint32)
+
+
+def of_field(dataset: Dataset, name: str, on_error: str = "raise") -> Lengths:
+    """Return the length of a field in each sample of the dataset, in stored order, as uint32.
+
+    The first time, all samples are read, which is logged before it starts. One process of each node reads, and the
+    others wait.
+    """
+    import numpy as np
+
+    spec = _measured(dataset, name)
+    variables = dict(env.read())
+    folder = record_index_dir(variables)
+    whole = replace(dataset, seed=None, steps=(), map_steps=(), specs=((name, spec),))
+    found = None
+    # Objects are listed with their versions.
+    objects = json.loads(dataset.source.manifest())["objects"]
+    text = json.dumps([_VERSION, dataset.fingerprint, objects, name, spec.to_dict(), on_error])
+    digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    with scan_lock.held(folder, f"{digest}.lengths", dataset.url):
+        kept = None if folder is None else Path(folder) / f"{digest}.lengths.npy"
+        if kept is not None:
+            found = _load(kept, whole.samples)
+        if found is None:
+            _LOG.warning(
+                "%s: the lengths of `%s` are not known, so all samples are read once: %d objects, %s bytes. To avoid "
+                "this, give an array of lengths.",
+                dataset.url,
+                name,
+                dataset.source.objects,
+                f"{dataset.source.size_bytes:,}",
+            )
+            found = _scan(whole, name, on_error)
+            if kept is not None:
+                _keep(kept, found)
+    return np.ascontiguousarray(found)
+
+
+def _measured(dataset: Dataset, name: str) -> FieldSpec:
+    """Return the specification with which the lengths of a field are read."""
+    specs = dataset.batch_fields()
+    if name not in specs:
+        specs = {**dict(dataset.schema().specs), **specs}
+    spec = specs.get(name)
+    if isinstance(spec, PaddedSpec):
+        return spec.ragged()
+    if isinstance(spec, (RaggedSpec, RawSpec, RawListSpec)):
+        return spec
+    if isinstance(spec, TensorSpec) and spec.shape == () and "int" in spec.dtype:
+        return spec
+    found = f"is {spec}" if spec is not None else f"does not exist (fields: {', '.join(specs)})"
+    raise ConfigError(
+        f"length: `{name}` {found}, but lengths are those of a ragged, padded, raw or raw_list field, or the value of an "
+        "integer field of shape ()",
+        where="batch_by",
+    )
+
+
+def _scan(dataset: Dataset, name: str, on_error: str) -> Lengths:
+    import numpy as np
+
+    from penstock.feed.loader import Loader
+
+    found = np.empty(dataset.samples, dtype=np.uint32)
+    # A sample without a readable record has the length of its substitute, as in the loader that substitutes it.
+    on_error = "raise" if on_error == "raise" else "substitute"
+    loader = Loader(dataset, global_batch=_SCAN_BATCH, rank=0, world=1, on_error=on_error, prefetch_next_epoch=False)
+    end = 0
+    for batch in loader:
+        column = batch[name]
+        if hasattr(column, "offsets"):
+            lengths = np.diff(column.offsets)
+        elif isinstance(column, list):
+            lengths = np.array([len(value) for value in column], dtype=np.int64)
+        else:
+            lengths = column
+        found[end : end + len(lengths)] = _checked(lengths, len(lengths))
+        end += len(lengths)
+    return found
+
+
+def _load(kept: Path, samples: int) -> Lengths | None:
+    """Return kept lengths; None if there are none, or the file is damaged."""
+    import numpy as np
+
+    try:
+        found = np.load(kept, allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return None
+    return found if found.shape == (samples,) and found.dtype == np.uint32 else None
+
+
+def _keep(kept: Path, found: Lengths) -> None:
+    import numpy as np
+
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_file(kept, durable=False) as out:
+            np.save(out, found, allow_pickle=False)
+    except OSError as error:
+        _LOG.warning("%s: lengths are not kept, so the next process reads all samples again: %s", kept, error.strerror)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from itertools import chain
 
@@ -28,7 +29,9 @@ def write(folder, lengths, per_object=4):
     records = [frame(example(tokens=[at] * length, id=[at])) for at, length in enumerate(lengths)]
     for number, start in enumerate(range(0, len(records), per_object)):
         (folder / f"{number:04}.tfrecord").write_bytes(b"".join(records[start : start + per_object]))
-    return penstock.open(folder).fields(tokens=penstock.ragged("int64"), id=penstock.tensor("int64", ()))
+    dataset = penstock.open(folder).fields(tokens=penstock.ragged("int64"), id=penstock.tensor("int64", ()))
+    dataset.counted()  # so that no loader starts before the counts
+    return dataset
 
 
 def flat(lists):
@@ -304,6 +307,19 @@ def test_a_sample_that_fits_no_bucket_or_budget_is_named(tmp_path):
     rule = penstock.budget(length="tokens", global_tokens=9)
     with pytest.raises(ConfigError, match=r"a batch of the longest samples has 1 of them, .* 2 ranks"):
         list(penstock.Loader(dataset, batch_by=rule, rank=0, world=2))
+
+
+def test_batch_by_reads_each_compressed_object_once(tmp_path):
+    lengths = np.random.default_rng(3).lognormal(2, 1, 400).astype(int)
+    dataset = write(tmp_path / "d", lengths, per_object=10)
+    for path in (tmp_path / "d").iterdir():
+        path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+    dataset = penstock.open(tmp_path / "d").fields(**dict(dataset.specs)).shuffle(2, window=4)
+    for rule in (penstock.buckets(lengths, [4, 16, 64], [64, 16, 4, 1]), penstock.budget(1000, length=lengths)):
+        loader = penstock.Loader(dataset, batch_by=rule, rank=0, world=1, prefetch_next_epoch=False)
+        assert sorted(flat(ids(loader))) == list(range(400))
+        assert loader.report()["requests"] == 40
 
 
 def test_one_bucket_of_all_is_a_constant_batch_size(tmp_path):

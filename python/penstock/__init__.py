@@ -13,13 +13,30 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock import errors, formats, fs, jax, stage, tf, torch
     from penstock._native import __version__
-    from penstock.feed import Dataset, Loader, Ragged, buckets, budget, image, mix, open, ragged, raw, raw_list, tensor  # noqa: A004
+    from penstock.feed import (
+        Dataset,
+        Loader,
+        Ragged,
+        boxes,
+        buckets,
+        budget,
+        image,
+        keypoints,
+        mask,
+        mix,
+        open,  # noqa: A004
+        ragged,
+        raw,
+        raw_list,
+        tensor,
+    )
 
 __all__ = [
     "Dataset",
     "Loader",
     "Ragged",
     "__version__",
+    "boxes",
     "buckets",
     "budget",
     "errors",
@@ -27,6 +44,8 @@ __all__ = [
     "fs",
     "image",
     "jax",
+    "keypoints",
+    "mask",
     "mix",
     "open",
     "ragged",
@@ -42,9 +61,12 @@ _HOMES = {
     "Dataset": "penstock.feed",
     "Loader": "penstock.feed",
     "Ragged": "penstock.feed",
+    "boxes": "penstock.feed",
     "buckets": "penstock.feed",
     "budget": "penstock.feed",
     "image": "penstock.feed",
+    "keypoints": "penstock.feed",
+    "mask": "penstock.feed",
     "mix": "penstock.feed",
     "open": "penstock.feed",
     "ragged": "penstock.feed",

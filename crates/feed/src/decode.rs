@@ -8,6 +8,7 @@ use bytes::Bytes;
 use penstock_codec::{Codec, GzipCheck, decompress_into_checked};
 use penstock_types::{Error, Result, now, with_separators};
 
+use super::annotations::Annotated;
 use super::batch_plan::RowRequest;
 use super::batch_rows::{Row, Rows};
 use super::field::{Field, Kind};
@@ -15,6 +16,7 @@ use super::format::hive::Partitioned;
 use super::format::{Record, RecordId};
 use super::memory::PartHold;
 use super::object_content::Content;
+use super::record_values::{Named, in_record, named};
 use super::source::Source;
 use penstock_dataset::record_index::Span;
 
@@ -134,7 +136,7 @@ fn decode_table(
     let mut sorted: Vec<usize> = (0..wants.len()).collect();
     sorted.sort_unstable_by_key(|&at| wants[at].record);
     let records: Vec<u64> = sorted.iter().map(|&at| wants[at].record).collect();
-    let parts: Vec<&[String]> = fields.iter().map(Field::parts).collect();
+    let parts: Vec<&[String]> = fields.iter().flat_map(Field::part_groups).collect();
     let partitions = object.source.partition_values(object.number);
     let mut bad = Vec::new();
     table.each(&records, &parts, object.limit, &mut |at, record| {
@@ -251,16 +253,7 @@ pub(crate) fn fill(
 ) -> Result<()> {
     let place = || format!("{} record {}", id.place, id.record);
     for (column, field) in fields.iter().enumerate() {
-        let (mut found, mut absent) = (None, None);
-        for name in field.parts() {
-            match record.part(name).map_err(|error| in_record(error, id))? {
-                Some(part) if part.is_absent() => absent = absent.or(Some(part)),
-                part => found = part,
-            }
-            if found.is_some() {
-                break;
-            }
-        }
+        let Named { found, absent } = named(record, id, key, field)?;
         let takes_nothing = match (&field.default, &absent) {
             // A default is only used if the value is null or the format allows missing values. For a column that no
             // record has, a default would hide the mistake.
@@ -278,6 +271,13 @@ pub(crate) fn fill(
         }
         let Some(part) = found.or(absent) else {
             return Err(Error::mismatch(place(), missing(field, record)));
+        };
+        let part = match &field.follows {
+            None => part,
+            Some(follows) => {
+                let annotated = Annotated { record, id, key, fields };
+                annotated.value(field, follows, &part).map_err(|error| in_record(error, id))?
+            }
         };
         let written = {
             let row = Row { number, key, place: id.place };
@@ -311,17 +311,4 @@ fn missing(field: &Field, record: &dyn Record) -> String {
     };
     let asked = field.parts().join("`, `");
     format!("field `{}` is read from `{asked}`, but the record contains {holds}", field.name)
-}
-
-/// Adds the record's position to an error.
-fn in_record(error: Error, id: &RecordId<'_>) -> Error {
-    match error {
-        Error::Corrupt { place: _, problem } => {
-            Error::Corrupt { place: format!("{} record {}", id.place, id.record), problem }
-        }
-        Error::Mismatch { place: _, problem } => {
-            Error::Mismatch { place: format!("{} record {}", id.place, id.record), problem }
-        }
-        other => other,
-    }
 }

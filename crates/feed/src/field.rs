@@ -3,9 +3,12 @@
 //!
 //! Owns the JSON document by which Python describes the fields. Reads no data.
 
-use penstock_record::image::{Crop, ImageSpec, Layout};
+use penstock_record::image::{BoxesSpec, ImageSpec};
 use penstock_types::{DType, Error, Result, TensorSpec};
 use serde::{Deserialize, Serialize};
+
+use super::follows::{Annotation, Follows};
+use super::image_documents::{AnnotationDocument, ImageDocument};
 
 /// Field of a sample.
 #[derive(Debug, Clone, PartialEq)]
@@ -20,6 +23,8 @@ pub struct Field {
     /// Default for a record without the value. For a tensor, it is one little-endian element, which is repeated; for
     /// bytes, it is the content. Other kinds have no default.
     pub default: Option<Box<[u8]>>,
+    /// For an annotation of an image: the field that it follows.
+    pub follows: Option<Follows>,
 }
 
 /// Kind of a field: how a value of a record is converted.
@@ -84,6 +89,11 @@ struct FieldDocument {
     /// Bytes of the default, in hexadecimal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     default: Option<String>,
+    /// Name of the field that an annotation follows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    follows: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    annotation: Option<AnnotationDocument>,
 }
 
 /// JSON form of a padded field's padding, as written by Python.
@@ -114,80 +124,6 @@ impl PaddingDocument {
     }
 }
 
-/// JSON form of an image field's specification, as written by Python.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ImageDocument {
-    height: u32,
-    width: u32,
-    crop: String,
-    resize: u32,
-    area: (f64, f64),
-    ratio: (f64, f64),
-    flip: f64,
-    layout: String,
-    mean: [f32; 3],
-    std: [f32; 3],
-    orient: bool,
-    max_pixels: u64,
-    #[serde(default)]
-    exact: bool,
-}
-
-impl ImageDocument {
-    fn spec(&self, dtype: DType) -> Result<ImageSpec> {
-        let crop = match self.crop.as_str() {
-            "none" => Crop::None,
-            "center" => Crop::Center { resize: self.resize },
-            "random" => Crop::Random { area: self.area, ratio: self.ratio },
-            other => return Err(Error::config("image", format!("crop `{other}` is not one of random, center, none"))),
-        };
-        let layout = match self.layout.as_str() {
-            "HWC" => Layout::Hwc,
-            "CHW" => Layout::Chw,
-            other => return Err(Error::config("image", format!("layout `{other}` is neither HWC nor CHW"))),
-        };
-        let spec = ImageSpec {
-            height: self.height,
-            width: self.width,
-            crop,
-            flip: self.flip,
-            dtype,
-            layout,
-            mean: self.mean,
-            std: self.std,
-            orient: self.orient,
-            max_pixels: self.max_pixels,
-            exact: self.exact,
-        };
-        spec.check()?;
-        Ok(spec)
-    }
-
-    fn of(spec: &ImageSpec) -> Self {
-        let (crop, resize, area, ratio) = match spec.crop {
-            Crop::None => ("none", 0, (0.0, 0.0), (0.0, 0.0)),
-            Crop::Center { resize } => ("center", resize, (0.0, 0.0), (0.0, 0.0)),
-            Crop::Random { area, ratio } => ("random", 0, area, ratio),
-        };
-        Self {
-            height: spec.height,
-            width: spec.width,
-            crop: crop.to_owned(),
-            resize,
-            area,
-            ratio,
-            flip: spec.flip,
-            layout: if spec.layout == Layout::Chw { "CHW" } else { "HWC" }.to_owned(),
-            mean: spec.mean,
-            std: spec.std,
-            orient: spec.orient,
-            max_pixels: spec.max_pixels,
-            exact: spec.exact,
-        }
-    }
-}
-
 impl Field {
     /// Creates a field of fixed-shape tensors, which is read from the value of the same name.
     pub fn tensor(name: &str, dtype: DType, shape: &[usize]) -> Self {
@@ -196,7 +132,7 @@ impl Field {
 
     /// Creates a field of this kind without a default, which is read from the value of the same name.
     pub fn of_kind(name: &str, kind: Kind) -> Self {
-        Self { name: name.to_owned(), of: Vec::new(), kind, default: None }
+        Self { name: name.to_owned(), of: Vec::new(), kind, default: None, follows: None }
     }
 
     /// Element type and shape, if they are the same in every sample.
@@ -226,7 +162,41 @@ impl Field {
     pub fn from_json(json: &str) -> Result<Vec<Self>> {
         let document: Vec<FieldDocument> = serde_json::from_str(json)
             .map_err(|error| Error::config("fields", format!("cannot be parsed: {error}")))?;
-        let fields = document.into_iter().map(Self::from_document).collect::<Result<Vec<Self>>>()?;
+        let mut fields = Vec::with_capacity(document.len());
+        let annotations: Vec<_> = document
+            .iter()
+            .map(|field| (field.follows.clone(), field.annotation.clone(), field.dtype.clone()))
+            .collect();
+        for field in document {
+            fields.push(Self::from_document(field)?);
+        }
+        for (at, annotation) in annotations.into_iter().enumerate() {
+            let (Some(name), Some(annotation), dtype) = annotation else { continue };
+            let wrong = |problem: &str| Error::config("fields", format!("`{}` {problem} `{name}`", fields[at].name));
+            let dtype = dtype.as_deref().unwrap_or("float32").parse()?;
+            let followed =
+                fields.iter().position(|field| field.name == name).ok_or_else(|| wrong("follows a missing field"))?;
+            let annotation = annotation.annotation(dtype)?;
+            let is_right = match (&annotation, &fields[followed].kind) {
+                (Annotation::Mask(_) | Annotation::Boxes(_) | Annotation::Keypoints(_), Kind::Image(_)) => true,
+                (Annotation::Keypoints(_) | Annotation::Items, Kind::Ragged(_)) => followed != at,
+                _ => false,
+            };
+            if !is_right {
+                return Err(wrong("cannot follow"));
+            }
+            fields[at].follows = Some(Follows { field: followed, annotation });
+        }
+        let is_boxes =
+            |at: usize| matches!(&fields[at].follows, Some(Follows { annotation: Annotation::Boxes(_), .. }));
+        let orphan = fields.iter().find(|field| {
+            field.follows.as_ref().is_some_and(|follows| {
+                !matches!(fields[follows.field].kind, Kind::Image(_)) && !is_boxes(follows.field)
+            })
+        });
+        if let Some(field) = orphan {
+            return Err(Error::config("fields", format!("`{}` follows a field without boxes", field.name)));
+        }
         let mut names: Vec<&str> = fields.iter().flat_map(Self::columns).collect();
         names.sort_unstable();
         match names.windows(2).find(|pair| pair[0] == pair[1]) {
@@ -247,6 +217,15 @@ impl Field {
             _ => None,
         };
         std::iter::once(self.name.as_str()).chain(mask)
+    }
+
+    /// Names of the values to read, in groups: one value of each group is used.
+    pub(crate) fn part_groups(&self) -> std::slice::Chunks<'_, String> {
+        let is_split = matches!(
+            &self.follows,
+            Some(Follows { annotation: Annotation::Boxes(BoxesSpec { is_split: true, .. }), .. })
+        );
+        self.parts().chunks(if is_split { 1 } else { self.parts().len() })
     }
 
     fn from_document(document: FieldDocument) -> Result<Self> {
@@ -280,16 +259,16 @@ impl Field {
             }
         };
         let default = document.default.as_deref().map(|text| default_of(&document.name, &kind, text)).transpose()?;
-        Ok(Self { name: document.name, of: document.of, kind, default })
+        Ok(Self { name: document.name, of: document.of, kind, default, follows: None })
     }
 
     /// Serialises fields as JSON that [`Field::from_json`] can parse.
     pub fn to_json(fields: &[Self]) -> Result<String> {
-        let document: Vec<FieldDocument> = fields.iter().map(Self::document).collect();
+        let document: Vec<FieldDocument> = fields.iter().map(|field| field.document(fields)).collect();
         serde_json::to_string(&document).map_err(|error| Error::bug(format!("fields cannot be serialised: {error}")))
     }
 
-    fn document(&self) -> FieldDocument {
+    fn document(&self, fields: &[Self]) -> FieldDocument {
         let (kind, spec, image) = match &self.kind {
             Kind::Tensor(spec) => ("tensor", Some(spec.clone()), None),
             Kind::Ragged(spec) | Kind::Padded(spec, _) => ("ragged", Some(spec.clone()), None),
@@ -309,6 +288,8 @@ impl Field {
                 _ => None,
             },
             default: self.default.as_deref().map(hexadecimal),
+            follows: self.follows.as_ref().map(|follows| fields[follows.field].name.clone()),
+            annotation: self.follows.as_ref().map(|follows| AnnotationDocument::of(&follows.annotation)),
         }
     }
 }
@@ -337,6 +318,8 @@ fn default_of(name: &str, kind: &Kind, text: &str) -> Result<Box<[u8]>> {
 
 #[cfg(test)]
 mod tests {
+    use penstock_record::image::{Crop, MaskSpec};
+
     use super::*;
 
     #[test]
@@ -368,6 +351,13 @@ mod tests {
                     "image",
                     Kind::Image(ImageSpec { crop: Crop::RANDOM, flip: 0.5, ..ImageSpec::new(224, 224) }),
                 )
+            },
+            Field {
+                follows: Some(Follows {
+                    field: 5,
+                    annotation: Annotation::Mask(MaskSpec { dtype: DType::U8, fill: 255, max_pixels: 9 }),
+                }),
+                ..Field::tensor("mask", DType::U8, &[224, 224])
             },
         ];
         assert_eq!(Field::from_json(&Field::to_json(&fields).unwrap()).unwrap(), fields);

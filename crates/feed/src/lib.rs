@@ -7,6 +7,7 @@
 
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests write and remove files of their own"))]
 
+mod annotations;
 mod batch_buffer;
 mod batch_by;
 mod batch_plan;
@@ -20,7 +21,9 @@ mod epoch_iter;
 mod epoch_prefetch;
 mod epoch_run;
 mod field;
+mod follows;
 mod format;
+mod image_documents;
 mod memory;
 mod memory_budget;
 mod next_use;
@@ -35,6 +38,7 @@ mod read_scheduling;
 mod read_sizes;
 mod record_counts;
 mod record_locator;
+mod record_values;
 mod scan;
 mod schema;
 mod settings;
@@ -63,6 +67,7 @@ pub use cuda::CudaDevice;
 pub use epoch_iter::{Delivered, EpochIter, Next};
 pub use epoch_run::Run;
 pub use field::{Field, Kind, PadTo, Padding};
+pub use follows::{Annotation, Follows};
 pub use format::{ArrayBlocks, Column as FixedColumn, FormatSpec, Hdf5Array, Hdf5File, ZarrMetadata, keep_likely};
 pub use memory_budget::{MemoryBudget, Reservation};
 pub use on_error::{ErrorCounts, OnError};

@@ -92,6 +92,24 @@ impl<'a> Value<'a> {
         }
     }
 
+    /// Element type of the value's numbers; `None` if it has none.
+    pub fn number_type(&self) -> Option<DType> {
+        let of_feature = |feature: &Feature<'_>| match feature {
+            Feature::Ints(_) => Some(DType::I64),
+            Feature::Floats(_) => Some(DType::F32),
+            Feature::Bytes(_) => None,
+        };
+        match self {
+            Self::Array(array) | Self::List(array) => Some(array.dtype),
+            Self::Patch(patch) => Some(patch.dtype),
+            Self::Feature(feature) => of_feature(feature),
+            Self::Steps(steps) => steps.steps().iter().flatten().next().and_then(of_feature),
+            Self::Digits(_) => Some(DType::F64),
+            Self::Int(_) => Some(DType::I64),
+            _ => None,
+        }
+    }
+
     /// True if the value is missing: a null, or an empty list of a tf.Example.
     pub fn is_absent(&self) -> bool {
         match self {

@@ -25,6 +25,10 @@ pub const HDF5: &str = "an HDF5 file";
 pub const JPEG: &str = "a JPEG image";
 /// Name of the PNG format, as returned by [`describe`].
 pub const PNG: &str = "a PNG image";
+/// Name of the TIFF format, as returned by [`describe`].
+pub const TIFF: &str = "a TIFF image";
+/// Name of the WebP format, as returned by [`describe`].
+pub const WEBP: &str = "a WebP image";
 /// Name of the zlib format, as returned by [`describe`].
 pub const ZLIB: &str = "zlib-compressed data";
 
@@ -50,9 +54,9 @@ const MAGIC: &[(usize, &[u8], &str)] = &[
     (0, b"CDF\x05", "a NetCDF file"),
     (0, b"MATLAB", "a MATLAB file"),
     (0, b"GIF8", "a GIF image"),
-    (0, b"II*\0", "a TIFF image"),
-    (0, b"MM\0*", "a TIFF image"),
-    (8, b"WEBP", "a WebP image"),
+    (0, b"II*\0", TIFF),
+    (0, b"MM\0*", TIFF),
+    (8, b"WEBP", WEBP),
     (8, b"WAVE", "a WAV file"),
     (8, b"AVI ", "an AVI video"),
     (4, b"ftyp", "an MP4 video"),

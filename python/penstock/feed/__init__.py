@@ -10,17 +10,25 @@ from penstock.feed.columns import Ragged
 from penstock.feed.dataset import Dataset, Schema, open  # noqa: A004 - the verb is the API
 from penstock.feed.fields import (
     FieldSpec,
-    ImageSpec,
     PaddedSpec,
     RaggedSpec,
     RawListSpec,
     RawSpec,
     TensorSpec,
-    image,
     ragged,
     raw,
     raw_list,
     tensor,
+)
+from penstock.feed.image_fields import (
+    BoxesSpec,
+    ImageSpec,
+    KeypointsSpec,
+    MaskSpec,
+    boxes,
+    image,
+    keypoints,
+    mask,
 )
 from penstock.feed.loader import Loader
 from penstock.feed.mixture import Mixture, mix
@@ -28,12 +36,15 @@ from penstock.feed.report import Report
 
 __all__ = [
     "BatchBy",
+    "BoxesSpec",
     "Buckets",
     "Budget",
     "Dataset",
     "FieldSpec",
     "ImageSpec",
+    "KeypointsSpec",
     "Loader",
+    "MaskSpec",
     "Mixture",
     "PaddedSpec",
     "Ragged",
@@ -43,9 +54,12 @@ __all__ = [
     "Report",
     "Schema",
     "TensorSpec",
+    "boxes",
     "buckets",
     "budget",
     "image",
+    "keypoints",
+    "mask",
     "mix",
     "open",
     "ragged",

@@ -20,6 +20,7 @@ from penstock.feed import fields as kinds
 from penstock.feed import (
     formats,
     hdf5_chunks,
+    image_fields,
     labels,
     node_cache,
     pool_locality,
@@ -109,7 +110,7 @@ class Dataset(DatasetBase):
                 raise ConfigError(
                     f"fields: {name} must be a penstock.tensor(dtype, shape) or another field", where="fields"
                 )
-        return replace(self, specs=tuple(specs.items()))
+        return replace(self, specs=image_fields.follow(specs))
 
     def patches(
         self,

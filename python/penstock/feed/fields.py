@@ -9,7 +9,6 @@ import struct
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex
 
-from penstock.deprecation import renamed_parameters
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,23 +16,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FieldSpec",
-    "ImageSpec",
     "PaddedSpec",
     "RaggedSpec",
     "RawListSpec",
     "RawSpec",
     "TensorSpec",
     "from_json",
-    "image",
     "ragged",
     "raw",
     "raw_list",
     "tensor",
     "to_json",
 ]
-
-MAX_PIXELS = 100_000_000
-"""Default maximum number of pixels in an image. Slightly above Pillow's warning limit."""
 
 _FORMATS = {
     "bool": "?",
@@ -95,9 +89,21 @@ class RaggedSpec(FieldSpec):
     dtype: str
     shape: tuple[int, ...] = ()
     parts: tuple[str, ...] = ()
+    follows: str = ""
+
+    def like(self, name: str) -> Self:
+        """Return the field with one item for each box of the field `name`. The items of boxes that a crop removes are
+        removed too: `labels=ragged("int64").like("boxes")`.
+        """
+        return replace(self, follows=name)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"kind": "ragged", "dtype": self.dtype, "shape": list(self.shape), "of": list(self.parts)}
+        spec_dict = {"kind": "ragged", "dtype": self.dtype, "shape": list(self.shape), "of": list(self.parts)}
+        return {**spec_dict, **self.annotation()} if self.follows else spec_dict
+
+    def annotation(self) -> dict[str, Any]:
+        """Return what the core reads about a field that follows another."""
+        return {"follows": self.follows, "annotation": {"kind": "items"}}
 
     def padded(
         self,
@@ -126,6 +132,8 @@ class RaggedSpec(FieldSpec):
         Raises:
             ConfigError: A number is invalid, or the value is not of the field's type.
         """
+        if type(self) is not RaggedSpec or self.follows:
+            raise ConfigError("padded: boxes, keypoints and fields that follow them cannot be padded", where="fields")
         to = to if isinstance(to, str) else operator.index(to)
         multiple_of = operator.index(multiple_of)
         if to not in ("longest", "bucket") if isinstance(to, str) else not 1 <= to < 2**31:
@@ -210,50 +218,7 @@ class RawListSpec(FieldSpec):
         return "list of bytes"
 
 
-@dataclass(frozen=True, slots=True)
-class ImageSpec(FieldSpec):
-    """Image field: decoded, cropped, resized, flipped and normalised. Created by `penstock.image`."""
-
-    height: int
-    width: int
-    crop: str = "center"
-    resize: int = 0
-    area: tuple[float, float] = (0.08, 1.0)
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    flip: float = 0.0
-    dtype: str = "uint8"
-    layout: str = "HWC"
-    mean: tuple[float, ...] = (0.0, 0.0, 0.0)
-    std: tuple[float, ...] = (1.0, 1.0, 1.0)
-    orient: bool = False
-    max_pixels: int = MAX_PIXELS
-    exact: bool = False
-    parts: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        names = (
-            *("height", "width", "crop", "resize", "area", "ratio", "flip"),
-            *("layout", "mean", "std", "orient", "max_pixels", "exact"),
-        )
-        spec_dict = {name: getattr(self, name) for name in names}
-        return {"kind": "image", "dtype": self.dtype, "of": list(self.parts), "image": spec_dict}
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Shape of a decoded sample."""
-        sides = (self.height, self.width)
-        return (3, *sides) if self.layout == "CHW" else (*sides, 3)
-
-    @property
-    def is_random(self) -> bool:
-        """True if the crop or the flip differs from epoch to epoch."""
-        return self.crop == "random" or 0 < self.flip < 1
-
-    def __str__(self) -> str:
-        return f"image {self.dtype} {self.height}x{self.width} {self.layout}"
-
-
-def _dtype(dtype: object) -> str:
+def dtype_name(dtype: object) -> str:
     # `numpy.int16` is a class with that name, and `torch.int16` prints as its name. Neither library needs to be
     # imported here.
     return dtype.__name__ if isinstance(dtype, type) else str(dtype).removeprefix("torch.")
@@ -296,7 +261,7 @@ def tensor(dtype: object, shape: Sequence[SupportsIndex], *, default: float | No
         ConfigError: A dimension is not an integer of at least 0, or the default is not a value of dtype. The loader,
             not this function, rejects an unknown dtype.
     """
-    spec = TensorSpec(_dtype(dtype), _shape(shape), default=default)
+    spec = TensorSpec(dtype_name(dtype), _shape(shape), default=default)
     spec.to_dict()
     return spec
 
@@ -312,7 +277,7 @@ def ragged(dtype: object, shape: Sequence[SupportsIndex] = ()) -> RaggedSpec:
     sides = _shape(shape)
     if 0 in sides:
         raise ConfigError(f"shape: no side may be 0 (got {shape!r})", where="shape")
-    return RaggedSpec(_dtype(dtype), sides)
+    return RaggedSpec(dtype_name(dtype), sides)
 
 
 def raw(*, default: bytes | None = None) -> RawSpec:
@@ -335,76 +300,6 @@ def raw_list() -> RawListSpec:
     tf.SequenceExample whose steps contain one byte string each.
     """
     return RawListSpec()
-
-
-@renamed_parameters({"most_pixels": "max_pixels"})
-def image(
-    height: int,
-    width: int | None = None,
-    *,
-    crop: str = "center",
-    resize: int | None = None,
-    area: tuple[float, float] = (0.08, 1.0),
-    ratio: tuple[float, float] = (3 / 4, 4 / 3),
-    flip: bool | float = False,
-    dtype: object = "uint8",
-    layout: str = "HWC",
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-    orient: bool = False,
-    max_pixels: int = MAX_PIXELS,
-    exact: bool = False,
-) -> ImageSpec:
-    """Create a field of images (JPEG, PNG), which the feed's threads decode directly into the batch.
-
-    Random crops and flips are a pure function of the seed, the epoch and the sample's position. They are the same on
-    any number of ranks.
-
-    Args:
-        height, width: Size of the sample in pixels; `width` defaults to `height`.
-        crop: `random` (RandomResizedCrop of `area` and `ratio`), `center` (Resize so that the shorter side is `resize`,
-            by default 256/224 of the sample's larger side, then CenterCrop) or `none` (the whole image, resized).
-        flip: Probability that a sample is mirrored left to right; True means 0.5.
-        dtype: `uint8`, or `float32` with (value / 255 - mean) / std.
-        layout: `HWC` or `CHW`.
-        mean, std: One value for each of the three channels; for float32.
-        orient: Rotate images according to their EXIF orientation (torchvision and Pillow do not, by default).
-        max_pixels: Maximum number of pixels in an image; a larger image is `Corrupt`.
-        exact: Decode JPEGs at full size, then resize: within 2 levels of Pillow and torchvision, at more CPU.
-            Otherwise, a JPEG that is at least twice the sample's size is first decoded at 1/2, 1/4 or 1/8 scale, which
-            differs more.
-    Raises:
-        ConfigError: A size is missing, or mean or std does not have three values. The loader rejects other invalid
-            values.
-    """
-    height, width = operator.index(height), operator.index(height if width is None else width)
-    if not (0 < height < 2**31 and 0 < width < 2**31):
-        raise ConfigError(f"image: {height} x {width} is not a valid size", where="image")
-    channels = {"mean": (0.0, 0.0, 0.0) if mean is None else mean, "std": (1.0, 1.0, 1.0) if std is None else std}
-    found: dict[str, tuple[float, ...]] = {}
-    for name, values in channels.items():
-        found[name] = tuple(float(value) for value in values)
-        if len(found[name]) != 3:
-            raise ConfigError(
-                f"image: {name} must have 3 values, one per channel (got {len(found[name])})", where="image"
-            )
-    shorter = -(-max(height, width) * 256 // 224) if resize is None else resize
-    return ImageSpec(
-        height=height,
-        width=width,
-        crop=crop,
-        resize=shorter if crop == "center" else 0,
-        area=(float(area[0]), float(area[1])),
-        ratio=(float(ratio[0]), float(ratio[1])),
-        flip=(0.5 if flip else 0.0) if isinstance(flip, bool) else float(flip),
-        dtype=_dtype(dtype),
-        layout=layout,
-        mean=found["mean"],
-        std=found["std"],
-        orient=orient,
-        max_pixels=max_pixels,
-        exact=bool(exact),
-    )
 
 
 def to_json(specs: Iterable[tuple[str, FieldSpec]]) -> str:

@@ -161,7 +161,7 @@ def images(
     label: str = "label",
     classes: Sequence[str] | None = None,
 ) -> Format:
-    """Image files (JPEG, PNG), each of which is one record. Its parts are `image`, `label` and `__key__`.
+    """Image files (JPEG, PNG, WebP, TIFF), each of which is one record. Its parts are `image`, `label` and `__key__`.
 
     If every file is in a class folder, the label is the index of the folder, in name order. Otherwise, labels come from
     a file, which is read once when the dataset is opened. That file must list every image.

@@ -13,7 +13,8 @@ import jax
 import numpy as np
 
 from penstock.errors import ConfigError
-from penstock.feed.fields import ImageSpec, PaddedSpec, TensorSpec
+from penstock.feed.fields import PaddedSpec, TensorSpec
+from penstock.feed.image_fields import ImageSpec
 from penstock.feed.loader import BaseLoader
 from penstock.feed.numpy import array
 

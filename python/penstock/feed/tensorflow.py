@@ -13,7 +13,8 @@ import tensorflow as tf
 
 from penstock.errors import ConfigError
 from penstock.feed.columns import Ragged
-from penstock.feed.fields import ImageSpec, PaddedSpec, RaggedSpec, RawListSpec, TensorSpec
+from penstock.feed.fields import PaddedSpec, RaggedSpec, RawListSpec, TensorSpec
+from penstock.feed.image_fields import ImageSpec
 from penstock.feed.loader import Loader
 
 if TYPE_CHECKING:

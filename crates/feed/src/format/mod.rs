@@ -87,7 +87,7 @@ pub enum FormatSpec {
     },
     /// Parquet: each row is a record, and the columns are its values.
     Parquet {},
-    /// One file per record: JPEG and PNG images in class folders.
+    /// One file per record: images in class folders.
     Images {
         /// Content of the label file, if there is one.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -156,7 +156,7 @@ impl FormatSpec {
             // `.tgz` is a single suffix, so no codec suffix was removed from the name.
             Self::Tar {} => ends(&[b".tar", b".tgz"]),
             Self::Parquet {} => ends(&[b".parquet"]),
-            Self::Images { .. } => ends(&[b".jpg", b".jpeg", b".png"]),
+            Self::Images { .. } => ends(&[b".jpg", b".jpeg", b".png", b".webp", b".tif", b".tiff"]),
             // Codecs that are not supported are rejected by name after the index is read.
             Self::Mds { .. } => ends(&[b".mds", b".mds.zstd", b".mds.br", b".mds.bz2", b".mds.snappy"]),
             Self::Hdf5 { .. } => ends(&[b".h5", b".hdf5", b".he5"]),

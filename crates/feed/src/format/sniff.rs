@@ -62,7 +62,7 @@ pub fn keep_likely(manifest: &mut Manifest) -> Result<usize> {
 }
 
 fn unread(what: String) -> Error {
-    let by = "penstock.open, which reads TFRecord, WebDataset tar, MDS, Parquet, npy, npz, Zarr, HDF5, JPEG and PNG";
+    let by = "penstock.open, which reads TFRecord, WebDataset tar, MDS, Parquet, npy, npz, Zarr, HDF5, JPEG, PNG, WebP and TIFF";
     Error::Unsupported { what, by: by.to_owned() }
 }
 
@@ -92,7 +92,7 @@ impl Source {
             Some(magic::NPY) => Some(FormatSpec::Npy { rows: false }),
             Some(magic::NPZ) => Some(FormatSpec::Npz {}),
             Some(magic::PARQUET) => Some(FormatSpec::Parquet {}),
-            Some(magic::JPEG | magic::PNG) => Some(FormatSpec::Images { labels: None }),
+            Some(magic::JPEG | magic::PNG | magic::TIFF | magic::WEBP) => Some(FormatSpec::Images { labels: None }),
             Some(magic::HDF5) => return Err(unnamed_hdf5(&place)),
             _ => None,
         };

@@ -26,12 +26,12 @@ impl Draws {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    fn between(&mut self, least: f64, most: f64) -> f64 {
+    pub(super) fn between(&mut self, least: f64, most: f64) -> f64 {
         least + (most - least) * self.unit()
     }
 
     /// Next random number in 0..n.
-    fn below(&mut self, n: u32) -> u32 {
+    pub(super) fn below(&mut self, n: u32) -> u32 {
         ((u128::from(self.next()) * u128::from(n)) >> 64) as u32
     }
 }
@@ -55,14 +55,19 @@ const TRIES: usize = 10;
 impl Region {
     pub(super) fn choose(spec: &ImageSpec, width: u32, height: u32, draws: &mut Draws) -> Self {
         let region = match spec.crop {
-            Crop::None => Self::whole(0, 0, width, height),
+            Crop::None => Self::whole(width, height),
             Crop::Center { resize } => Self::center(spec, width, height, resize),
             Crop::Random { area, ratio } => Self::random(width, height, area, ratio, draws),
         };
         Self { full_size: spec.exact, ..region }
     }
 
-    fn whole(x: u32, y: u32, width: u32, height: u32) -> Self {
+    /// The whole image.
+    pub(super) fn whole(width: u32, height: u32) -> Self {
+        Self::part(0, 0, width, height)
+    }
+
+    fn part(x: u32, y: u32, width: u32, height: u32) -> Self {
         let [x, y, width, height] = [x, y, width, height].map(f64::from);
         Self { x, y, width, height, sharp_edges: true, full_size: false }
     }
@@ -100,7 +105,7 @@ impl Region {
                 let (w, h) = (w as u32, h as u32);
                 let y = draws.below(height - h + 1);
                 let x = draws.below(width - w + 1);
-                return Self::whole(x, y, w, h);
+                return Self::part(x, y, w, h);
             }
         }
         let have = f64::from(width) / f64::from(height);
@@ -112,7 +117,7 @@ impl Region {
             (width, height)
         };
         let (w, h) = (w.clamp(1, width), h.clamp(1, height));
-        Self::whole((width - w) / 2, (height - h) / 2, w, h)
+        Self::part((width - w) / 2, (height - h) / 2, w, h)
     }
 }
 
@@ -134,7 +139,7 @@ mod tests {
             let mut draws = Draws::new(key);
             draws.unit();
             let region = Region::random(width as u32, height as u32, area, ratio, &mut draws);
-            assert_eq!(region, Region::whole(x as u32, y as u32, w as u32, h as u32), "{line}");
+            assert_eq!(region, Region::part(x as u32, y as u32, w as u32, h as u32), "{line}");
             count += 1;
         }
         assert!(count >= 200);

@@ -46,7 +46,11 @@ impl Turn {
 /// Parses the orientation from the content of an APP1 segment; `None` if the segment is not EXIF or has no valid
 /// orientation.
 pub(super) fn orientation(segment: &[u8]) -> Option<u8> {
-    let tiff = segment.strip_prefix(b"Exif\0\0")?;
+    of_tiff(segment.strip_prefix(b"Exif\0\0")?)
+}
+
+/// Parses the orientation from TIFF data: a file, or EXIF data without its prefix.
+pub(super) fn of_tiff(tiff: &[u8]) -> Option<u8> {
     let big = match tiff.get(..4)? {
         [b'M', b'M', 0, 42] => true,
         [b'I', b'I', 42, 0] => false,

@@ -9,8 +9,10 @@ use std::ptr::NonNull;
 use penstock_types::{Error, Result, with_separators};
 use turbojpeg_sys as tj;
 
+use super::Probe;
 use super::crop::Region;
-use super::{Pixels, Probe};
+use super::labels::coloured;
+use super::pixels::{Format, Pixels, reserve};
 
 /// Maximum number of scans in a progressive image. Encoders write about ten; a decompression bomb has thousands.
 const MAX_SCANS: c_int = 200;
@@ -73,6 +75,7 @@ pub(super) fn decode(
     probe: &Probe,
     region: &Region,
     target: (u32, u32),
+    format: Format,
     pixels: &mut Pixels,
     place: &str,
 ) -> Result<()> {
@@ -84,7 +87,7 @@ pub(super) fn decode(
     }
     DECODER.with_borrow_mut(|decoder| {
         let decoder = decoder.as_mut().ok_or_else(|| Error::bug("libjpeg-turbo has no memory for a decoder"))?;
-        decode_by(decoder, bytes, probe, region, target, pixels, place)
+        decode_by(decoder, bytes, probe, region, target, format, pixels, place)
     })
 }
 
@@ -94,12 +97,14 @@ fn ends(bytes: &[u8]) -> bool {
     rest.ends_with(&[0xff, 0xd9]) || bytes.windows(2).rev().any(|pair| pair == [0xff, 0xd9])
 }
 
+#[expect(clippy::too_many_arguments, reason = "called once")]
 fn decode_by(
     decoder: &mut Decoder,
     bytes: &[u8],
     probe: &Probe,
     region: &Region,
     target: (u32, u32),
+    format: Format,
     pixels: &mut Pixels,
     place: &str,
 ) -> Result<()> {
@@ -161,16 +166,22 @@ fn decode_by(
     let count = pixels.width as usize * pixels.height as usize;
     let inks =
         matches!(decoder.get(tj::TJPARAM_TJPARAM_COLORSPACE) as tj::TJCS, tj::TJCS_TJCS_CMYK | tj::TJCS_TJCS_YCCK);
-    let (room, depth, format) = match inks {
-        true => (&mut pixels.raw, 4, tj::TJPF_TJPF_CMYK),
-        false => (&mut pixels.rgb, 3, tj::TJPF_TJPF_RGB),
+    let width = pixels.width as c_int;
+    let (room, depth, pixel_format) = match (inks, format.channels) {
+        (true, _) => {
+            reserve(&mut pixels.raw, count * 4, place)?;
+            (&mut pixels.raw[..], 4, tj::TJPF_TJPF_CMYK)
+        }
+        (false, 1) => (pixels.room(1, count, format, place)?, 1, tj::TJPF_TJPF_GRAY),
+        (false, 4) => (pixels.room(4, count, format, place)?, 4, tj::TJPF_TJPF_RGBA),
+        (false, _) => (pixels.room(3, count, format, place)?, 3, tj::TJPF_TJPF_RGB),
     };
-    reserve(room, count * depth, place)?;
-    let pitch = pixels.width as c_int * depth as c_int;
+    let pitch = width * depth as c_int;
     // SAFETY: the handle is sound, the source is given with its true length, and the buffer has `height` rows of
     // `pitch` bytes for the region and scale set above.
-    let failed =
-        unsafe { tj::tj3Decompress8(handle, bytes.as_ptr(), bytes.len() as _, room.as_mut_ptr(), pitch, format) != 0 };
+    let failed = unsafe {
+        tj::tj3Decompress8(handle, bytes.as_ptr(), bytes.len() as _, room.as_mut_ptr(), pitch, pixel_format) != 0
+    };
     if failed {
         let (text, warning) = decoder.problem();
         // Most warnings concern damage that other decoders ignore, such as stray bytes before a marker.
@@ -178,30 +189,36 @@ fn decode_by(
             return Err(damaged(&text));
         }
     }
-    if inks {
-        let Pixels { rgb, raw, .. } = pixels;
-        reserve(rgb, count * 3, place)?;
-        for (to, from) in rgb.as_chunks_mut::<3>().0.iter_mut().zip(&raw.as_chunks::<4>().0[..count]) {
-            let [inks @ .., black] = *from;
-            // Adobe stores inks inverted: 255 means no ink. The rounding is the same as in Pillow.
-            *to = inks.map(|ink| {
-                let product = u32::from(ink) * u32::from(black) + 128;
-                (((product >> 8) + product) >> 8) as u8
-            });
-        }
+    if !inks {
+        return pixels.convert(depth, count, format, place);
+    }
+    let Pixels { bytes: rgb, raw, .. } = pixels;
+    reserve(rgb, count * 3, place)?;
+    for (to, from) in rgb.as_chunks_mut::<3>().0.iter_mut().zip(&raw.as_chunks::<4>().0[..count]) {
+        let [inks @ .., black] = *from;
+        // Adobe stores inks inverted: 255 means no ink. The rounding is the same as in Pillow.
+        *to = inks.map(|ink| {
+            let product = u32::from(ink) * u32::from(black) + 128;
+            (((product >> 8) + product) >> 8) as u8
+        });
+    }
+    if (Format { channels: 3, is_wide: false }) != format {
+        std::mem::swap(rgb, raw);
+        pixels.convert(3, count, format, place)?;
     }
     Ok(())
 }
 
-/// Grows `room` to at least `len` bytes. Returns an error, instead of aborting, if memory runs out.
-pub(super) fn reserve(room: &mut Vec<u8>, len: usize, place: &str) -> Result<()> {
-    if let Some(more) = len.checked_sub(room.len()) {
-        room.try_reserve(more).map_err(|_| Error::BudgetExceeded {
-            what: format!("decoding {place}"),
-            need: len as u64,
-            budget: room.capacity() as u64,
-        })?;
-        room.resize(len, 0);
+/// Decodes an image that has only grey values, at full size.
+pub(super) fn grey(bytes: &[u8], probe: &Probe, place: &str) -> Result<Vec<u8>> {
+    let format = Format { channels: 1, is_wide: false };
+    let mut pixels = Pixels::default();
+    let whole = Region::whole(probe.width, probe.height);
+    decode(bytes, probe, &whole, (probe.width, probe.height), format, &mut pixels, place)?;
+    let is_grey = DECODER
+        .with_borrow(|decoder| decoder.as_ref().map(|decoder| decoder.get(tj::TJPARAM_TJPARAM_COLORSPACE) as tj::TJCS));
+    match is_grey {
+        Some(tj::TJCS_TJCS_GRAY) => Ok(pixels.bytes),
+        _ => Err(coloured("the colours of a JPEG", place)),
     }
-    Ok(())
 }

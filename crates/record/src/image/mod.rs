@@ -1,34 +1,49 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Images: decodes JPEG and PNG, then crops, resizes, flips and normalises the image into a batch slot.
+//! Images: decodes JPEG, PNG, WebP and TIFF, then crops, resizes, flips and normalises the image into a batch slot.
 //!
 //! The output depends only on the bytes, the [`ImageSpec`] and a key. The caller computes the key from seed, epoch and
 //! sample, so the same sample gets the same crop for any world size.
 //!
-//! Output is always RGB. Grey is repeated in all three channels, CMYK and YCCK are converted as in Pillow (Adobe's
-//! inverted inks), palettes are expanded, 16-bit values are reduced to their upper 8 bits, and alpha is dropped. EXIF
-//! orientation is applied only on request, as in torchvision and Pillow. For an animation, the first frame is used. The
+//! Output is RGB, RGBA or grey. Grey is repeated in all three channels, CMYK and YCCK are converted as in Pillow (Adobe's
+//! inverted inks), and palettes are expanded. 16-bit values are reduced to their upper 8 bits unless the sample is
+//! uint16; alpha is dropped unless the sample has four channels. Masks are read as labels instead. EXIF orientation is applied only on request, as in torchvision and Pillow. For an animation, the first frame is used. The
 //! following images are rejected: those above the pixel limit (before any memory is allocated), lossless and 12-bit
 //! JPEG, and all other formats (the error names the format).
 //!
 //! A JPEG is decoded at the smallest scale (1/1, 1/2, 1/4, 1/8) that still covers the crop, unless the spec is `exact`.
 //! Only the region of the crop is decoded.
 
+mod annotations;
+mod augment;
+mod color;
 mod crop;
 mod exif;
+mod geometry;
 mod jpeg;
 mod jpeg_header;
+mod labels;
+mod mask;
 mod normalize;
+mod pixels;
 mod png;
+mod tiff;
+mod webp;
 
 use std::cell::RefCell;
 
 use fast_image_resize::images::{TypedCroppedImage, TypedImage, TypedImageRef};
-use fast_image_resize::pixels::U8x3;
-use fast_image_resize::{FilterType, ResizeAlg, ResizeOptions, Resizer};
-use penstock_types::{DType, Error, Result, TensorSpec, with_separators};
+use fast_image_resize::pixels::{InnerPixel, U8, U8x3, U8x4, U16, U16x3, U16x4};
+use fast_image_resize::{FilterType, PixelTrait, ResizeAlg, ResizeOptions, Resizer};
+use penstock_types::{DType, Error, Result, TensorSpec};
 
+pub use self::annotations::{BoxFormat, Boxes, BoxesSpec, KeypointsSpec};
+pub use self::augment::{Augment, OpKind};
 use self::crop::Region;
 use self::exif::Turn;
+pub use self::geometry::Geometry;
+pub use self::labels::Labels;
+pub use self::mask::{Mask, MaskSpec};
+use self::pixels::{Format, Pixels};
 
 /// Default limit on the pixels of an image; Pillow warns slightly below it.
 pub const MAX_PIXELS: u64 = 100_000_000;
@@ -77,11 +92,14 @@ pub struct ImageSpec {
     pub crop: Crop,
     /// Probability of a left-to-right flip: 0 never flips, 0.5 flips half of the samples.
     pub flip: f64,
-    /// Element type: uint8, or float32 computed as (value / 255 - mean) / std.
+    /// Channels: 1 (grey), 3 (RGB) or 4 (RGBA).
+    pub channels: u32,
+    /// Element type: uint8, uint16 (8-bit images are multiplied by 257), or float32 computed from 8 bits as
+    /// (value / 255 - mean) / std.
     pub dtype: DType,
     /// Order of the axes.
     pub layout: Layout,
-    /// Mean of each channel; float32 only.
+    /// Mean of each colour channel; float32 only. Grey uses the first value.
     pub mean: [f32; 3],
     /// Standard deviation of each channel; float32 only.
     pub std: [f32; 3],
@@ -91,6 +109,8 @@ pub struct ImageSpec {
     pub max_pixels: u64,
     /// Decode JPEGs at full size before resizing. This is slower, but the values differ from Pillow's by at most 2.
     pub exact: bool,
+    /// Operations after crop, resize and flip. They need 3 channels of 8 bits.
+    pub augment: Vec<Augment>,
 }
 
 impl ImageSpec {
@@ -101,6 +121,7 @@ impl ImageSpec {
             width,
             crop: Crop::None,
             flip: 0.0,
+            channels: 3,
             dtype: DType::U8,
             layout: Layout::Hwc,
             mean: [0.0; 3],
@@ -108,6 +129,7 @@ impl ImageSpec {
             orient: false,
             max_pixels: MAX_PIXELS,
             exact: false,
+            augment: Vec::new(),
         }
     }
 
@@ -117,9 +139,17 @@ impl ImageSpec {
         if self.height == 0 || self.width == 0 || self.height > 65_535 || self.width > 65_535 {
             return wrong(format!("{} x {} is not a valid image size", self.height, self.width));
         }
-        if !matches!(self.dtype, DType::U8 | DType::F32) {
-            return wrong(format!("dtype must be uint8 or float32 (got {})", self.dtype));
+        if !matches!(self.dtype, DType::U8 | DType::U16 | DType::F32) {
+            return wrong(format!("dtype must be uint8, uint16 or float32 (got {})", self.dtype));
         }
+        if !matches!(self.channels, 1 | 3 | 4) {
+            return wrong(format!("channels must be 1 (grey), 3 (RGB) or 4 (RGBA) (got {})", self.channels));
+        }
+        if !self.augment.is_empty() && (self.channels != 3 || self.dtype == DType::U16) {
+            let (channels, dtype) = (self.channels, self.dtype);
+            return wrong(format!("augmentation needs 3 channels of uint8 or float32 (got {channels} of {dtype})"));
+        }
+        self.augment.iter().try_for_each(Augment::check)?;
         if !(0.0..=1.0).contains(&self.flip) {
             return wrong(format!("flip must be a probability, 0 to 1 (got {})", self.flip));
         }
@@ -150,10 +180,14 @@ impl ImageSpec {
     pub fn tensor(&self) -> TensorSpec {
         let (height, width) = (self.height as usize, self.width as usize);
         let shape = match self.layout {
-            Layout::Hwc => vec![height, width, 3],
-            Layout::Chw => vec![3, height, width],
+            Layout::Hwc => vec![height, width, self.channels as usize],
+            Layout::Chw => vec![self.channels as usize, height, width],
         };
         TensorSpec { dtype: self.dtype, shape }
+    }
+
+    fn format(&self) -> Format {
+        Format { channels: self.channels as usize, is_wide: self.dtype == DType::U16 }
     }
 }
 
@@ -164,6 +198,10 @@ pub enum Kind {
     Jpeg,
     /// PNG: any colour type and depth.
     Png,
+    /// TIFF: grey, RGB or RGBA of 8 or 16 bits.
+    Tiff,
+    /// WebP: lossy or lossless.
+    WebP,
 }
 
 /// Properties of an image, from its header.
@@ -183,15 +221,15 @@ pub struct Probe {
 pub fn probe(bytes: &[u8], place: &str) -> Result<Probe> {
     let unknown = |kind: &str| Error::Unsupported {
         what: format!("{kind} ({place})"),
-        by: "image decoding (JPEG, PNG)".to_owned(),
+        by: "image decoding (JPEG, PNG, WebP, TIFF)".to_owned(),
     };
     match bytes {
         [0xff, 0xd8, ..] => jpeg_header::probe(bytes, place),
         [0x89, b'P', b'N', b'G', ..] => png::probe(bytes, place),
         [b'G', b'I', b'F', b'8', ..] => Err(unknown("GIF")),
-        [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'E', b'B', b'P', ..] => Err(unknown("WebP")),
+        [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'E', b'B', b'P', ..] => webp::probe(bytes, place),
         [b'B', b'M', ..] => Err(unknown("BMP")),
-        [b'I', b'I', 42, 0, ..] | [b'M', b'M', 0, 42, ..] => Err(unknown("TIFF")),
+        [b'I', b'I', 42 | 43, 0, ..] | [b'M', b'M', 0, 42 | 43, ..] => tiff::probe(bytes, place),
         [0, 0, 0, _, b'f', b't', b'y', b'p', ..] => Err(unknown("HEIF or AVIF")),
         _ => {
             let head = bytes[..bytes.len().min(8)].escape_ascii();
@@ -200,26 +238,15 @@ pub fn probe(bytes: &[u8], place: &str) -> Result<Probe> {
     }
 }
 
-/// Decoded pixels of an image or of a region of it, possibly at a reduced scale.
-#[derive(Debug, Default)]
-struct Pixels {
-    /// RGB pixels, row after row.
-    rgb: Vec<u8>,
-    /// CMYK pixels before conversion to `rgb`, and other decoder scratch space.
-    raw: Vec<u8>,
-    width: u32,
-    height: u32,
-    /// Horizontal position of these pixels in the scaled image; `top` is the vertical position.
-    left: u32,
-    top: u32,
-    /// Reduction of the scale: one pixel here covers this many image pixels along each side.
-    scale: u32,
-}
-
 #[derive(Default)]
 struct Room {
     pixels: Pixels,
+    /// Resized pixels before they are flipped and normalised.
     small: Vec<u8>,
+    small_wide: Vec<u16>,
+    /// Pixels to which operations are applied.
+    augmented: Vec<[u8; 3]>,
+    scratch: color::Scratch,
     resizer: Resizer,
 }
 
@@ -241,87 +268,130 @@ pub fn decode_into(bytes: &[u8], spec: &ImageSpec, key: u64, out: &mut [u8], pla
     if out.len() != spec.tensor().size_bytes()? {
         return Err(Error::bug(format!("the slot for the image {place} has the wrong size ({} bytes)", out.len())));
     }
-    let probe = probe(bytes, place)?;
+    let probe = geometry::sized(bytes, spec.max_pixels, place)?;
     let count = u64::from(probe.width) * u64::from(probe.height);
-    if count == 0 || count > spec.max_pixels {
-        let (width, height, most) = (
-            with_separators(probe.width.into()),
-            with_separators(probe.height.into()),
-            with_separators(spec.max_pixels),
-        );
-        return Err(Error::corrupt(
-            place,
-            format!("is an image of {width} x {height} pixels (allowed: 1 to {most} pixels)"),
-        ));
-    }
     let turn = if spec.orient { Turn::of(probe.orientation) } else { Turn::default() };
-    let mut draws = crop::Draws::new(key);
-    let mirrored = draws.unit() < spec.flip;
-    let (shown_width, shown_height) = turn.shown(probe.width, probe.height);
-    let shown = Region::choose(spec, shown_width, shown_height, &mut draws);
+    let geometry = Geometry::choose(spec, &probe, key);
     // From here on, coordinates refer to the stored image. The last step rotates and mirrors it.
-    let region = turn.stored(shown, probe.width, probe.height);
-    let (width, height) = turn.shown(spec.width, spec.height);
+    let region = turn.stored(geometry.region, probe.width, probe.height);
+    let target = turn.shown(spec.width, spec.height);
+    let format = spec.format();
     ROOM.with_borrow_mut(|room| {
-        for large in [&mut room.pixels.rgb, &mut room.pixels.raw] {
+        for large in [&mut room.pixels.bytes, &mut room.pixels.raw] {
             if large.capacity() > KEPT && count.saturating_mul(4) < KEPT as u64 {
                 *large = Vec::new();
             }
         }
-        let Room { pixels, small, resizer } = room;
+        if room.pixels.wide.capacity() * 2 > KEPT {
+            room.pixels.wide = Vec::new();
+        }
+        let Room { pixels, small, small_wide, augmented, scratch, resizer } = room;
         match probe.kind {
-            Kind::Jpeg => jpeg::decode(bytes, &probe, &region, (width, height), pixels, place)?,
-            Kind::Png => png::decode(bytes, &probe, pixels, place)?,
+            Kind::Jpeg => jpeg::decode(bytes, &probe, &region, target, format, pixels, place)?,
+            Kind::Png => png::decode(bytes, &probe, format, pixels, place)?,
+            Kind::Tiff => tiff::decode(bytes, &probe, format, pixels, place)?,
+            Kind::WebP => webp::decode(bytes, &probe, format, pixels, place)?,
         }
-        let direct = spec.dtype == DType::U8 && spec.layout == Layout::Hwc && !mirrored && turn == Turn::default();
-        if direct {
-            return resize(pixels, &region, (width, height), resizer, out, place);
+        let mut resize = Resize { pixels, region: &region, target, resizer, place };
+        let mirrored = geometry.is_mirrored;
+        let len = target.0 as usize * target.1 as usize * format.channels;
+        if format.is_wide {
+            pixels::reserve(small_wide, len, place)?;
+            let small = &mut small_wide[..len];
+            match format.channels {
+                1 => resize.run::<U16>(as_bytes(&resize.pixels.wide), as_bytes_mut(small))?,
+                3 => resize.run::<U16x3>(as_bytes(&resize.pixels.wide), as_bytes_mut(small))?,
+                _ => resize.run::<U16x4>(as_bytes(&resize.pixels.wide), as_bytes_mut(small))?,
+            }
+            match format.channels {
+                1 => normalize::write(small.as_chunks::<1>().0, spec, turn, mirrored, out),
+                3 => normalize::write(small.as_chunks::<3>().0, spec, turn, mirrored, out),
+                _ => normalize::write(small.as_chunks::<4>().0, spec, turn, mirrored, out),
+            }
+            return Ok(());
         }
-        let len = width as usize * height as usize * 3;
-        if small.len() < len {
-            small.resize(len, 0);
+        let mut resize_to = |out: &mut [u8]| match format.channels {
+            1 => resize.run::<U8>(&resize.pixels.bytes, out),
+            3 => resize.run::<U8x3>(&resize.pixels.bytes, out),
+            _ => resize.run::<U8x4>(&resize.pixels.bytes, out),
+        };
+        let is_plain = geometry.ops.is_empty() && !mirrored && turn == Turn::default();
+        if is_plain && spec.dtype == DType::U8 && spec.layout == Layout::Hwc {
+            return resize_to(out);
         }
-        resize(pixels, &region, (width, height), resizer, &mut small[..len], place)?;
-        normalize::write(&small[..len], spec, turn, mirrored, out);
+        pixels::reserve(small, len, place)?;
+        let small = &mut small[..len];
+        resize_to(small)?;
+        if !geometry.ops.is_empty() {
+            let plain = ImageSpec::new(spec.height, spec.width);
+            pixels::reserve(augmented, len / 3, place)?;
+            let augmented = &mut augmented[..len / 3];
+            normalize::write(small.as_chunks::<3>().0, &plain, turn, mirrored, augmented.as_flattened_mut());
+            for op in &geometry.ops {
+                color::apply(op, augmented, geometry.sample, scratch);
+            }
+            normalize::write(augmented, spec, Turn::default(), false, out);
+            return Ok(());
+        }
+        match format.channels {
+            1 => normalize::write(small.as_chunks::<1>().0, spec, turn, mirrored, out),
+            3 => normalize::write(small.as_chunks::<3>().0, spec, turn, mirrored, out),
+            _ => normalize::write(small.as_chunks::<4>().0, spec, turn, mirrored, out),
+        }
         Ok(())
     })
 }
 
-/// Resizes `region` of the image into `out` by bilinear interpolation with antialiasing: the kernel is as wide as the
-/// source area of a target pixel.
-fn resize(
-    pixels: &Pixels,
-    region: &Region,
-    (width, height): (u32, u32),
-    resizer: &mut Resizer,
-    out: &mut [u8],
-    place: &str,
-) -> Result<()> {
-    let bug = |problem: &dyn std::fmt::Display| Error::bug(format!("resizing {place}: {problem}"));
-    let len = pixels.width as usize * pixels.height as usize * 3;
-    let source =
-        TypedImageRef::<U8x3>::from_buffer(pixels.width, pixels.height, &pixels.rgb[..len]).map_err(|e| bug(&e))?;
-    let mut target = TypedImage::<U8x3>::from_buffer(width, height, out).map_err(|e| bug(&e))?;
-    let scale = f64::from(pixels.scale);
-    let (x, y) = (region.x / scale - f64::from(pixels.left), region.y / scale - f64::from(pixels.top));
-    let (w, h) = (region.width / scale, region.height / scale);
-    // Pixels that the resize may read: all pixels if neighbours may affect the region, otherwise those that overlap the
-    // region.
-    let (left, top, right, bottom) = match region.sharp_edges {
-        false => (0, 0, pixels.width, pixels.height),
-        true => (
-            (x.floor().max(0.0) as u32).min(pixels.width - 1),
-            (y.floor().max(0.0) as u32).min(pixels.height - 1),
-            ((x + w).ceil() as u32).clamp(1, pixels.width),
-            ((y + h).ceil() as u32).clamp(1, pixels.height),
-        ),
-    };
-    let (seen_width, seen_height) = (right.saturating_sub(left).max(1), bottom.saturating_sub(top).max(1));
-    let seen = TypedCroppedImage::from_ref(&source, left, top, seen_width, seen_height).map_err(|e| bug(&e))?;
-    // Scaled sizes are rounded up, so a region may extend beyond the image by a fraction of a pixel.
-    let x = (x - f64::from(left)).clamp(0.0, f64::from(seen_width) - 0.01);
-    let y = (y - f64::from(top)).clamp(0.0, f64::from(seen_height) - 0.01);
-    let (w, h) = (w.min(f64::from(seen_width) - x), h.min(f64::from(seen_height) - y));
-    let options = ResizeOptions::new().resize_alg(ResizeAlg::Convolution(FilterType::Bilinear)).crop(x, y, w, h);
-    resizer.resize_typed(&seen, &mut target, &options).map_err(|e| bug(&e))
+fn as_bytes(values: &[u16]) -> &[u8] {
+    // SAFETY: every bit pattern of two bytes is valid, and a byte needs no alignment.
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
+}
+
+fn as_bytes_mut(values: &mut [u16]) -> &mut [u8] {
+    // SAFETY: as above; the slice is borrowed exclusively.
+    unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
+}
+
+/// Resize of a region of an image, by bilinear interpolation with antialiasing: the kernel is as wide as the source
+/// area of a target pixel. Colours are weighted by alpha, as in Pillow.
+struct Resize<'a> {
+    pixels: &'a Pixels,
+    region: &'a Region,
+    target: (u32, u32),
+    resizer: &'a mut Resizer,
+    place: &'a str,
+}
+
+impl Resize<'_> {
+    /// Resizes pixels of type `P` from `source` into `out`.
+    fn run<P: PixelTrait + InnerPixel>(&mut self, source: &[u8], out: &mut [u8]) -> Result<()> {
+        let Self { pixels, region, target: (width, height), place, .. } = *self;
+        let bug = |problem: &dyn std::fmt::Display| Error::bug(format!("resizing {place}: {problem}"));
+        let len = pixels.width as usize * pixels.height as usize * P::size();
+        let source =
+            TypedImageRef::<P>::from_buffer(pixels.width, pixels.height, &source[..len]).map_err(|e| bug(&e))?;
+        let mut target = TypedImage::<P>::from_buffer(width, height, out).map_err(|e| bug(&e))?;
+        let scale = f64::from(pixels.scale);
+        let (x, y) = (region.x / scale - f64::from(pixels.left), region.y / scale - f64::from(pixels.top));
+        let (w, h) = (region.width / scale, region.height / scale);
+        // Pixels that the resize may read: all pixels if neighbours may affect the region, otherwise those that overlap
+        // the region.
+        let (left, top, right, bottom) = match region.sharp_edges {
+            false => (0, 0, pixels.width, pixels.height),
+            true => (
+                (x.floor().max(0.0) as u32).min(pixels.width - 1),
+                (y.floor().max(0.0) as u32).min(pixels.height - 1),
+                ((x + w).ceil() as u32).clamp(1, pixels.width),
+                ((y + h).ceil() as u32).clamp(1, pixels.height),
+            ),
+        };
+        let (seen_width, seen_height) = (right.saturating_sub(left).max(1), bottom.saturating_sub(top).max(1));
+        let seen = TypedCroppedImage::from_ref(&source, left, top, seen_width, seen_height).map_err(|e| bug(&e))?;
+        // Scaled sizes are rounded up, so a region may extend beyond the image by a fraction of a pixel.
+        let x = (x - f64::from(left)).clamp(0.0, f64::from(seen_width) - 0.01);
+        let y = (y - f64::from(top)).clamp(0.0, f64::from(seen_height) - 0.01);
+        let (w, h) = (w.min(f64::from(seen_width) - x), h.min(f64::from(seen_height) - y));
+        let options = ResizeOptions::new().resize_alg(ResizeAlg::Convolution(FilterType::Bilinear)).crop(x, y, w, h);
+        self.resizer.resize_typed(&seen, &mut target, &options).map_err(|e| bug(&e))
+    }
 }

@@ -6,8 +6,14 @@ use penstock_types::DType;
 use super::exif::Turn;
 use super::{ImageSpec, Layout};
 
-/// Writes `rgb` to `out`. `rgb` has the size of the sample, but is not yet oriented.
-pub(super) fn write(rgb: &[u8], spec: &ImageSpec, turn: Turn, mirrored: bool, out: &mut [u8]) {
+/// Writes `pixels` to `out`. The pixels have the size of the sample, but are not yet oriented.
+pub(super) fn write<T: Value, const N: usize>(
+    pixels: &[[T; N]],
+    spec: &ImageSpec,
+    turn: Turn,
+    mirrored: bool,
+    out: &mut [u8],
+) {
     let (width, height) = (spec.width as usize, spec.height as usize);
     let (stored_width, stored_height) = if turn.swapped { (height, width) } else { (width, height) };
     // The displayed pixel (x, y) has the index origin + x * right + y * down.
@@ -22,59 +28,91 @@ pub(super) fn write(rgb: &[u8], spec: &ImageSpec, turn: Turn, mirrored: bool, ou
         origin += (width as isize - 1) * right;
         right = -right;
     }
-    let pixels = rgb.as_chunks::<3>().0;
     let row = |y: usize| Row { pixels, start: origin + y as isize * down, step: right, width };
-    match (spec.dtype, spec.layout) {
-        (DType::F32, layout) => {
-            // Compute (value / 255 - mean) / std as one multiplication and one addition.
-            let scale: [f32; 3] = std::array::from_fn(|channel| 1.0 / (255.0 * spec.std[channel]));
-            let shift: [f32; 3] = std::array::from_fn(|channel| -spec.mean[channel] / spec.std[channel]);
-            let out = out.as_chunks_mut::<4>().0;
-            let value = |value: u8, channel: usize| (f32::from(value) * scale[channel] + shift[channel]).to_le_bytes();
-            match layout {
-                Layout::Hwc => rows(out, width * 3, &row, |row, slots: &mut [[u8; 4]]| {
-                    row.each(slots.as_chunks_mut::<3>().0, |pixel| {
-                        std::array::from_fn(|channel| value(pixel[channel], channel))
-                    });
-                }),
-                Layout::Chw => planes(out, width * height, width, &row, value),
+    match spec.dtype {
+        DType::F32 => {
+            let of = |values: &[f32; 3], channel: usize, alpha: f32| values.get(channel).copied().unwrap_or(alpha);
+            // Compute (value / 255 - mean) / std as one multiplication and one addition. Alpha is only divided.
+            let scale: [f32; N] = std::array::from_fn(|channel| 1.0 / (255.0 * of(&spec.std, channel, 1.0)));
+            let shift: [f32; N] =
+                std::array::from_fn(|channel| -of(&spec.mean, channel, 0.0) / of(&spec.std, channel, 1.0));
+            let value = |value: T, channel: usize| (value.float() * scale[channel] + shift[channel]).to_le_bytes();
+            emit(&row, height, spec.layout, out, value);
+        }
+        DType::U16 => emit(&row, height, spec.layout, out, |value: T, _| value.wide().to_le_bytes()),
+        _ => emit(&row, height, spec.layout, out, |value: T, _| [value.narrow()]),
+    }
+}
+
+/// Value of a channel. A pixel has 16 bits per value if and only if the sample is uint16.
+pub(super) trait Value: Copy {
+    fn float(self) -> f32;
+    fn narrow(self) -> u8;
+    fn wide(self) -> u16;
+}
+
+impl Value for u8 {
+    fn float(self) -> f32 {
+        f32::from(self)
+    }
+    fn narrow(self) -> u8 {
+        self
+    }
+    fn wide(self) -> u16 {
+        u16::from(self) * 257
+    }
+}
+
+impl Value for u16 {
+    fn float(self) -> f32 {
+        f32::from(self) / 257.0
+    }
+    fn narrow(self) -> u8 {
+        (self >> 8) as u8
+    }
+    fn wide(self) -> u16 {
+        self
+    }
+}
+
+/// Writes every row in the sample's layout; `value` returns the bytes of one element.
+fn emit<'a, T: Value + 'a, const N: usize, const SIZE: usize>(
+    row: &impl Fn(usize) -> Row<'a, T, N>,
+    height: usize,
+    layout: Layout,
+    out: &mut [u8],
+    value: impl Fn(T, usize) -> [u8; SIZE],
+) {
+    let out = out.as_chunks_mut::<SIZE>().0;
+    let width = row(0).width;
+    match layout {
+        Layout::Hwc => {
+            for (y, slots) in out.chunks_exact_mut(width * N).enumerate() {
+                row(y).each(slots.as_chunks_mut::<N>().0, |pixel| {
+                    std::array::from_fn(|channel| value(pixel[channel], channel))
+                });
             }
         }
-        (_, Layout::Hwc) => {
-            rows(out, width * 3, &row, |row, slots: &mut [u8]| row.each(slots.as_chunks_mut::<3>().0, |pixel| pixel))
+        Layout::Chw => {
+            for (channel, plane) in out.chunks_exact_mut(width * height).enumerate() {
+                for (y, slots) in plane.chunks_exact_mut(width).enumerate() {
+                    row(y).each(slots, |pixel| value(pixel[channel], channel));
+                }
+            }
         }
-        (_, Layout::Chw) => planes(out, width * height, width, &row, |value, _| value),
-    }
-}
-
-fn rows<'a, T>(out: &mut [T], len: usize, row: &impl Fn(usize) -> Row<'a>, mut write: impl FnMut(Row<'a>, &mut [T])) {
-    for (y, slots) in out.chunks_exact_mut(len).enumerate() {
-        write(row(y), slots);
-    }
-}
-
-fn planes<'a, T>(
-    out: &mut [T],
-    plane: usize,
-    width: usize,
-    row: &impl Fn(usize) -> Row<'a>,
-    value: impl Fn(u8, usize) -> T,
-) {
-    for (channel, plane) in out.chunks_exact_mut(plane).enumerate() {
-        rows(plane, width, row, |row, slots| row.each(slots, |pixel| value(pixel[channel], channel)));
     }
 }
 
 /// One row of the sample, as start and step in the stored pixels.
-struct Row<'a> {
-    pixels: &'a [[u8; 3]],
+struct Row<'a, T, const N: usize> {
+    pixels: &'a [[T; N]],
     start: isize,
     step: isize,
     width: usize,
 }
 
-impl Row<'_> {
-    fn each<T>(&self, slots: &mut [T], value: impl Fn([u8; 3]) -> T) {
+impl<T: Copy, const N: usize> Row<'_, T, N> {
+    fn each<O>(&self, slots: &mut [O], value: impl Fn([T; N]) -> O) {
         let Self { pixels, start, step, width } = *self;
         // Separate cases, because compilers vectorise only loops over adjacent elements without bounds checks.
         match step {

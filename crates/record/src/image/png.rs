@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! PNG decoding by the `png` crate: converts every colour type and depth to 8-bit RGB.
+//! PNG decoding by the `png` crate: every colour type and depth, as pixels or as labels.
 
 use std::io::Cursor;
 
 use penstock_types::{Error, Result, with_separators};
-use png::{ColorType, Decoder, Info, Limits, Transformations};
+use png::{BitDepth, ColorType, Decoder, Info, Limits, Reader, Transformations};
 
-use super::{Kind, Pixels, Probe, jpeg::reserve};
+use super::labels::{Labels, coloured, unpacked};
+use super::pixels::{Format, Pixels, reserve};
+use super::{Kind, Probe};
 
 /// Maximum bytes of chunks other than pixel data.
 const MAX_BESIDES: usize = 16 << 20;
@@ -24,38 +26,72 @@ pub(super) fn probe(bytes: &[u8], place: &str) -> Result<Probe> {
 }
 
 /// Decodes the whole image into `pixels`.
-pub(super) fn decode(bytes: &[u8], probe: &Probe, pixels: &mut Pixels, place: &str) -> Result<()> {
-    let damaged = |problem: png::DecodingError| Error::corrupt(place, format!("is a damaged PNG: {problem}"));
+pub(super) fn decode(bytes: &[u8], probe: &Probe, format: Format, pixels: &mut Pixels, place: &str) -> Result<()> {
+    let reduce = if format.is_wide { Transformations::EXPAND } else { Transformations::normalize_to_color8() };
+    let mut reader = open(bytes, reduce, place)?;
+    let (color, depth) = reader.output_color_type();
+    let (count, stored) = (probe.width as usize * probe.height as usize, color.samples());
+    pixels.set_whole(probe.width, probe.height);
+    if depth != BitDepth::Sixteen {
+        let room = pixels.room(stored, count, format, place)?;
+        frame(&mut reader, probe, room, place)?;
+        return pixels.convert(stored, count, format, place);
+    }
+    let mut raw = std::mem::take(&mut pixels.raw);
+    reserve(&mut raw, count * stored * 2, place)?;
+    frame(&mut reader, probe, &mut raw[..count * stored * 2], place)?;
+    let values = big_endian(&raw[..count * stored * 2]);
+    pixels.raw = raw;
+    pixels.convert_wide(&values, stored, format, place)
+}
+
+/// Decodes the labels of a mask: palette indices or grey values, as stored.
+pub(super) fn labels(bytes: &[u8], probe: &Probe, place: &str) -> Result<Labels> {
+    let mut reader = open(bytes, Transformations::IDENTITY, place)?;
+    let (color, depth) = reader.output_color_type();
+    if matches!(color, ColorType::Rgb | ColorType::Rgba) {
+        return Err(coloured("the colours of a PNG", place));
+    }
+    let (width, height) = (probe.width as usize, probe.height as usize);
+    let bits = depth as usize;
+    let line = (width * color.samples() * bits).div_ceil(8);
+    let mut raw = Vec::new();
+    reserve(&mut raw, line * height, place)?;
+    frame(&mut reader, probe, &mut raw, place)?;
+    if color == ColorType::GrayscaleAlpha {
+        raw = raw.chunks_exact(bits / 8 * 2).flat_map(|pixel| &pixel[..bits / 8]).copied().collect();
+    }
+    Ok(match bits {
+        8 => Labels::U8(raw),
+        16 => Labels::U16(big_endian(&raw)),
+        bits => Labels::U8(unpacked(&raw, width, line, bits)),
+    })
+}
+
+fn big_endian(bytes: &[u8]) -> Vec<u16> {
+    bytes.as_chunks::<2>().0.iter().map(|&value| u16::from_be_bytes(value)).collect()
+}
+
+fn damaged(problem: &png::DecodingError, place: &str) -> Error {
+    Error::corrupt(place, format!("is a damaged PNG: {problem}"))
+}
+
+fn open<'a>(bytes: &'a [u8], transformations: Transformations, place: &str) -> Result<Reader<Cursor<&'a [u8]>>> {
     let mut decoder = Decoder::new_with_limits(Cursor::new(bytes), Limits { bytes: MAX_BESIDES });
-    decoder.set_transformations(Transformations::EXPAND | Transformations::STRIP_16);
+    decoder.set_transformations(transformations);
     decoder.set_ignore_text_chunk(true);
     decoder.set_ignore_iccp_chunk(true);
-    let mut reader = decoder.read_info().map_err(damaged)?;
+    let reader = decoder.read_info().map_err(|problem| damaged(&problem, place))?;
     check_palette(reader.info(), place)?;
-    let (color, _) = reader.output_color_type();
-    let count = probe.width as usize * probe.height as usize;
-    let samples = color.samples();
-    let room = if samples == 3 { &mut pixels.rgb } else { &mut pixels.raw };
-    reserve(room, count * samples, place)?;
-    let info = reader.next_frame(&mut room[..count * samples]).map_err(damaged)?;
+    Ok(reader)
+}
+
+/// Decodes the first frame into `room`, which has exactly its size.
+fn frame(reader: &mut Reader<Cursor<&[u8]>>, probe: &Probe, room: &mut [u8], place: &str) -> Result<()> {
+    let info = reader.next_frame(room).map_err(|problem| damaged(&problem, place))?;
     if (info.width, info.height) != (probe.width, probe.height) {
         return Err(Error::corrupt(place, format!("is a damaged PNG: its frame is {} x {}", info.width, info.height)));
     }
-    let Pixels { rgb, raw, .. } = pixels;
-    if samples != 3 {
-        reserve(rgb, count * 3, place)?;
-        let slots = rgb.as_chunks_mut::<3>().0.iter_mut();
-        match color {
-            ColorType::Grayscale | ColorType::Indexed => slots.zip(raw.iter()).for_each(|(to, &grey)| *to = [grey; 3]),
-            ColorType::GrayscaleAlpha => {
-                slots.zip(raw.as_chunks::<2>().0).for_each(|(to, &[grey, _])| *to = [grey; 3]);
-            }
-            ColorType::Rgba | ColorType::Rgb => {
-                slots.zip(raw.as_chunks::<4>().0).for_each(|(to, &[red, green, blue, _])| *to = [red, green, blue]);
-            }
-        }
-    }
-    (pixels.width, pixels.height, pixels.left, pixels.top, pixels.scale) = (probe.width, probe.height, 0, 0, 1);
     Ok(())
 }
 

@@ -204,8 +204,9 @@ fn stray_bytes_between_markers_are_passed_over() {
 fn other_kinds_are_refused_by_name() {
     let spec = ImageSpec::new(24, 32);
     for (head, want) in [
-        (&b"GIF89a.."[..], "GIF (a.jpg) is not supported by image decoding (JPEG, PNG)"),
-        (b"RIFF\x10\0\0\0WEBPVP8 ", "WebP (a.jpg) is not supported by image decoding (JPEG, PNG)"),
+        (&b"GIF89a.."[..], "GIF (a.jpg) is not supported by image decoding (JPEG, PNG, WebP, TIFF)"),
+        (b"RIFF\x10\0\0\0WEBPVP8 ", "a.jpg is a damaged WebP: IO Error: failed to fill whole buffer"),
+        (b"II*\0", "a.jpg is a damaged TIFF: failed to fill whole buffer"),
         (b"hello", "a.jpg is not an image (it begins `hello`)"),
         (b"", "a.jpg is not an image (it begins ``)"),
         (b"\xff\xd8\xff", "a.jpg ends inside its JPEG headers (byte 2 of 3)"),
@@ -225,7 +226,7 @@ fn specs_that_cannot_be_are_refused() {
     let base = ImageSpec::new(224, 224);
     for (spec, want) in [
         (ImageSpec { height: 0, ..base.clone() }, "image: 0 x 224 is not a valid image size"),
-        (ImageSpec { dtype: DType::I64, ..base.clone() }, "image: dtype must be uint8 or float32 (got int64)"),
+        (ImageSpec { dtype: DType::I64, ..base.clone() }, "image: dtype must be uint8, uint16 or float32 (got int64)"),
         (ImageSpec { flip: 1.5, ..base.clone() }, "image: flip must be a probability, 0 to 1 (got 1.5)"),
         (
             ImageSpec { std: [0.0; 3], ..base.clone() },

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Geometry of a sample: the crop, resize, flip and geometric operations that are chosen once for an image, and shared by its masks, boxes
+//! and keypoints.
+
+use penstock_types::{Error, Result, with_separators};
+
+use super::augment::{Augment, Op, Warp};
+use super::crop::{Draws, Region};
+use super::exif::Turn;
+use super::{ImageSpec, Probe, probe};
+
+/// How the pixels of an image become those of a sample. Coordinates are continuous: the centre of the first pixel is at
+/// (0.5, 0.5).
+#[derive(Debug, Clone, PartialEq)]
+pub struct Geometry {
+    /// Width and height of the image as displayed.
+    pub(super) shown: (u32, u32),
+    /// Region of the displayed image that becomes the sample.
+    pub(super) region: Region,
+    /// True if the sample is flipped left to right.
+    pub(super) is_mirrored: bool,
+    /// Width and height of the sample.
+    pub(super) sample: (u32, u32),
+    /// Operations of augmentation, after the flip. Annotations get those that are geometric.
+    pub(super) ops: Vec<Op>,
+}
+
+impl Geometry {
+    /// Reads the header of an image and chooses its geometry. `place` names the image in messages.
+    ///
+    /// # Errors
+    /// Same as for [`super::decode_into`].
+    pub fn of(bytes: &[u8], spec: &ImageSpec, key: u64, place: &str) -> Result<Self> {
+        Ok(Self::choose(spec, &sized(bytes, spec.max_pixels, place)?, key))
+    }
+
+    pub(super) fn choose(spec: &ImageSpec, probe: &Probe, key: u64) -> Self {
+        let turn = if spec.orient { Turn::of(probe.orientation) } else { Turn::default() };
+        let shown = turn.shown(probe.width, probe.height);
+        let mut draws = Draws::new(key);
+        let is_mirrored = draws.unit() < spec.flip;
+        let region = Region::choose(spec, shown.0, shown.1, &mut draws);
+        let sample = (spec.width, spec.height);
+        Self { shown, region, is_mirrored, sample, ops: Augment::choose(&spec.augment, key, sample) }
+    }
+
+    /// Width and height of the image as displayed, in pixels.
+    pub fn shown(&self) -> (u32, u32) {
+        self.shown
+    }
+
+    /// Width and height of the sample, in pixels.
+    pub fn sample(&self) -> (u32, u32) {
+        self.sample
+    }
+
+    /// True if left and right are exchanged.
+    pub fn is_mirrored(&self) -> bool {
+        self.is_mirrored
+    }
+
+    /// Converts a point of the displayed image to the sample. The result may be outside the sample.
+    pub fn point(&self, x: f64, y: f64) -> (f64, f64) {
+        let (width, height) = (f64::from(self.sample.0), f64::from(self.sample.1));
+        let x = (x - self.region.x) * (width / self.region.width);
+        let y = (y - self.region.y) * (height / self.region.height);
+        let x = if self.is_mirrored { width - x } else { x };
+        self.warps().fold((x, y), |point, warp| warp.point(point, self.sample))
+    }
+
+    pub(super) fn warps(&self) -> impl Iterator<Item = Warp> {
+        self.ops.iter().filter_map(|op| op.warp(self.sample))
+    }
+
+    /// Columns of the image that are nearest to the centres of the sample's columns, and the same for the rows.
+    pub(super) fn nearest(&self) -> (Vec<u32>, Vec<u32>) {
+        let along = |from: f64, len: f64, count: u32, side: u32| -> Vec<u32> {
+            let step = len / f64::from(count);
+            (0..count).map(|at| ((from + (f64::from(at) + 0.5) * step).max(0.0) as u32).min(side - 1)).collect()
+        };
+        let mut columns = along(self.region.x, self.region.width, self.sample.0, self.shown.0);
+        if self.is_mirrored {
+            columns.reverse();
+        }
+        (columns, along(self.region.y, self.region.height, self.sample.1, self.shown.1))
+    }
+}
+
+/// Reads the header of an image. Returns an error if it has no pixels or more than `max_pixels`.
+pub(super) fn sized(bytes: &[u8], max_pixels: u64, place: &str) -> Result<Probe> {
+    let probe = probe(bytes, place)?;
+    let count = u64::from(probe.width) * u64::from(probe.height);
+    if count == 0 || count > max_pixels {
+        let (width, height, most) =
+            (with_separators(probe.width.into()), with_separators(probe.height.into()), with_separators(max_pixels));
+        return Err(Error::corrupt(
+            place,
+            format!("is an image of {width} x {height} pixels (allowed: 1 to {most} pixels)"),
+        ));
+    }
+    Ok(probe)
+}

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+//! TIFF decoding by the crate `tiff`: the first page, as grey, RGB or RGBA of 8 or 16 bits, or as labels. Strips and
+//! tiles, uncompressed or by Deflate, LZW or PackBits.
+
+use std::io::Cursor;
+
+use penstock_types::{Error, Result};
+use tiff::decoder::{Decoder, DecodingResult, Limits};
+use tiff::{ColorType, TiffError};
+
+use super::labels::{Labels, coloured};
+use super::pixels::{Format, Pixels};
+use super::{Kind, Probe, exif};
+
+fn failed(problem: TiffError, place: &str) -> Error {
+    match problem {
+        TiffError::UnsupportedError(what) => unsupported(&what.to_string(), place),
+        problem => Error::corrupt(place, format!("is a damaged TIFF: {problem}")),
+    }
+}
+
+fn unsupported(what: &str, place: &str) -> Error {
+    Error::Unsupported {
+        what: format!("TIFF: {what} ({place})"),
+        by: "image decoding (grey, RGB or RGBA of 8 or 16 bits)".to_owned(),
+    }
+}
+
+fn open<'a>(bytes: &'a [u8], max_bytes: usize, place: &str) -> Result<Decoder<Cursor<&'a [u8]>>> {
+    let mut limits = Limits::default();
+    limits.decoding_buffer_size = max_bytes;
+    Ok(Decoder::new(Cursor::new(bytes)).map_err(|problem| failed(problem, place))?.with_limits(limits))
+}
+
+/// Reads size and orientation.
+pub(super) fn probe(bytes: &[u8], place: &str) -> Result<Probe> {
+    let mut decoder = open(bytes, 0, place)?;
+    let (width, height) = decoder.dimensions().map_err(|problem| failed(problem, place))?;
+    Ok(Probe { width, height, kind: Kind::Tiff, orientation: exif::of_tiff(bytes).unwrap_or(1) })
+}
+
+/// Decodes the whole image, as values and their meaning.
+fn read(bytes: &[u8], probe: &Probe, place: &str) -> Result<(DecodingResult, ColorType)> {
+    let count = probe.width as usize * probe.height as usize;
+    let mut decoder = open(bytes, count.saturating_mul(8), place)?;
+    let color = decoder.colortype().map_err(|problem| failed(problem, place))?;
+    let mut values = DecodingResult::U8(Vec::new());
+    let layout = decoder.read_image_to_buffer(&mut values).map_err(|problem| failed(problem, place))?;
+    if layout.planes > 1 {
+        return Err(unsupported("separate planes", place));
+    }
+    Ok((values, color))
+}
+
+/// Decodes the whole image into `pixels`.
+pub(super) fn decode(bytes: &[u8], probe: &Probe, format: Format, pixels: &mut Pixels, place: &str) -> Result<()> {
+    let (values, color) = read(bytes, probe, place)?;
+    let count = probe.width as usize * probe.height as usize;
+    let stored = match color {
+        ColorType::Gray(1 | 2 | 4 | 8 | 16) => 1,
+        ColorType::GrayA(8 | 16) => 2,
+        ColorType::RGB(8 | 16) => 3,
+        ColorType::RGBA(8 | 16) => 4,
+        other => return Err(unsupported(&format!("{other:?}"), place)),
+    };
+    pixels.set_whole(probe.width, probe.height);
+    match values {
+        DecodingResult::U8(values) => {
+            let room = pixels.room(stored, count, format, place)?;
+            match color {
+                ColorType::Gray(bits @ (1 | 2 | 4)) => {
+                    let most = (1u16 << bits) - 1;
+                    let labels = unpacked(&values, probe, bits, place)?;
+                    room.iter_mut().zip(labels).for_each(|(to, value)| *to = (u16::from(value) * 255 / most) as u8);
+                }
+                _ => room.copy_from_slice(exactly(&values, count * stored, place)?),
+            }
+            pixels.convert(stored, count, format, place)
+        }
+        DecodingResult::U16(values) => {
+            pixels.convert_wide(exactly(&values, count * stored, place)?, stored, format, place)
+        }
+        _ => Err(unsupported(&format!("{color:?} of another type than unsigned integers"), place)),
+    }
+}
+
+/// Decodes the labels of a mask: grey values of any integer type.
+pub(super) fn labels(bytes: &[u8], probe: &Probe, place: &str) -> Result<Labels> {
+    let (values, color) = read(bytes, probe, place)?;
+    let count = probe.width as usize * probe.height as usize;
+    let ColorType::Gray(bits) = color else { return Err(coloured(&format!("{color:?}"), place)) };
+    fn wide<T: Copy + Into<i64>>(values: &[T], count: usize, place: &str) -> Result<Labels> {
+        Ok(Labels::I64(exactly(values, count, place)?.iter().map(|&value| value.into()).collect()))
+    }
+    match values {
+        DecodingResult::U8(values) if bits < 8 => Ok(Labels::U8(unpacked(&values, probe, bits, place)?)),
+        DecodingResult::U8(values) => Ok(Labels::U8(exactly(&values, count, place)?.to_vec())),
+        DecodingResult::U16(values) => Ok(Labels::U16(exactly(&values, count, place)?.to_vec())),
+        DecodingResult::U32(values) => wide(&values, count, place),
+        DecodingResult::I8(values) => wide(&values, count, place),
+        DecodingResult::I16(values) => wide(&values, count, place),
+        DecodingResult::I32(values) => wide(&values, count, place),
+        DecodingResult::I64(values) => wide(&values, count, place),
+        _ => Err(unsupported("labels that are not integers of up to 32 bits", place)),
+    }
+}
+
+fn exactly<'a, T>(values: &'a [T], len: usize, place: &str) -> Result<&'a [T]> {
+    values.get(..len).filter(|_| values.len() == len).ok_or_else(|| {
+        Error::corrupt(place, format!("is a damaged TIFF: it has {} values instead of {len}", values.len()))
+    })
+}
+
+/// Values of less than 8 bits. Each row begins at a byte, and the first value is in its most significant bits.
+fn unpacked(packed: &[u8], probe: &Probe, bits: u8, place: &str) -> Result<Vec<u8>> {
+    let (width, bits) = (probe.width as usize, usize::from(bits));
+    let line = (width * bits).div_ceil(8);
+    let packed = exactly(packed, line * probe.height as usize, place)?;
+    Ok(super::labels::unpacked(packed, width, line, bits))
+}

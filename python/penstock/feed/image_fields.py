@@ -1,0 +1,401 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images and their annotations: masks, boxes and keypoints with the crop, resize and flip of their image. Plain data;
+reads nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from penstock.deprecation import renamed_parameters
+from penstock.errors import ConfigError
+from penstock.feed.fields import FieldSpec, RaggedSpec, TensorSpec, dtype_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["BoxesSpec", "ImageSpec", "KeypointsSpec", "MaskSpec", "boxes", "follow", "image", "keypoints", "mask"]
+
+MAX_PIXELS = 100_000_000
+"""Default maximum number of pixels in an image. Slightly above Pillow's warning limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSpec(FieldSpec):
+    """Image field: decoded, cropped, resized, flipped and normalised. Created by `penstock.image`."""
+
+    height: int
+    width: int
+    crop: str = "center"
+    resize: int = 0
+    area: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip: float = 0.0
+    dtype: str = "uint8"
+    layout: str = "HWC"
+    mean: tuple[float, ...] = (0.0, 0.0, 0.0)
+    std: tuple[float, ...] = (1.0, 1.0, 1.0)
+    channels: int = 3
+    orient: bool = False
+    max_pixels: int = MAX_PIXELS
+    exact: bool = False
+    parts: tuple[str, ...] = ()
+    steps: tuple[tuple[str, tuple[float, ...], float, int], ...] = ()
+
+    def jitter(
+        self,
+        brightness: float | tuple[float, float] = 0,
+        contrast: float | tuple[float, float] = 0,
+        saturation: float | tuple[float, float] = 0,
+        hue: float | tuple[float, float] = 0,
+        *,
+        p: float = 1.0,
+    ) -> Self:
+        """Return the field with random colours, as by torchvision's `ColorJitter` with the same arguments.
+
+        `p` is the probability that a sample is changed.
+        """
+        values: list[float] = []
+        for given, middle in ((brightness, 1.0), (contrast, 1.0), (saturation, 1.0), (hue, 0.0)):
+            if isinstance(given, tuple):
+                values += (float(given[0]), float(given[1]))
+            else:
+                values += (max(0.0, 1 - given) if middle else -float(given), middle + given)
+        return self._then("jitter", values, p, 0)
+
+    def randaugment(self, num_ops: int = 2, magnitude: int = 9, *, num_magnitude_bins: int = 31, fill: int = 0) -> Self:
+        """Return the field with random operations, as by torchvision's `RandAugment`.
+
+        Masks, boxes and keypoints get the geometric ones too. `fill` is the value of pixels from outside of the image.
+        """
+        return self._then("randaugment", (num_ops, magnitude, num_magnitude_bins), 1.0, fill)
+
+    def trivialaugment(self, *, num_magnitude_bins: int = 31, fill: int = 0) -> Self:
+        """Return the field with one random operation, as by torchvision's `TrivialAugmentWide`."""
+        return self._then("trivialaugment", (num_magnitude_bins,), 1.0, fill)
+
+    def augment(self, operation: str, value: float | tuple[float, float] = 0, *, p: float = 1.0, fill: int = 0) -> Self:
+        """Return the field with one more operation: `augment("rotate", (-10, 10), p=0.5)`.
+
+        Operations come after crop, resize and flip, in the order of the calls.
+
+        Args:
+            operation: With the values of torchvision's functions: `brightness`, `contrast`, `saturation`, `sharpness`
+                (factors), `hue` (-0.5 to 0.5), `posterize` (bits), `solarize` (threshold of 255), `autocontrast`,
+                `equalize`, `invert`, `grayscale`, `rotate` (degrees, counter-clockwise), `shear_x`, `shear_y` (pixels
+                per row or column), `translate_x`, `translate_y` (fractions of the side).
+            value: The value, or the range from which it is drawn.
+            p: Probability that a sample gets the operation.
+            fill: Value of pixels from outside of the image.
+        """
+        return self._then(operation, value if isinstance(value, tuple) else (value, value), p, fill)
+
+    def _then(self, operation: str, values: Sequence[float], p: float, fill: int) -> Self:
+        if not 0 <= fill <= 255:
+            raise ConfigError(f"image: fill must be 0 to 255 (got {fill})", where="image")
+        if not all(math.isfinite(value) for value in (*values, p)):
+            raise ConfigError(f"image: {operation} must have finite values (got {tuple(values)}, p={p})", where="image")
+        step = (operation, tuple(float(value) for value in values), float(p), operator.index(fill))
+        return replace(self, steps=(*self.steps, step))
+
+    def to_dict(self) -> dict[str, Any]:
+        names = (
+            *("height", "width", "crop", "resize", "area", "ratio", "flip"),
+            *("layout", "mean", "std", "channels", "orient", "max_pixels", "exact"),
+        )
+        spec_dict = {name: getattr(self, name) for name in names}
+        steps = [{"op": op, "values": list(values), "p": p, "fill": fill} for op, values, p, fill in self.steps]
+        spec_dict["augment"] = steps
+        return {"kind": "image", "dtype": self.dtype, "of": list(self.parts), "image": spec_dict}
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Shape of a decoded sample."""
+        sides = (self.height, self.width)
+        return (self.channels, *sides) if self.layout == "CHW" else (*sides, self.channels)
+
+    @property
+    def is_random(self) -> bool:
+        """True if the crop, the flip or the augmentation differs from epoch to epoch."""
+        return self.crop == "random" or 0 < self.flip < 1 or bool(self.steps)
+
+    def __str__(self) -> str:
+        colours = {1: ", grey", 4: ", RGBA"}.get(self.channels, "")
+        return f"image {self.dtype} {self.height}x{self.width} {self.layout}{colours}"
+
+
+@renamed_parameters({"most_pixels": "max_pixels"})
+def image(
+    height: int,
+    width: int | None = None,
+    *,
+    crop: str = "center",
+    resize: int | None = None,
+    area: tuple[float, float] = (0.08, 1.0),
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+    flip: bool | float = False,
+    dtype: object = "uint8",
+    layout: str = "HWC",
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    channels: int = 3,
+    orient: bool = False,
+    max_pixels: int = MAX_PIXELS,
+    exact: bool = False,
+) -> ImageSpec:
+    """Create a field of images (JPEG, PNG, WebP, TIFF), which the feed's threads decode directly into the batch.
+
+    Random crops and flips are a pure function of the seed, the epoch and the sample's position. They are the same on
+    any number of ranks.
+
+    Args:
+        height, width: Size of the sample in pixels; `width` defaults to `height`.
+        crop: `random` (RandomResizedCrop of `area` and `ratio`), `center` (Resize so that the shorter side is `resize`,
+            by default 256/224 of the sample's larger side, then CenterCrop) or `none` (the whole image, resized).
+        flip: Probability that a sample is mirrored left to right; True means 0.5.
+        dtype: `uint8`, `uint16`, or `float32` with (value / 255 - mean) / std. For `uint8` and `float32`, the upper 8
+            bits of 16-bit images are used; for `uint16`, 8-bit values are multiplied by 257.
+        layout: `HWC` or `CHW`.
+        mean, std: One value for each colour channel (one for grey, otherwise three); for float32.
+        channels: 3 (RGB; alpha is dropped), 1 (grey: the luma of a JPEG, otherwise ITU-R 601-2 as in Pillow) or 4
+            (RGBA; opaque if an image has no alpha, and float32 alpha is value / 255).
+        orient: Rotate images according to their EXIF orientation (torchvision and Pillow do not, by default).
+        max_pixels: Maximum number of pixels in an image; a larger image is `Corrupt`.
+        exact: Decode JPEGs at full size, then resize: within 2 levels of Pillow and torchvision, at more CPU.
+            Otherwise, a JPEG that is at least twice the sample's size is first decoded at 1/2, 1/4 or 1/8 scale, which
+            differs more.
+    Raises:
+        ConfigError: A size is missing, or mean or std does not have one value per colour channel. The loader rejects other invalid
+            values.
+    """
+    height, width = operator.index(height), operator.index(height if width is None else width)
+    if not (0 < height < 2**31 and 0 < width < 2**31):
+        raise ConfigError(f"image: {height} x {width} is not a valid size", where="image")
+    colours = 1 if channels == 1 else 3
+    found: dict[str, tuple[float, ...]] = {}
+    for name, given, default in (("mean", mean, 0.0), ("std", std, 1.0)):
+        values = (default,) * colours if given is None else tuple(float(value) for value in given)
+        if len(values) != colours:
+            raise ConfigError(
+                f"image: {name} must have {colours} values, one per channel (got {len(values)})", where="image"
+            )
+        found[name] = values * (3 // colours)
+    shorter = -(-max(height, width) * 256 // 224) if resize is None else resize
+    return ImageSpec(
+        height=height,
+        width=width,
+        crop=crop,
+        resize=shorter if crop == "center" else 0,
+        area=(float(area[0]), float(area[1])),
+        ratio=(float(ratio[0]), float(ratio[1])),
+        flip=(0.5 if flip else 0.0) if isinstance(flip, bool) else float(flip),
+        dtype=dtype_name(dtype),
+        layout=layout,
+        mean=found["mean"],
+        std=found["std"],
+        channels=operator.index(channels),
+        orient=orient,
+        max_pixels=max_pixels,
+        exact=bool(exact),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class MaskSpec(TensorSpec):
+    """Mask field: the labels of an image's pixels. Created by `penstock.mask`; `Dataset.fields` sets the shape."""
+
+    follows: str = ""
+    fill: int = 0
+    max_pixels: int = MAX_PIXELS
+
+    def like(self, name: str) -> Self:
+        """Return the mask with the crop, size and flip of the image field `name`."""
+        return replace(self, follows=name)
+
+    def to_dict(self) -> dict[str, Any]:
+        annotation = {"kind": "mask", "fill": self.fill, "max_pixels": self.max_pixels}
+        return {**TensorSpec.to_dict(self), "follows": self.follows, "annotation": annotation}
+
+    def __str__(self) -> str:
+        return f"mask {TensorSpec.__str__(self)} like {self.follows}"
+
+
+@dataclass(frozen=True, slots=True)
+class BoxesSpec(RaggedSpec):
+    """Boxes field: float32 [n, 4] per sample. Created by `penstock.boxes`."""
+
+    format: str = "xyxy"
+    normalized: bool = False
+    min_area: float = 1.0
+    min_visibility: float = 0.0
+    removes: bool = True
+    is_split: bool = False
+
+    def of(self, names: str) -> Self:
+        """Return the boxes, read from the first of these parts that a record has. Four names separated by commas are
+        the parts of the four numbers: `.of("xmin,ymin,xmax,ymax")`.
+        """
+        columns = tuple(names.split(","))
+        if len(columns) == 4 and ";" not in names and all(columns):
+            return replace(self, parts=columns, is_split=True)
+        return replace(super(BoxesSpec, self).of(names), is_split=False)
+
+    def like(self, name: str) -> Self:
+        """Return the boxes with the crop, size and flip of the image field `name`."""
+        return replace(self, follows=name)
+
+    def annotation(self) -> dict[str, Any]:
+        names = ("format", "normalized", "min_area", "min_visibility", "removes", "is_split")
+        return {
+            "follows": self.follows,
+            "annotation": {"kind": "boxes", **{name: getattr(self, name) for name in names}},
+        }
+
+    def __str__(self) -> str:
+        return f"boxes {self.format} like {self.follows}"
+
+
+@dataclass(frozen=True, slots=True)
+class KeypointsSpec(RaggedSpec):
+    """Keypoints field: float32, any number of items per sample. Created by `penstock.keypoints`."""
+
+    count: int = 1
+    has_visibility: bool = False
+    normalized: bool = False
+    flip_order: tuple[int, ...] = ()
+
+    def like(self, name: str) -> Self:
+        """Return the keypoints with the crop, size and flip of the image field `name`. If `name` is a boxes field, an
+        item belongs to each box and is removed with it.
+        """
+        return replace(self, follows=name)
+
+    def annotation(self) -> dict[str, Any]:
+        names = ("count", "has_visibility", "normalized")
+        annotation = {"kind": "keypoints", **{name: getattr(self, name) for name in names}}
+        return {"follows": self.follows, "annotation": {**annotation, "flip_order": list(self.flip_order)}}
+
+    def __str__(self) -> str:
+        return f"keypoints {list(self.shape)} like {self.follows}"
+
+
+def mask(*, dtype: object = "uint8", fill: int = 0, max_pixels: int = MAX_PIXELS) -> MaskSpec:
+    """Create a field of masks with the crop, size and flip of an image: `mask().of("png").like("image")`.
+
+    A batch contains the labels as [batch, height, width]. They are the indices of a palette, grey values of 1 to 16 bits
+    as stored (not scaled), or an array of integers (`.npy`). Each pixel gets the label that is nearest to its centre, as
+    with Pillow's NEAREST and torchvision's NEAREST_EXACT. A mask with another size than its image is `Mismatch`.
+
+    Args:
+        dtype: Integer type of the labels. A label that it cannot represent is `Mismatch`.
+        fill: Label of pixels that come from outside of the image, such as the index that the loss ignores.
+        max_pixels: As for `image`.
+    """
+    return MaskSpec(dtype_name(dtype), (), fill=operator.index(fill), max_pixels=max_pixels)
+
+
+def boxes(
+    *,
+    format: Literal["xyxy", "xywh", "cxcywh"] = "xyxy",  # noqa: A002 - torchvision's name
+    normalized: bool = False,
+    min_area: float = 1.0,
+    min_visibility: float = 0.0,
+    remove: bool = True,
+) -> BoxesSpec:
+    """Create a field of boxes with the crop, resize and flip of an image: `boxes(format="xywh").like("image")`.
+
+    A batch contains a `Ragged` of float32 [n, 4], in the same format and unit as stored, but relative to the sample.
+    Boxes are clipped to the sample. Fields with one item per box follow the boxes: `ragged("int64").like("boxes")`.
+
+    Args:
+        format: Meaning of the four numbers: `xyxy` (left, top, right, bottom), `xywh` (left, top, width, height; COCO)
+            or `cxcywh` (centre, width, height; YOLO).
+        normalized: True if coordinates are fractions of the width and the height; False for pixels.
+        min_area: Minimum area inside the sample, in pixels of the sample.
+        min_visibility: Minimum fraction of the box that is inside the sample.
+        remove: Remove boxes without area or below a minimum. With False all boxes remain, so that shapes do not change;
+            a box outside of the sample then has no area.
+    Raises:
+        ConfigError: An argument is not valid. `Mismatch` while reading: a box is not finite or has a negative width.
+    """
+    if format not in {"xyxy", "xywh", "cxcywh"}:
+        raise ConfigError(f"boxes: format {format!r} is not one of xyxy, xywh, cxcywh", where="boxes")
+    area, visibility = float(min_area), float(min_visibility)
+    if not (0 <= area < float("inf") and 0 <= visibility <= 1):
+        raise ConfigError(f"boxes: min_area {area} or min_visibility {visibility} is out of range", where="boxes")
+    return BoxesSpec(
+        "float32",
+        (4,),
+        format=format,
+        normalized=bool(normalized),
+        min_area=area,
+        min_visibility=visibility,
+        removes=bool(remove),
+    )
+
+
+def keypoints(
+    count: int | None = None,
+    *,
+    visibility: bool = False,
+    normalized: bool = False,
+    flip_order: Sequence[int] = (),
+) -> KeypointsSpec:
+    """Create a field of keypoints with the crop, resize and flip of an image: `keypoints(17, visibility=True)`.
+
+    A batch contains a `Ragged` of float32: items of [2] (x, y), or [count, 2] with `count`. Coordinates are continuous
+    (the centre of the first pixel is at 0.5), and are not clipped.
+
+    Args:
+        count: Keypoints per item, such as 17 for a person in COCO.
+        visibility: Keypoints have a third number, their visibility (0 not labelled, 1 hidden, 2 visible). A keypoint
+            outside of the sample gets 0, 0, 0.
+        normalized: True if coordinates are fractions of the width and the height; False for pixels.
+        flip_order: Order of an item's keypoints after a flip, which exchanges left and right; by default unchanged.
+    Raises:
+        ConfigError: `flip_order` is not a permutation of the keypoints.
+    """
+    each = 1 if count is None else operator.index(count)
+    order = tuple(operator.index(at) for at in flip_order)
+    if each < 1 or (order and sorted(order) != list(range(each))):
+        raise ConfigError(
+            f"keypoints: flip_order must contain each number from 0 to {each - 1} once (got {list(order)})",
+            where="keypoints",
+        )
+    dims = 3 if visibility else 2
+    shape = (dims,) if count is None else (each, dims)
+    has = bool(visibility)
+    return KeypointsSpec(
+        "float32", shape, count=each, has_visibility=has, normalized=bool(normalized), flip_order=order
+    )
+
+
+def follow(specs: Mapping[str, FieldSpec]) -> tuple[tuple[str, FieldSpec], ...]:
+    """Return the fields with the shapes of their masks, after checking which field each annotation follows.
+
+    Raises:
+        ConfigError: An annotation follows no field, or a field of the wrong kind.
+    """
+    found: list[tuple[str, FieldSpec]] = []
+    for name, spec in specs.items():
+        followed = getattr(spec, "follows", "")
+        leader = specs.get(followed)
+        kinds: tuple[type[FieldSpec], ...] = (ImageSpec,)
+        if isinstance(spec, KeypointsSpec):
+            kinds = (ImageSpec, BoxesSpec)
+        elif isinstance(spec, RaggedSpec) and not isinstance(spec, BoxesSpec):
+            kinds = (BoxesSpec,)
+        needs = isinstance(spec, MaskSpec | BoxesSpec | KeypointsSpec) or bool(followed)
+        if needs and not isinstance(leader, kinds):
+            wanted = " or ".join({ImageSpec: "an image", BoxesSpec: "boxes"}[kind] for kind in kinds)
+            have = f"follows {followed!r}" if followed else "follows no field"
+            raise ConfigError(
+                f"fields: {name} {have}, but must follow {wanted}", where="fields", hint='write .like("image")'
+            )
+        if isinstance(spec, MaskSpec) and isinstance(leader, ImageSpec):
+            spec = replace(spec, shape=(leader.height, leader.width))
+        found.append((name, spec))
+    return tuple(found)

@@ -16,6 +16,10 @@ def plain(sample):
     return {"y": sample["y"][0] * 2, "x": sample["x"].astype("float32")}
 
 
+def is_even(sample):
+    return int(sample["y"][0]) % 2 == 0
+
+
 def seeded(sample, seed):
     return {"y": sample["y"][0], "draw": np.random.default_rng(seed).integers(0, 2**40)}
 

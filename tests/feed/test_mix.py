@@ -77,6 +77,19 @@ def test_steps_that_say_nothing_clear_are_refused(plain):
         lambda: penstock.mix({plain: float("nan")}),
         lambda: penstock.mix([(plain, 1), (plain.fields(y=penstock.tensor("float32", (4,))), 1)]),
         lambda: penstock.mix({plain: 1}, samples=0),
+        lambda: penstock.mix([plain]),
+        lambda: penstock.mix([plain, (plain, 1)]),
+        lambda: penstock.mix([plain], schedule=[(1, [1])]),
+        lambda: penstock.mix([plain, plain], schedule=[(0, [1, 1]), (5, [2, 1]), (5, [1, 2])]),
+        lambda: penstock.mix([plain, plain], schedule=[(0, [1, 0]), (5, [2, 0])]),
+        lambda: penstock.mix([plain, plain], schedule=[(0, [1, 1]), (5, [0, 0])]),
+        lambda: penstock.mix([plain], schedule=[(0, [float("nan")])]),
+        lambda: penstock.mix([plain], schedule=[(0, [1, 2])]),
+        lambda: penstock.mix({plain: 1}, schedule=[(4, {plain.take(3): 1})]),
+        lambda: penstock.mix([plain], temperature=0),
+        lambda: penstock.mix({plain: 1}, temperature=2),
+        lambda: penstock.mix([plain.take(0)], temperature=2),
+        lambda: penstock.mix({plain: 1}, names=["a", "b"]),
         lambda: penstock.mix({plain.take(0): 1}).samples,
     ):
         with pytest.raises(penstock.errors.ConfigError):
@@ -121,11 +134,17 @@ def test_mixture_default_epoch_is_as_long_as_its_parts_and_says_so(parts):
     later=st.tuples(st.integers(1, 9), st.integers(1, 4)),
     epoch=st.integers(0, 5),
     memory=st.sampled_from([None, 60_000]),
+    change=st.one_of(st.none(), st.tuples(st.integers(1, 200), st.tuples(st.integers(0, 9), st.integers(1, 9)))),
 )
 def test_prop_mixture_any_ranks_and_any_restart_give_one_sequence(
-    parts, weights, count, batch, world, stop, later, epoch, memory
+    parts, weights, count, batch, world, stop, later, epoch, memory, change
 ):
-    mixed = penstock.mix(list(zip(parts, weights, strict=True)), samples=count).repeat(2).take(2 * count - 1)
+    schedule = None if change is None else [change]
+    mixed = (
+        penstock.mix(list(zip(parts, weights, strict=True)), samples=count, schedule=schedule)
+        .repeat(2)
+        .take(2 * count - 1)
+    )
 
     def loader(global_batch: int, rank: int = 0, of: int = 1) -> penstock.Loader:
         made = penstock.Loader(mixed, global_batch=global_batch, rank=rank, world=of, threads=2, memory_bytes=memory)
@@ -149,6 +168,69 @@ def test_prop_mixture_any_ranks_and_any_restart_give_one_sequence(
         rest.append(batches(mine))
     merged = [flat(rows) for rows in zip(*first, strict=True)] + [flat(rows) for rows in zip(*rest, strict=True)]
     assert flat(merged) == reference
+
+
+def test_mixture_schedule_changes_weights_at_its_positions(parts):
+    a, b = parts
+    mixed = penstock.mix([a, b], samples=50, schedule=[(0, {a: 1}), (60, {a: 1, b: 3}), (130, [0, 1])])
+    drawn, own = [], {0: [], 1: []}
+    for epoch in range(4):
+        places = mixed.course().places(epoch, range(50))
+        drawn += [leaf for leaf, _, _ in places]
+        for leaf, sample in zip((leaf for leaf, _, _ in places), read(mixed, epoch), strict=True):
+            own[leaf].append(sample)
+    assert set(drawn[:60]) == {0}
+    assert abs(drawn[60:130].count(0) - 17.5) <= 2
+    assert set(drawn[130:]) == {1}
+    for leaf, part in enumerate(parts):
+        laps = flat(read(part, epoch) for epoch in range(20))
+        assert own[leaf] == laps[: len(own[leaf])]
+    assert mixed.weights == (1, 0)
+    assert mixed.weights_at(60) == (0.25, 0.75)
+    assert "other weights from position 60, other weights from position 130" in repr(mixed)
+    same = penstock.mix({a: 2}, samples=50).fingerprint
+    assert len({same, mixed.fingerprint, penstock.mix({a: 1}, samples=50, schedule=[(60, [2])]).fingerprint}) == 3
+
+
+def test_mixture_temperature_flattens_the_shares_of_the_parts(parts):
+    a, b = parts  # 15 and 7 samples
+    assert penstock.mix([a, b], temperature=1).weights == pytest.approx((15 / 22, 7 / 22))
+    root = (15**0.5, 7**0.5)
+    assert penstock.mix([a, b], temperature=2).weights == pytest.approx([each / sum(root) for each in root])
+    assert penstock.mix([a, b], temperature=1e6).weights == pytest.approx((0.5, 0.5), abs=1e-5)
+
+
+@pytest.mark.parametrize("tail", ["ragged", "drop", "pad"])
+def test_mixture_source_is_the_part_of_each_sample(parts, tail):
+    a, b = parts
+    nested = penstock.mix([(a, 1), (penstock.mix({b: 1, a: 1}), 3)], samples=22, source=True, names=["a", "both"])
+    assert nested.names == ("a", "both")
+    assert penstock.mix({a: 1, b: 1}).names == (a.url, b.url)
+    places = nested.course().places(1, range(22))
+    numbers = [int(leaf > 0) for leaf, _, _ in places]
+    for rank in range(2):
+        loader = penstock.Loader(nested, global_batch=8, rank=rank, world=2, tail=tail, threads=2)
+        loader.set_epoch(1)
+        for step, batch in enumerate(loader):
+            assert batch["source"].dtype == "int32"
+            size = 8 if tail == "pad" else min(8, 22 - step * 8)
+            first, last = step * 8 + size * rank // 2, step * 8 + size * (rank + 1) // 2
+            assert batch["source"].tolist() == [numbers[at % 22] for at in range(first, last)]
+            assert set(batch) == {"x", "y", "source"} | ({"weight"} if tail == "pad" else set())
+
+
+def test_mixture_source_reaches_map_and_random_access(parts):
+    a, b = parts
+    mixed = penstock.mix({a: 1, b: 1}, source=True)
+    leaves = [leaf for leaf, _, _ in mixed.course().places(0, range(22))]
+    found = penstock.torch.MapDataset(mixed).__getitems__([5, 0, 21])
+    assert [int(sample["source"]) for sample in found] == [leaves[5], leaves[0], leaves[21]]
+    mapped = mixed.map(lambda sample: {"part": sample["source"] + 1})
+    (batch,) = penstock.Loader(mapped, batch_size=22)
+    assert batch["part"].tolist() == [leaf + 1 for leaf in leaves]
+    clash = [part.fields(source=penstock.tensor("float32", (4,)).of("y")) for part in parts]
+    with pytest.raises(penstock.errors.ConfigError, match="`source` is the number of a sample's part"):
+        next(iter(penstock.Loader(penstock.mix(dict.fromkeys(clash, 1), source=True), batch_size=2)))
 
 
 def test_state_of_another_mixture_is_refused(parts):

@@ -6,6 +6,7 @@
 
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests write and remove files of their own"))]
 
+pub mod dataset_view;
 pub mod detect_codec;
 mod diff;
 pub mod glob;
@@ -16,7 +17,9 @@ pub mod record_index;
 pub mod record_offsets;
 pub mod sampler;
 mod share;
+mod subset;
 mod url_list;
+pub mod weighted_draws;
 
 pub use diff::{Change, Difference, diff};
 pub use key_filter::KeyFilter;

@@ -26,7 +26,7 @@ fn mix(mut x: u64) -> u64 {
 
 /// Derives a key from a seed, an epoch and a domain. Each value is mixed before the next one is added, so two values
 /// cannot cancel each other.
-fn key(seed: u64, epoch: u64, domain: u64) -> u64 {
+pub(crate) fn key(seed: u64, epoch: u64, domain: u64) -> u64 {
     let golden = 0x9e37_79b9_7f4a_7c15_u64;
     mix(mix(mix(seed.wrapping_add(golden)) ^ epoch.wrapping_add(golden)).wrapping_add(golden) ^ domain)
 }
@@ -264,6 +264,11 @@ impl Order {
         self.shuffle.is_some()
     }
 
+    /// Settings of the shuffle; `None` for stored order.
+    pub fn shuffle(&self) -> Option<Shuffle> {
+        self.shuffle
+    }
+
     /// Random key for the sample at a position of an epoch, used for example to crop an image. It depends only on the
     /// seed, the epoch and the position.
     pub fn key_of(&self, epoch: u64, position: u64) -> u64 {
@@ -332,6 +337,18 @@ impl EpochOrder {
             Some(shuffle) => Permutation::keyed(end - start, shuffle.seed, self.epoch, number + 1),
         };
         Window { epoch: self, start, end, samples }
+    }
+
+    /// Number of records in each object of this epoch.
+    pub fn counts(&self) -> &Counts {
+        &self.order.counts
+    }
+
+    /// Returns the objects of a window with these positions, in the epoch's order of objects.
+    pub(crate) fn objects(&self, window: &std::ops::Range<u64>) -> impl Iterator<Item = u64> + '_ {
+        let end = window.end;
+        let blocks = self.block(window.start)..self.order.counts.objects();
+        blocks.take_while(move |&block| self.start(block) < end).map(|block| self.blocks.at(block))
     }
 
     /// Returns the location of the sample at a position, which must be below the number of samples.

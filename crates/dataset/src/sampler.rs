@@ -1,106 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The sampler: computes the sample order of an epoch over one or several datasets. Supports selections, takes, shards,
-//! repeats and mixtures.
+//! The sampler: computes the sample order of an epoch over one or several datasets. Supports takes, shards, repeats,
+//! lists of positions and mixtures.
 //!
 //! Owns the mapping from a global position to (dataset, the dataset's epoch, the dataset's position); `order` maps
-//! these to a record. The mapping is arithmetic: it draws no random numbers and keeps no state. The position in each
-//! source follows from the global position, so a saved state is a single number. Saved states depend on this mapping,
-//! as they do on `order`.
+//! these to a record. The mapping is a pure function and keeps no state. The position in each source follows from the
+//! global position, so a saved state is a single number. Saved states depend on this mapping, as they do on `order`.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use penstock_types::{Error, Result, with_separators};
 
-use crate::order::{Counts, EpochOrder, Order, Permutation, Place, Shuffle};
+pub use crate::dataset_view::DatasetView;
+use crate::dataset_view::EpochView;
+use crate::order::{Permutation, Place};
 
 /// Maximum sum of a mixture's weights, which are whole numbers.
 pub const MAX_WEIGHT: u64 = 1 << 48;
-
-/// Dataset of a sampler: its counts, its selected samples and their order.
-#[derive(Debug, Clone)]
-pub struct DatasetView {
-    counts: Counts,
-    order: Order,
-    /// Location of the first selected sample.
-    first: Place,
-}
-
-impl DatasetView {
-    /// Creates a view of all samples of a dataset, or of those in `select` (indices in stored order). `shuffle` sets
-    /// their order.
-    pub fn new(counts: Counts, select: Option<Range<u64>>, shuffle: Option<Shuffle>) -> Result<Self> {
-        let samples = counts.samples();
-        let whole = select.as_ref().is_none_or(|range| *range == (0..samples));
-        let (Some(range), false) = (select, whole) else {
-            let order = Order::new(counts.clone(), shuffle);
-            return Ok(Self { counts, order, first: Place { object: 0, record: 0 } });
-        };
-        if range.start > range.end || range.end > samples {
-            let text = format!("{}..{} is not within the {} samples", range.start, range.end, with_separators(samples));
-            return Err(Error::config("select", text));
-        }
-        let (selected, first) = selected(&counts, &range);
-        Ok(Self { counts, order: Order::new(selected, shuffle), first })
-    }
-
-    /// Creates a view of all samples of a dataset in an existing order.
-    pub fn from_order(order: Order) -> Self {
-        Self { counts: order.counts().clone(), order, first: Place { object: 0, record: 0 } }
-    }
-
-    /// Number of records in each object of the dataset, including objects that are not selected.
-    pub fn counts(&self) -> &Counts {
-        &self.counts
-    }
-
-    /// Order of the selected samples.
-    pub fn order(&self) -> &Order {
-        &self.order
-    }
-
-    /// Maximum number of samples in a shuffle window.
-    pub fn window_samples(&self) -> u64 {
-        let order = &self.order;
-        order.window().saturating_mul(order.counts().most()).clamp(1, order.samples().max(1))
-    }
-
-    /// Index of a stored object among the objects that contain selected samples. `None` for other objects.
-    pub fn selected(&self, object: u64) -> Option<u64> {
-        object.checked_sub(self.first.object).filter(|&number| number < self.order.counts().objects())
-    }
-
-    fn stored(&self, place: Place) -> Place {
-        let record = if place.object == 0 { place.record + self.first.record } else { place.record };
-        Place { object: place.object + self.first.object, record }
-    }
-}
-
-/// Returns how many selected samples each object contains, and the location of the first one. Leaves out the objects
-/// before and after the selection.
-fn selected(counts: &Counts, range: &Range<u64>) -> (Counts, Place) {
-    if let Counts::Equal { each, .. } = *counts
-        && each > 0
-        && range.start.is_multiple_of(each)
-        && range.end.is_multiple_of(each)
-    {
-        let objects = (range.end - range.start) / each;
-        return (Counts::Equal { objects, each }, Place { object: range.start / each, record: 0 });
-    }
-    let (mut start, mut cut, mut first) = (0u64, Vec::new(), None);
-    for object in 0..counts.objects() {
-        let records = counts.records(object);
-        let (from, to) = (start.max(range.start), (start + records).min(range.end));
-        if from < to {
-            first.get_or_insert(Place { object, record: from - start });
-            cut.push(to - from);
-        } else if first.is_some() && start < range.end {
-            cut.push(0); // an empty object between selected ones keeps its number
-        }
-        start += records;
-    }
-    (Counts::of(&cut), first.unwrap_or(Place { object: 0, record: 0 }))
-}
 
 /// Kind of a sampler. Each kind maps its positions to positions of a dataset, or of the samplers that it contains.
 #[derive(Debug, Clone)]
@@ -108,6 +24,7 @@ enum Step {
     DatasetView(usize),
     Range { of: Box<Sampler>, start: u64 },
     Repeat { of: Box<Sampler> },
+    Listed { of: Box<Sampler>, positions: Arc<[u64]> },
     Mix { of: Vec<Sampler>, schedule: MixSchedule },
 }
 
@@ -122,7 +39,7 @@ pub struct Sampler {
 impl Sampler {
     /// Creates a sampler of one dataset, in the dataset's own order.
     pub fn leaf(leaf: &DatasetView) -> Self {
-        Self { step: Step::DatasetView(0), samples: leaf.order.samples(), leaves: 1 }
+        Self { step: Step::DatasetView(0), samples: leaf.samples(), leaves: 1 }
     }
 
     /// Restricts each epoch to the positions in `range`, which is clipped to the epoch's end.
@@ -143,22 +60,35 @@ impl Sampler {
         Ok(Self { samples, leaves: self.leaves, step: Step::Repeat { of: Box::new(self) } })
     }
 
-    /// Mixes the samples of several samplers in proportion to `weights`, with `samples` per epoch. The next epoch
+    /// Restricts each epoch to the listed positions, in the order of the list. Every epoch has the same list.
+    pub fn listed(self, positions: Arc<[u64]>) -> Result<Self> {
+        if let Some(position) = positions.iter().find(|&&position| position >= self.samples) {
+            let samples = with_separators(self.samples);
+            return Err(Error::config(
+                "select",
+                format!("{} is not a position of {samples}", with_separators(*position)),
+            ));
+        }
+        let (samples, leaves) = (positions.len() as u64, self.leaves);
+        Ok(Self { samples, leaves, step: Step::Listed { positions, of: Box::new(self) } })
+    }
+
+    /// Mixes the samples of several samplers in proportion to weights, with `samples` per epoch. The next epoch
     /// continues each sampler from where it stopped. A sampler that reaches the end of its own epoch starts its next
     /// one. Leaves are numbered in the order of the samplers.
-    pub fn mix(courses: Vec<Sampler>, weights: &[u64], samples: u64) -> Result<Self> {
-        if courses.is_empty() || courses.len() != weights.len() {
-            return Err(Error::config("mix", format!("{} datasets, but {} weights", courses.len(), weights.len())));
-        }
-        let sum = weights.iter().try_fold(0u64, |sum, &weight| sum.checked_add(weight));
-        if weights.contains(&0) || sum.is_none_or(|sum| sum > MAX_WEIGHT) {
-            return Err(Error::config("mix", "weights must be whole numbers of at least 1 with a sum of at most 2^48"));
+    ///
+    /// `schedule` lists weights, each with the first position at which they apply, counted over all epochs; the first
+    /// is 0. A weight may be 0 if another weight of the same sampler is not.
+    pub fn mix(courses: Vec<Sampler>, schedule: &[(u64, Vec<u64>)], samples: u64) -> Result<Self> {
+        if courses.is_empty() {
+            return Err(Error::config("mix", "at least one dataset is required"));
         }
         if courses.iter().any(|course| course.samples == 0) {
             return Err(Error::config("mix", "a dataset without samples cannot be mixed"));
         }
+        let schedule = MixSchedule::new(courses.len(), schedule)?;
         let leaves = courses.iter().map(|course| course.leaves).sum();
-        Ok(Self { samples, leaves, step: Step::Mix { schedule: MixSchedule::new(weights), of: courses } })
+        Ok(Self { samples, leaves, step: Step::Mix { schedule, of: courses } })
     }
 
     /// Number of samples in an epoch.
@@ -180,8 +110,28 @@ impl Sampler {
     pub fn is_mixed(&self) -> bool {
         match &self.step {
             Step::DatasetView(_) => false,
-            Step::Range { of, .. } | Step::Repeat { of } => of.is_mixed(),
+            Step::Range { of, .. } | Step::Repeat { of } | Step::Listed { of, .. } => of.is_mixed(),
             Step::Mix { .. } => true,
+        }
+    }
+
+    /// True if the sampler lists positions, so that consecutive samples may alternate between shuffle windows.
+    pub fn is_listed(&self) -> bool {
+        match &self.step {
+            Step::DatasetView(_) => false,
+            Step::Range { of, .. } | Step::Repeat { of } => of.is_listed(),
+            Step::Listed { .. } => true,
+            Step::Mix { of, .. } => of.iter().any(Self::is_listed),
+        }
+    }
+
+    /// Bytes of memory that the lists of positions take.
+    pub fn memory_bytes(&self) -> u64 {
+        match &self.step {
+            Step::DatasetView(_) => 0,
+            Step::Range { of, .. } | Step::Repeat { of } => of.memory_bytes(),
+            Step::Listed { of, positions } => positions.len() as u64 * 8 + of.memory_bytes(),
+            Step::Mix { of, .. } => of.iter().map(Self::memory_bytes).sum(),
         }
     }
 
@@ -191,14 +141,13 @@ impl Sampler {
             Step::DatasetView(number) => leaves.get(*number).map_or(1, DatasetView::window_samples),
             Step::Range { of, .. } => of.span(leaves).min(self.samples.max(1)),
             Step::Repeat { of } => of.span(leaves),
+            Step::Listed { .. } => self.samples.max(1),
             Step::Mix { of, schedule } => {
                 let mut first = 0;
-                let spans = of.iter().zip(&schedule.weights).map(|(course, &weight)| {
+                let spans = of.iter().enumerate().map(|(source, course)| {
                     let span = course.span(leaves.get(first..).unwrap_or_default());
                     first += course.leaves;
-                    // Add two for the rounding of the schedule at both ends of the window.
-                    let spread = (u128::from(span) + 2) * u128::from(schedule.sum) / u128::from(weight) + 1;
-                    u64::try_from(spread).unwrap_or(u64::MAX)
+                    schedule.spread(source, span)
                 });
                 spans.max().unwrap_or(1)
             }
@@ -216,6 +165,7 @@ impl Sampler {
                 let inner = epoch.wrapping_mul(times).wrapping_add(position / of.samples.max(1));
                 of.locate(inner, position % of.samples.max(1))
             }
+            Step::Listed { of, positions } => of.locate(epoch, positions[position as usize]),
             Step::Mix { of, schedule } => {
                 let global = u128::from(epoch) * u128::from(self.samples) + u128::from(position);
                 let (source, draw) = schedule.at(global);
@@ -227,20 +177,72 @@ impl Sampler {
     }
 }
 
-/// Schedule of a mixture: the source of each position. The sources form a binary tree; the left side of each node takes
+/// Schedule of a mixture: the source of each position.
+#[derive(Debug, Clone)]
+struct MixSchedule {
+    /// At least one; the first starts at 0.
+    segments: Vec<Segment>,
+}
+
+/// Positions of a mixture with the same weights. The sources form a binary tree; the left side of each node takes
 /// ⌊(g·a + t/2) / t⌋ of the node's first g positions. Each source's position therefore has a closed form, which differs
 /// from its exact share by at most 2.
 #[derive(Debug, Clone)]
-struct MixSchedule {
+struct Segment {
+    start: u128,
     weights: Vec<u64>,
     sum: u64,
+    /// Number of positions of each source before `start`.
+    before: Vec<u128>,
 }
 
 impl MixSchedule {
-    fn new(weights: &[u64]) -> Self {
-        Self { weights: weights.to_vec(), sum: weights.iter().sum() }
+    fn new(sources: usize, schedule: &[(u64, Vec<u64>)]) -> Result<Self> {
+        let error = |text: String| Err(Error::config("mix", text));
+        if schedule.first().is_none_or(|(start, _)| *start != 0) || !schedule.is_sorted_by(|a, b| a.0 < b.0) {
+            return error("the positions of a schedule must start at 0 and increase".to_owned());
+        }
+        if (0..sources).any(|source| schedule.iter().all(|(_, weights)| weights.get(source).is_none_or(|&w| w == 0))) {
+            return error("each dataset needs a weight of at least 1".to_owned());
+        }
+        let mut segments: Vec<Segment> = Vec::with_capacity(schedule.len());
+        for (start, weights) in schedule {
+            if weights.len() != sources {
+                return error(format!("{sources} datasets, but {} weights", weights.len()));
+            }
+            let sum = weights.iter().try_fold(0u64, |sum, &weight| sum.checked_add(weight));
+            let Some(sum) = sum.filter(|sum| (1..=MAX_WEIGHT).contains(sum)) else {
+                return error("weights must be whole numbers with a sum of 1 to 2^48".to_owned());
+            };
+            let (start, mut before) = (u128::from(*start), vec![0; sources]);
+            if let Some(last) = segments.last() {
+                before.clone_from(&last.before);
+                last.count(0..sources, last.sum, start - last.start, &mut before);
+            }
+            segments.push(Segment { start, weights: weights.clone(), sum, before });
+        }
+        Ok(Self { segments })
     }
 
+    /// Returns the source of position `g`, and the number of earlier positions with that source.
+    fn at(&self, g: u128) -> (usize, u128) {
+        let segment = &self.segments[self.segments.partition_point(|segment| segment.start <= g) - 1];
+        let (source, drawn) = segment.at(g - segment.start);
+        (source, segment.before[source] + drawn)
+    }
+
+    /// Maximum number of positions over which `span` positions of a source are spread while its weight is above 0.
+    fn spread(&self, source: usize, span: u64) -> u64 {
+        let spans = self.segments.iter().filter(|segment| segment.weights[source] > 0).map(|segment| {
+            // Add two for the rounding of the schedule at both ends of the window.
+            let spread = (u128::from(span) + 2) * u128::from(segment.sum) / u128::from(segment.weights[source]) + 1;
+            u64::try_from(spread).unwrap_or(u64::MAX)
+        });
+        spans.max().unwrap_or(1)
+    }
+}
+
+impl Segment {
     /// Number of the first `g` positions that belong to a side with weight `a` out of `t`. Computes whole periods of
     /// `t` separately to avoid an overflow.
     fn left(g: u128, a: u64, t: u64) -> u128 {
@@ -248,7 +250,6 @@ impl MixSchedule {
         g / t * a + (g % t * a + t / 2) / t
     }
 
-    /// Returns the source of position `g`, and the number of earlier positions with that source.
     fn at(&self, mut g: u128) -> (usize, u128) {
         let (mut sources, mut sum) = (0..self.weights.len(), self.sum);
         while sources.len() > 1 {
@@ -262,6 +263,19 @@ impl MixSchedule {
             }
         }
         (sources.start, g)
+    }
+
+    /// Adds the number of the first `g` positions that belong to each of `sources`, whose weights have this sum.
+    fn count(&self, sources: Range<usize>, sum: u64, g: u128, counts: &mut [u128]) {
+        if sources.len() == 1 {
+            counts[sources.start] += g;
+        } else if sum > 0 {
+            let middle = sources.start + sources.len() / 2;
+            let a: u64 = self.weights[sources.start..middle].iter().sum();
+            let left = Self::left(g, a, sum);
+            self.count(sources.start..middle, a, left, counts);
+            self.count(middle..sources.end, sum - a, g - left, counts);
+        }
     }
 }
 
@@ -290,9 +304,11 @@ pub struct SamplerCursor {
 #[derive(Debug)]
 struct EpochState {
     epoch: u64,
-    order: EpochOrder,
+    view: EpochView,
     window: Range<u64>,
     samples: Permutation,
+    /// Stored records of the window, if the view lists them.
+    records: Vec<u32>,
 }
 
 impl SamplerCursor {
@@ -309,27 +325,40 @@ impl SamplerCursor {
         self.leaves.len()
     }
 
+    /// True if consecutive samples may alternate between shuffle windows.
+    pub fn is_listed(&self) -> bool {
+        self.course.is_listed()
+    }
+
     /// Returns the sample at `position` of `epoch`. `position` must be below the sampler's number of samples.
     pub fn at(&mut self, epoch: u64, position: u64) -> Located {
         let (leaf, epoch, position) = self.course.locate(epoch, position);
+        let view = &self.leaves[leaf];
         let state = match &mut self.states[leaf] {
             Some(state) if state.epoch == epoch => state,
-            empty => {
-                let order = self.leaves[leaf].order.epoch(epoch);
-                empty.insert(EpochState { epoch, order, window: 0..0, samples: Permutation::identity(0) })
-            }
+            empty => empty.insert(EpochState {
+                epoch,
+                view: view.epoch(epoch),
+                window: 0..0,
+                samples: Permutation::identity(0),
+                records: Vec::new(),
+            }),
         };
         if !state.window.contains(&position) {
-            (state.window, state.samples) = state.order.window(position).parts();
+            (state.window, state.samples) = state.view.order.window(position).parts();
+            view.list_window(&state.view, &state.window, &mut state.records);
         }
-        let place = state.order.place(state.window.start + state.samples.at(position - state.window.start));
-        Located { leaf, epoch, window: state.window.start, place: self.leaves[leaf].stored(place) }
+        let offset = state.samples.at(position - state.window.start);
+        let place = state.view.order.place(state.window.start + offset);
+        let place = view.stored(place, state.records.get(offset as usize).copied());
+        Located { leaf, epoch, window: state.window.start, place }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::order::{Counts, Shuffle};
     use proptest::prelude::*;
     use std::collections::HashSet;
 
@@ -348,13 +377,14 @@ mod tests {
         fn prop_a_cursor_counts_what_went_to_its_source(
             weights in prop::collection::vec(1u64..1000, 1..9), from in 0u64..1 << 60,
         ) {
-            let schedule = MixSchedule::new(&weights);
+            let schedule = MixSchedule::new(weights.len(), &[(0, weights.clone())]).unwrap();
+            let sum: u64 = weights.iter().sum();
             let mut next: Vec<Option<u128>> = vec![None; weights.len()];
             for g in u128::from(from)..u128::from(from) + 3000 {
                 let (state, draw) = schedule.at(g);
                 prop_assert!(next[state].is_none_or(|want| want == draw));
                 next[state] = Some(draw + 1);
-                let share = (g + 1) as f64 * weights[state] as f64 / schedule.sum as f64;
+                let share = (g + 1) as f64 * weights[state] as f64 / sum as f64;
                 if from < 1 << 40 {
                     prop_assert!((draw as f64 + 1.0 - share).abs() < 2.0, "{draw} at {g}, share {share}");
                 }
@@ -362,18 +392,36 @@ mod tests {
         }
 
         #[test]
-        fn prop_a_selection_holds_its_samples_and_no_others(
-            counts in prop::collection::vec(0u64..6, 1..20), cut in (0u64..60, 0u64..60), seed: u64, window in 1u64..5,
+        fn prop_a_schedule_counts_across_its_segments(
+            starts in prop::collection::btree_set(1u64..500, 0..5), weights in prop::collection::vec(prop::collection::vec(0u64..5, 4), 6),
         ) {
-            let all = Counts::of(&counts);
-            let samples = all.samples();
-            let range = cut.0.min(cut.1).min(samples)..cut.0.max(cut.1).min(samples);
-            let stored = Order::new(all.clone(), None).epoch(0);
-            let want: HashSet<Place> = range.clone().map(|sample| stored.locate(sample)).collect();
-            let leaf = DatasetView::new(all, Some(range.clone()), Some(Shuffle { seed, window })).unwrap();
-            let found = places(&Sampler::leaf(&leaf), &[leaf], 4);
-            prop_assert_eq!(found.len() as u64, range.end - range.start);
-            prop_assert_eq!(found.into_iter().map(|(_, place)| place).collect::<HashSet<_>>(), want);
+            let starts: Vec<u64> = std::iter::once(0).chain(starts).collect();
+            let rows = starts.iter().zip(&weights);
+            let schedule: Vec<(u64, Vec<u64>)> = rows.map(|(&start, row)| (start, row.iter().map(|w| w + u64::from(start == 0)).collect())).collect();
+            prop_assume!(schedule.iter().all(|(_, row)| row.iter().sum::<u64>() > 0));
+            let mixed = MixSchedule::new(4, &schedule).unwrap();
+            let mut drawn = [0u128; 4];
+            for g in 0..600u64 {
+                let (source, draw) = mixed.at(u128::from(g));
+                prop_assert_eq!(draw, drawn[source]);
+                drawn[source] += 1;
+                let (_, row) = schedule.iter().rfind(|(start, _)| *start <= g).unwrap();
+                prop_assert!(row[source] > 0);
+            }
+        }
+
+        #[test]
+        fn prop_a_listed_sampler_has_the_listed_positions_of_each_epoch(
+            counts in prop::collection::vec(1u64..6, 1..20), seed: u64, list in prop::collection::vec(any::<u64>(), 0..60),
+            epoch in 0u64..5,
+        ) {
+            let leaf = leaf(&counts, seed);
+            let whole = places(&Sampler::leaf(&leaf), std::slice::from_ref(&leaf), epoch);
+            let list: Arc<[u64]> = list.iter().map(|position| position % whole.len() as u64).collect();
+            let listed = Sampler::leaf(&leaf).listed(list.clone()).unwrap();
+            prop_assert!(listed.is_listed() && !listed.is_plain());
+            let want: Vec<_> = list.iter().map(|&position| whole[position as usize]).collect();
+            prop_assert_eq!(places(&listed, std::slice::from_ref(&leaf), epoch), want);
         }
 
         #[test]
@@ -403,7 +451,7 @@ mod tests {
         ) {
             let leaves: Vec<DatasetView> = counts.iter().enumerate().map(|(at, counts)| leaf(counts, at as u64)).collect();
             let courses: Vec<Sampler> = leaves.iter().map(Sampler::leaf).collect();
-            let mixed = Sampler::mix(courses.clone(), &weights[..leaves.len()], samples).unwrap();
+            let mixed = Sampler::mix(courses.clone(), &[(0, weights[..leaves.len()].to_vec())], samples).unwrap();
             let mut own: Vec<Vec<Place>> = vec![Vec::new(); leaves.len()];
             for epoch in 0..3 {
                 for (leaf, place) in places(&mixed, &leaves, epoch) {
@@ -420,7 +468,7 @@ mod tests {
     /// Saved states depend on the schedule, so it must not change without a new order version.
     #[test]
     fn schedule_stays_what_it_was() {
-        let schedule = MixSchedule::new(&[7, 2, 1]);
+        let schedule = MixSchedule::new(3, &[(0, vec![7, 2, 1])]).unwrap();
         let states: Vec<usize> = (0..20).map(|g| schedule.at(g).0).collect();
         assert_eq!(states, GOLDEN);
     }
@@ -431,7 +479,7 @@ mod tests {
         let leaf =
             DatasetView::new(Counts::Equal { objects: 1 << 40, each: 1 }, None, Some(Shuffle { seed: 1, window: 16 }));
         let leaves = [leaf.clone().unwrap(), leaf.unwrap()];
-        let mixed = Sampler::mix(leaves.iter().map(Sampler::leaf).collect(), &[1, 2], u64::MAX).unwrap();
+        let mixed = Sampler::mix(leaves.iter().map(Sampler::leaf).collect(), &[(0, vec![1, 2])], u64::MAX).unwrap();
         let mut walk = SamplerCursor::new(Arc::new(mixed), leaves.as_slice().into()).unwrap();
         let seen: HashSet<(usize, Place)> =
             (0..1000).map(|at| walk.at(1 << 62, u64::MAX - 1000 + at)).map(|found| (found.leaf, found.place)).collect();
@@ -444,11 +492,21 @@ mod tests {
         let course = Sampler::leaf(&leaf);
         assert!(course.clone().repeat(0).is_err());
         assert!(course.clone().repeat(u64::MAX).is_err());
-        assert!(Sampler::mix(vec![], &[], 1).is_err());
-        assert!(Sampler::mix(vec![course.clone()], &[0], 1).is_err());
-        assert!(Sampler::mix(vec![course.clone(), course.clone()], &[MAX_WEIGHT, 1], 1).is_err());
-        assert!(Sampler::mix(vec![course.clone().range(3..3)], &[1], 1).is_err());
-        assert!(DatasetView::new(leaf.counts.clone(), Some(2..9), None).is_err());
+        let mix = |courses: usize, schedule: &[(u64, Vec<u64>)]| {
+            Sampler::mix(vec![course.clone(); courses], schedule, 1).is_err()
+        };
+        assert!(mix(0, &[(0, vec![])]));
+        assert!(mix(1, &[]));
+        assert!(mix(1, &[(0, vec![0])]));
+        assert!(mix(2, &[(0, vec![MAX_WEIGHT, 1])]));
+        assert!(mix(2, &[(0, vec![1])]));
+        assert!(mix(2, &[(0, vec![1, 0])]));
+        assert!(mix(2, &[(0, vec![1, 1]), (5, vec![0, 0])]));
+        assert!(mix(2, &[(1, vec![1, 1])]));
+        assert!(mix(2, &[(0, vec![1, 1]), (5, vec![1, 2]), (5, vec![2, 1])]));
+        assert!(!mix(2, &[(0, vec![1, 0]), (5, vec![0, 1])]));
+        assert!(Sampler::mix(vec![course.clone().range(3..3)], &[(0, vec![1])], 1).is_err());
+        assert!(course.clone().listed([0, 4].into()).is_err());
         assert_eq!(course.range(1..100).samples(), 3);
     }
 }

@@ -161,7 +161,8 @@ struct Growing {
 ///
 /// In a mixture, the window of one source is spread over many batches, which are all open at the same time. `horizon`
 /// limits their number: records needed at least `horizon` rows after a task's first row go into a new task, which
-/// reads the object again.
+/// reads the object again. A sampler that lists positions may alternate between windows, so only the horizon completes
+/// its tasks.
 #[derive(Debug)]
 pub struct Tasks {
     walk: SamplerCursor,
@@ -169,6 +170,7 @@ pub struct Tasks {
     samples: u64,
     batches: Arc<EpochBatches>,
     horizon: u64,
+    is_listed: bool,
     batch: u64,
     row: u64,
     /// Rows of `batch` on this rank, if they were looked up.
@@ -189,13 +191,14 @@ impl Tasks {
     /// Creates the tasks of an epoch with `samples` samples for its batches. If computing the batches fails, the tasks
     /// end, and the consumer gets the error from `batches`.
     pub fn new(walk: SamplerCursor, epoch: u64, samples: u64, batches: Arc<EpochBatches>, horizon: u64) -> Self {
-        let at = vec![None; walk.leaves()];
+        let (at, is_listed) = (vec![None; walk.leaves()], walk.is_listed());
         Self {
             walk,
             epoch,
             samples,
             batches,
             horizon,
+            is_listed,
             batch: 0,
             row: 0,
             slice: None,
@@ -264,7 +267,7 @@ impl Tasks {
         let (window, since) = (*window, *since);
         let is_over = match self.planned {
             Some(number) => number != window.3,
-            None => self.at[window.0] != Some(window),
+            None => !self.is_listed && self.at[window.0] != Some(window),
         };
         is_over || self.peek().is_some_and(|(place, ..)| place.saturating_sub(since) >= self.horizon)
     }
@@ -363,6 +366,34 @@ mod tests {
         }
 
         #[test]
+        fn prop_listed_positions_are_filled_and_read_once_within_the_horizon(
+            counts in prop::collection::vec(1u64..5, 1..20), list in prop::collection::vec(any::<u64>(), 1..60),
+            (batch, world) in (1u64..12, 1u64..5),
+        ) {
+            let leaf = DatasetView::new(Counts::of(&counts), None, Some(Shuffle { seed: 5, window: 2 })).unwrap();
+            let whole = leaf.samples();
+            let list: Vec<u64> = list.iter().map(|position| position % whole).collect();
+            let (course, samples) = (Sampler::leaf(&leaf).listed(list.clone().into()).unwrap(), list.len() as u64);
+            let order = leaf.epoch(0).order;
+            for rank in 0..world {
+                let steps = Steps { samples, cursor: 0, global_batch: batch, rank, world, tail: Tail::Ragged };
+                let walk = SamplerCursor::new(Arc::new(course.clone()), [leaf.clone()].as_slice().into()).unwrap();
+                let (mut left, mut objects) = (0, std::collections::HashSet::new());
+                let batches = EpochBatches::new(steps, None, 0).unwrap();
+                for task in Tasks::new(walk, 0, samples, batches, u64::MAX) {
+                    prop_assert!(objects.insert(task.object));
+                    for want in task.wants {
+                        let position = steps.slice(want.batch).start + u64::from(want.row);
+                        let place = Place { object: task.object, record: want.record };
+                        prop_assert_eq!(order.locate(list[position as usize]), place);
+                        left += 1;
+                    }
+                }
+                prop_assert_eq!(left, (0..steps.count()).map(|k| steps.slice(k).end - steps.slice(k).start).sum::<u64>());
+            }
+        }
+
+        #[test]
         fn prop_a_mixture_fills_every_row_within_its_horizon(
             counts in prop::collection::vec(prop::collection::vec(1u64..5, 1..8), 1..4), weights in prop::collection::vec(1u64..9, 4),
             samples in 1u64..60, (batch, world) in (1u64..12, 1u64..5), horizon in 1u64..40, tail in tails(),
@@ -370,7 +401,7 @@ mod tests {
             let shuffle = Some(Shuffle { seed: 5, window: 3 });
             let leaves: Vec<DatasetView> =
                 counts.iter().map(|counts| DatasetView::new(Counts::of(counts), None, shuffle).unwrap()).collect();
-            let course = Sampler::mix(leaves.iter().map(Sampler::leaf).collect(), &weights[..leaves.len()], samples).unwrap();
+            let course = Sampler::mix(leaves.iter().map(Sampler::leaf).collect(), &[(0, weights[..leaves.len()].to_vec())], samples).unwrap();
             let (course, leaves): (_, Arc<[DatasetView]>) = (Arc::new(course), leaves.into());
             let walk = || SamplerCursor::new(course.clone(), leaves.clone()).unwrap();
             for rank in 0..world {

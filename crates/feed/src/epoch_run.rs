@@ -420,6 +420,13 @@ async fn open_batch(shared: &Shared, number: u64, is_stuck: impl Fn() -> bool) -
             unsafe { slot.row(column, row) }.copy_from_slice(&weight.to_le_bytes());
         }
     }
+    if let Some((column, numbers)) = feed.source_column() {
+        for row in 0..rows {
+            let (leaf, ..) = feed.course.locate(shared.epoch, slice.position(row as u64) % shared.steps.samples);
+            // SAFETY: the batch is not shared yet, and decoding does not write this column.
+            unsafe { slot.row(column, row) }.copy_from_slice(&numbers[leaf].to_le_bytes());
+        }
+    }
     Ok(Arc::new(Batch {
         rows: Rows::new(slot, &feed.fields, rows, Values::limited(feed.limit)).of_bucket(slice.width()),
         count: rows,
@@ -474,7 +481,7 @@ fn decode_job(shared: &Shared, job: &Job, content: &Content, scratch: &mut Vec<u
     let place = source.place(number);
     // The key depends only on the position. It is therefore the same for any number of ranks, and the repeated samples
     // of a padded tail have different keys.
-    let key = |want: &RowRequest| leaf.order().key_of(shared.epoch, shared.position(want).unwrap_or_default());
+    let key = |want: &RowRequest| leaf.key_of(shared.epoch, shared.position(want).unwrap_or_default());
     let rows = |number: u64| job.batches.get(&number).map(|batch| &batch.rows);
     let codec = source.codec(number);
     let decode_within = |limit: u64, scratch: &mut Vec<u8>| {
@@ -514,8 +521,7 @@ fn recover(shared: &Arc<Shared>, job: Job, retried: Vec<(usize, Error)>, bad: &[
         if tries == 0 {
             shared.mending.substituted(error);
         }
-        let (object, want) =
-            substitute(task.object, &task.wants[*at], shared.feed.leaves[task.leaf].counts(), whole, tries);
+        let (object, want) = substitute(task.object, &task.wants[*at], &shared.feed.leaves[task.leaf], whole, tries);
         match tasks.iter_mut().find(|task| task.object == object) {
             Some(task) => task.wants.push(want),
             None => tasks.push(Task { leaf: task.leaf, object, wants: vec![want] }),

@@ -93,6 +93,9 @@ use read_scheduling::{AccessPattern, read_ahead_for};
 /// Name of the field that a padded tail adds. Its value is 1 for a sample, and 0 for a repeated sample.
 pub const WEIGHT: &str = "weight";
 
+/// Name of the field with the number of a sample's source in a mixture.
+pub const SOURCE: &str = "source";
+
 /// Default memory budget in bytes, unless the batches need more.
 const DEFAULT_MEMORY: u64 = 1 << 30;
 
@@ -125,6 +128,8 @@ pub struct Feed {
     /// True if decoding a record takes as long as reading megabytes, as for images.
     decodes_images: bool,
     weighted: bool,
+    /// For each source, its number in the field [`SOURCE`], if batches have this field.
+    source_numbers: Option<Vec<i32>>,
     layout: Arc<Layout>,
     pool: Arc<Pool>,
     /// Memory pool for fields of variable length.
@@ -209,6 +214,15 @@ impl Feed {
         let rows = rows.ok_or_else(|| Error::config("batch", format!("{max_rows} rows are too many")))?;
         let usual_rows = max_rows.min(mean_rows.div_ceil(steps.world));
         let sample_bytes = Layout::new(&fields, 1)?.strides.iter().sum::<usize>() as u64;
+        if let Some(numbers) = &settings.source_numbers {
+            if numbers.len() != sources.len() {
+                return Err(Error::bug(format!("{} source numbers for {} sources", numbers.len(), sources.len())));
+            }
+            if fields.iter().any(|field| field.name == SOURCE) {
+                return Err(Error::config("fields", "`source` is reserved for the number of a sample's source"));
+            }
+            fields.push(Field::tensor(SOURCE, DType::I32, &[]));
+        }
         let weighted = steps.tail == Tail::Pad;
         if weighted {
             if fields.iter().any(|field| field.columns().any(|name| name == WEIGHT)) {
@@ -262,16 +276,17 @@ impl Feed {
         let fits = room.saturating_sub(1).saturating_mul(mean_rows).max(1);
         // If all objects are read in ranges, planning further ahead would only delay the first batch.
         let planned = match patterns.iter().all(|grain| grain.is_partial) {
-            true if leaves.iter().any(|leaf| leaf.order().is_shuffled()) => MAX_PLANNED,
+            true if leaves.iter().any(DatasetView::is_shuffled) => MAX_PLANNED,
             true => MAX_PLANNED_IN_ORDER,
             false => u64::MAX,
         };
         let spread = by.as_ref().map_or(span, |by| by.window());
-        let horizon = if course.is_mixed() || planned < u64::MAX { spread.min(fits).min(planned) } else { u64::MAX };
+        let is_spread = course.is_mixed() || course.is_listed();
+        let horizon = if is_spread || planned < u64::MAX { spread.min(fits).min(planned) } else { u64::MAX };
         let spanned = batches(span.min(horizon));
         let pages = 4096 * (spanned + 2); // a reservation is a whole number of pages
         let need = spanned.saturating_mul(slot).saturating_add(stored).saturating_add(scratch).saturating_add(pages);
-        let windows = leaves.iter().map(|leaf| leaf.order().window());
+        let windows = leaves.iter().map(DatasetView::window);
         let shared: Vec<u64> =
             sources.iter().zip(windows).map(|(source, window)| source.shared_bytes(window)).collect();
         let shared_all = shared.iter().copied().fold(0, u64::saturating_add);
@@ -282,7 +297,7 @@ impl Feed {
             what: format!(
                 "a shuffle window of {} objects ({spanned} batches of {rows} samples of {sample_bytes} bytes), plus one \
                  object of {stored} bytes and {scratch} bytes to decompress it,",
-                leaves.iter().map(|leaf| leaf.order().window()).max().unwrap_or(1)
+                leaves.iter().map(DatasetView::window).max().unwrap_or(1)
             ),
             need,
             budget: memory_bytes,
@@ -316,6 +331,7 @@ impl Feed {
             decodes_images: fields.iter().any(|field| matches!(field.kind, Kind::Image(_))),
             fields,
             weighted,
+            source_numbers: settings.source_numbers.clone(),
             layout,
             pool: Pool::new(spare as usize, true),
             loose: Pool::new(if has_loose { SPARE_SLOTS } else { 0 }, false),
@@ -362,9 +378,15 @@ impl Feed {
         &self.fields
     }
 
-    /// Fields that are read from records, which excludes the weight.
+    /// Fields that are read from records, which excludes the source number and the weight.
     fn record_fields(&self) -> &[Field] {
-        &self.fields[..self.fields.len() - usize::from(self.weighted)]
+        let others = usize::from(self.source_numbers.is_some()) + usize::from(self.weighted);
+        &self.fields[..self.fields.len() - others]
+    }
+
+    /// Column and values of the field [`SOURCE`], if batches have it.
+    fn source_column(&self) -> Option<(usize, &[i32])> {
+        self.source_numbers.as_deref().map(|numbers| (self.record_fields().len(), numbers))
     }
 
     /// For each source: whether its node cache creates transposed copies, and why.

@@ -15,8 +15,9 @@ use super::batch_plan::Steps;
 use super::chunked_arrays::Blocks;
 use super::read_sizes::asked;
 use crate::cache::{AccessPlan, CachedRange, Extent};
+use penstock_dataset::dataset_view::EpochView;
 use penstock_dataset::manifest::{Entry, Manifest};
-use penstock_dataset::order::{EpochOrder, Place};
+use penstock_dataset::order::Place;
 use penstock_dataset::sampler::DatasetView;
 
 /// Number of epochs to look ahead. In a job of many nodes, only other nodes may read an object in the next few epochs.
@@ -44,7 +45,7 @@ pub(super) struct NextUse {
     epoch: AtomicU64,
     /// Position in the epoch up to which reads have started.
     front: AtomicU64,
-    orders: Mutex<Vec<(u64, Arc<EpochOrder>)>>,
+    orders: Mutex<Vec<(u64, Arc<EpochView>)>>,
 }
 
 /// A block's read of one range of an object.
@@ -123,25 +124,26 @@ impl NextUse {
         self.front.store(front, Ordering::Relaxed);
     }
 
-    fn epoch_order(&self, epoch: u64) -> Arc<EpochOrder> {
+    fn epoch_order(&self, epoch: u64) -> Arc<EpochView> {
         let mut orders = lock(&self.orders);
         if let Some((_, order)) = orders.iter().find(|(number, _)| *number == epoch) {
             return order.clone();
         }
         let current = self.epoch.load(Ordering::Relaxed);
         orders.retain(|(number, _)| (current..=current + EPOCHS_AHEAD).contains(number));
-        let order = Arc::new(self.leaf.order().epoch(epoch));
+        let order = Arc::new(self.leaf.epoch(epoch));
         orders.push((epoch, order.clone()));
         order
     }
 
     /// First position after `front` at which this node reads an object.
     fn position(&self, epoch: u64, object: u64, front: Option<u64>) -> Option<u64> {
-        let records = self.leaf.order().counts().records(object);
+        let view = self.epoch_order(epoch);
+        let order = &view.order;
+        let records = order.counts().records(object);
         if records == 0 {
             return None;
         }
-        let order = self.epoch_order(epoch);
         let is_behind = |position: &u64| front.is_none_or(|front| *position > front);
         if records > FEW_RECORDS {
             let window = order.window(order.position(Place { object, record: 0 })).start;
@@ -175,7 +177,7 @@ impl NextUse {
     }
 
     fn samples(&self) -> u64 {
-        self.leaf.order().samples()
+        self.leaf.samples()
     }
 }
 

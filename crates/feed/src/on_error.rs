@@ -12,7 +12,8 @@ use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
 use super::batch_plan::RowRequest;
-use penstock_dataset::order::Counts;
+use penstock_dataset::order::Place;
+use penstock_dataset::sampler::DatasetView;
 
 /// Policy for a sample that cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
@@ -41,23 +42,18 @@ pub(crate) const MAX_TRIES: u32 = 16;
 /// Number of substitutes, out of `MAX_TRIES`, that are taken from the same object.
 const TRIES_INSIDE: u32 = 8;
 
-/// Returns the substitute for a record that cannot be read, as its object and request. `tries` is the number of
-/// substitutes that were tried before.
+/// Returns the substitute for a record that cannot be read, as its object and request. It is one of the samples that
+/// `leaf` has chosen. `tries` is the number of substitutes that were tried before.
 pub(crate) fn substitute(
     object: u64,
     want: &RowRequest,
-    counts: &Counts,
+    leaf: &DatasetView,
     whole: bool,
     tries: u32,
 ) -> (u64, RowRequest) {
-    let records = counts.records(object);
-    if !whole && tries < TRIES_INSIDE && records > 1 {
-        return (object, RowRequest { record: (want.record + 1) % records, ..*want });
-    }
-    let objects = counts.objects();
-    let next = (1..=objects).map(|step| (object + step) % objects).find(|&next| counts.records(next) > 0);
-    let next = next.unwrap_or(object);
-    (next, RowRequest { record: want.record % counts.records(next).max(1), ..*want })
+    let place = Place { object, record: want.record };
+    let next = leaf.neighbour(place, !whole && tries < TRIES_INSIDE);
+    (next.object, RowRequest { record: next.record, ..*want })
 }
 
 /// Fetches of substitutes, which no caller waits for. Each holds the decoding threads' queue open. They are cancelled
@@ -136,15 +132,17 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use penstock_dataset::order::Counts;
 
     #[test]
     fn substitutes_are_the_next_records_then_the_next_objects() {
-        let counts = Counts::of(&[3, 0, 2]);
+        let view = |counts: &[u64]| DatasetView::new(Counts::of(counts), None, None).unwrap();
+        let leaf = view(&[3, 0, 2]);
         let want = RowRequest { record: 2, batch: 5, row: 1 };
-        assert_eq!(substitute(0, &want, &counts, false, 0), (0, RowRequest { record: 0, ..want }));
-        assert_eq!(substitute(0, &want, &counts, true, 0), (2, RowRequest { record: 0, ..want }));
-        assert_eq!(substitute(2, &want, &counts, false, TRIES_INSIDE), (0, want));
-        let single = Counts::of(&[1, 1]);
+        assert_eq!(substitute(0, &want, &leaf, false, 0), (0, RowRequest { record: 0, ..want }));
+        assert_eq!(substitute(0, &want, &leaf, true, 0), (2, RowRequest { record: 0, ..want }));
+        assert_eq!(substitute(2, &want, &leaf, false, TRIES_INSIDE), (0, want));
+        let single = view(&[1, 1]);
         assert_eq!(substitute(1, &RowRequest { record: 0, ..want }, &single, false, 0).0, 0);
     }
 

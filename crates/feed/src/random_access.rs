@@ -78,7 +78,15 @@ impl Feed {
         }
         let layout = Arc::new(Layout::new(&self.fields, wanted.len())?);
         let values = Values::limited(self.limit);
-        let rows = Arc::new(Rows::new(self.pool.take(&layout)?, &self.fields, wanted.len(), values));
+        let slot = self.pool.take(&layout)?;
+        if let Some((column, numbers)) = self.source_column() {
+            for (row, &(leaf, ..)) in wanted.iter().enumerate() {
+                let number = numbers.get(leaf).copied().unwrap_or(-1); // an unknown leaf is an error below
+                // SAFETY: the rows are not shared yet, and decoding does not write this column.
+                unsafe { slot.row(column, row) }.copy_from_slice(&number.to_le_bytes());
+            }
+        }
+        let rows = Arc::new(Rows::new(slot, &self.fields, wanted.len(), values));
         let mut tasks: BTreeMap<(usize, u64), Vec<RowRequest>> = BTreeMap::new();
         for (row, &(leaf, object, record)) in wanted.iter().enumerate() {
             let known = self.leaves.get(leaf).filter(|leaf| object < leaf.counts().objects());
@@ -132,7 +140,7 @@ impl Feed {
                 }
                 (content, _) => content,
             };
-            let order = self.leaves[leaf].order();
+            let view = &self.leaves[leaf];
             let described = Object {
                 source: &source,
                 codec: Codec::None,
@@ -142,7 +150,7 @@ impl Feed {
                 records: self.leaves[leaf].counts().records(object),
                 limit: self.limit,
                 memory: &self.part_memory.hold(),
-                key: &|want| order.key_of(epoch, positions[want.row as usize]),
+                key: &|want| view.key_of(epoch, positions[want.row as usize]),
             };
             let decoded = decode(&described, &wants, self.record_fields(), &|_| Some(&*rows), &mut Vec::new())?;
             if let Some((_, error)) = decoded.bad.into_iter().min_by_key(|(at, _)| *at) {

@@ -47,7 +47,7 @@ impl AccessPattern {
         let (samples, objects) = (counts.samples().max(1), objects.max(1) as u64);
         let (locator, portion) = (source.locator(), portion(source));
         let is_partial = locator.reads_ranges_of_all();
-        let requests = match (is_partial || locator.may_read_ranges_of_all(), leaf.order().is_shuffled()) {
+        let requests = match (is_partial || locator.may_read_ranges_of_all(), leaf.is_shuffled()) {
             (false, _) => objects,
             (true, false) => bytes.div_ceil(portion).clamp(objects.min(samples), samples),
             (true, true) => samples,
@@ -183,6 +183,7 @@ mod tests {
             object_timeout: Duration::from_secs(20),
             on_error: OnError::Raise,
             prefetch_next_epoch: false,
+            source_numbers: None,
         }
     }
 

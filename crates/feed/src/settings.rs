@@ -30,6 +30,8 @@ pub struct FeedSettings {
     pub on_error: OnError,
     /// True to fetch the first objects of the next epoch while an epoch ends.
     pub prefetch_next_epoch: bool,
+    /// For each dataset of the sampler, its number in the field `source`. `None` for batches without this field.
+    pub source_numbers: Option<Vec<i32>>,
 }
 
 impl FeedSettings {

@@ -85,6 +85,7 @@ fn settings() -> FeedSettings {
         object_timeout: Duration::from_secs(20),
         on_error: OnError::Raise,
         prefetch_next_epoch: true,
+        source_numbers: None,
     }
 }
 
@@ -458,7 +459,7 @@ fn another_pass_than_the_next_epoch_drops_what_was_fetched_for_it() {
     for (epoch, cursor) in [(0, 0), (0, 0), (1, 8), (5, 0)] {
         let mut run = feed.start(case.runtime.handle(), epoch, Steps { cursor, ..steps }).unwrap();
         let batches = epoch_and_ahead(&feed, &mut run, (64 - cursor as usize) / 4);
-        let order = feed.leaves[0].order().epoch(epoch);
+        let order = feed.leaves[0].epoch(epoch).order;
         let want: Vec<u64> = (cursor..64).map(|position| order.locate(position).object).collect();
         assert_eq!(batches.concat(), want);
     }
@@ -470,7 +471,7 @@ fn another_pass_than_the_next_epoch_drops_what_was_fetched_for_it() {
 #[test]
 fn a_fetch_for_the_next_epoch_that_fails_is_made_again() {
     let (case, feed, steps, metrics) = counted_world("feed-ahead-fails", &settings());
-    let (this, next_one) = (feed.leaves[0].order().epoch(0), feed.leaves[0].order().epoch(1));
+    let (this, next_one) = (feed.leaves[0].epoch(0).order, feed.leaves[0].epoch(1).order);
     // Choose an object that is prefetched for the next epoch and that this epoch reads in its first half.
     let is_early = |object: &u64| this.position(Place { object: *object, record: 0 }) < 32;
     let number = (0..4).map(|position| next_one.locate(position).object).find(is_early).unwrap();

@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex};
 
 use penstock_dataset::order::Shuffle;
 use penstock_dataset::sampler::{DatasetView, Sampler, SamplerCursor};
-use penstock_types::{Error, lock};
+use penstock_dataset::weighted_draws::WeightedDraws;
+use penstock_types::{Error, Result, lock};
+use pyo3::buffer::{Element, PyBuffer};
 use pyo3::prelude::*;
 
 use crate::runtime::enter;
@@ -33,10 +35,25 @@ impl PySampler {
         Self { course, leaves, sources, indexes, walk: Mutex::default() }
     }
 
+    fn of_view(
+        py: Python<'_>,
+        source: Py<PySource>,
+        counted: &PyCounted,
+        view: impl FnOnce() -> Result<DatasetView> + Send,
+    ) -> PyResult<Self> {
+        let leaf = enter(py, view)?;
+        Ok(Self::new(Sampler::leaf(&leaf), vec![leaf], vec![source], vec![counted.index()]))
+    }
+
     fn with(&self, py: Python<'_>, course: Sampler) -> Self {
         let sources = self.sources.iter().map(|source| source.clone_ref(py)).collect();
         Self::new(course, self.leaves.clone(), sources, self.indexes.clone())
     }
+}
+
+/// Copies a contiguous buffer of numbers.
+fn copied<T: Element>(py: Python<'_>, buffer: &Bound<'_, PyAny>) -> PyResult<Vec<T>> {
+    PyBuffer::<T>::get(buffer)?.to_vec(py)
 }
 
 #[pymethods]
@@ -54,8 +71,57 @@ impl PySampler {
     ) -> PyResult<Self> {
         let shuffle = seed.map(|seed| Shuffle { seed, window });
         let select = select.map(|(first, end)| first..end);
-        let leaf = enter(py, || DatasetView::new(counted.counts().clone(), select, shuffle))?;
-        Ok(Self::new(Sampler::leaf(&leaf), vec![leaf], vec![source], vec![counted.index()]))
+        Self::of_view(py, source, counted, || DatasetView::new(counted.counts().clone(), select, shuffle))
+    }
+
+    /// Sampler over the samples of one dataset whose bit is 1. `bits` is a buffer of uint64: bit i % 64 of word i / 64
+    /// for sample i in stored order.
+    #[staticmethod]
+    #[pyo3(signature = (source, counted, bits, *, seed, window))]
+    fn subset(
+        py: Python<'_>,
+        source: Py<PySource>,
+        counted: &PyCounted,
+        bits: &Bound<'_, PyAny>,
+        seed: Option<u64>,
+        window: u64,
+    ) -> PyResult<Self> {
+        let bits = copied::<u64>(py, bits)?;
+        let shuffle = seed.map(|seed| Shuffle { seed, window });
+        Self::of_view(py, source, counted, || DatasetView::subset(counted.counts().clone(), bits, shuffle))
+    }
+
+    /// Sampler that draws `samples` samples per epoch from one dataset, in `passes` passes over its objects. `schedule`
+    /// lists (first epoch, buffer of uint32 weights of all stored samples).
+    #[staticmethod]
+    #[expect(clippy::too_many_arguments, reason = "named in Python; one caller")]
+    #[pyo3(signature = (source, counted, schedule, *, samples, passes, seed, window))]
+    fn weighted(
+        py: Python<'_>,
+        source: Py<PySource>,
+        counted: &PyCounted,
+        schedule: Vec<(u64, Bound<'_, PyAny>)>,
+        samples: u64,
+        passes: u64,
+        seed: u64,
+        window: u64,
+    ) -> PyResult<Self> {
+        let stages = schedule.iter().map(|(epoch, weights)| Ok((*epoch, copied::<u32>(py, weights)?)));
+        let stages = stages.collect::<PyResult<Vec<_>>>()?;
+        let pass = samples.div_ceil(passes.max(1));
+        let made = Self::of_view(py, source, counted, || {
+            let draws = WeightedDraws::new(counted.counts(), stages, pass, passes)?;
+            DatasetView::weighted(counted.counts().clone(), draws, Shuffle { seed, window })
+        })?;
+        let course = enter(py, || Ok(made.course.clone().repeat(passes)?.range(0..samples)))?;
+        Ok(made.with(py, course))
+    }
+
+    /// Returns a sampler of the listed positions (buffer of uint64) of each epoch, in the order of the list.
+    fn listed(&self, py: Python<'_>, positions: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let positions = copied::<u64>(py, positions)?;
+        let course = enter(py, || self.course.clone().listed(positions.into()))?;
+        Ok(self.with(py, course))
     }
 
     /// Returns a sampler of the positions `start` to `stop` of each epoch.
@@ -69,11 +135,16 @@ impl PySampler {
         Ok(self.with(py, course))
     }
 
-    /// Mixes samplers with integer weights, and with `samples` samples per epoch.
+    /// Mixes samplers, with `samples` samples per epoch. `schedule` lists (first position, integer weights).
     #[staticmethod]
-    fn mix(py: Python<'_>, courses: Vec<Py<PySampler>>, weights: Vec<u64>, samples: u64) -> PyResult<Self> {
+    fn mix(
+        py: Python<'_>,
+        courses: Vec<Py<PySampler>>,
+        schedule: Vec<(u64, Vec<u64>)>,
+        samples: u64,
+    ) -> PyResult<Self> {
         let steps = courses.iter().map(|course| course.get().course.clone()).collect();
-        let mixed = enter(py, || Sampler::mix(steps, &weights, samples))?;
+        let mixed = enter(py, || Sampler::mix(steps, &schedule, samples))?;
         let leaves = courses.iter().flat_map(|course| course.get().leaves.clone()).collect();
         let sources = courses.iter().flat_map(|course| course.get().sources.iter());
         let sources = sources.map(|source| source.clone_ref(py)).collect();
@@ -85,6 +156,18 @@ impl PySampler {
     #[getter]
     fn samples(&self) -> u64 {
         self.course.samples()
+    }
+
+    /// For each dataset: its samples per epoch, and the number of objects that an epoch reads (expected, with weights).
+    #[getter]
+    fn views(&self) -> Vec<(u64, f64)> {
+        self.leaves.iter().map(|leaf| (leaf.samples(), leaf.objects())).collect()
+    }
+
+    /// Bytes of memory that the choice and the order of samples take: subsets, weights and lists of positions.
+    #[getter]
+    fn memory_bytes(&self) -> u64 {
+        self.course.memory_bytes() + self.leaves.iter().map(DatasetView::memory_bytes).sum::<u64>()
     }
 
     /// The sources, in the order of their dataset numbers.

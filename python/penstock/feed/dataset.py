@@ -24,10 +24,12 @@ from penstock.feed import (
     labels,
     node_cache,
     pool_locality,
+    selection,
     url_list_pattern,
 )
 from penstock.feed import patches as array_patches
-from penstock.feed.dataset_base import DatasetBase, cut, expected_reads
+from penstock.feed import resample as resampling
+from penstock.feed.dataset_base import STORED_STEPS, DatasetBase, expected_reads, stored_steps
 from penstock.feed.first_epoch import FirstEpochFeed
 from penstock.feed.record_index_dir import record_index_dir
 from penstock.feed.record_scan import RecordScan
@@ -197,6 +199,97 @@ class Dataset(DatasetBase):
             steps = (*steps, ("shuffle", 0, 0))
         return replace(self, seed=seed, requested_window=window, steps=steps)
 
+    def select(self, index: Any) -> Dataset:
+        """Return the dataset with only some samples: `select([5, 17, 300])`, `select(mask)` or `select(slice(0, 1000))`.
+
+        Positions count the samples in stored order, after earlier `take`, `shard`, `select` and `filter`. This is also
+        the case if the dataset is already shuffled. Without `shuffle`, the samples have the order of `index`; with it,
+        each selected sample occurs once per epoch, and windows mix the selected samples of as many objects as before.
+
+        Args:
+            index: A slice, or a one-dimensional array or list of integers (0 to samples - 1) or of booleans (one for
+                each sample).
+        Raises:
+            ConfigError: The index is invalid, or the dataset is unindexed. A position beyond the last sample, or a
+                repeated position of a shuffled dataset, is reported when the order is first used.
+        """
+        selection.check_indexed(self, "select")
+        return selection.add(self, "select", selection.Select(index))
+
+    def filter(self, fn: Callable[[dict[str, Any]], bool], workers: int = 0, *, key: str | None = None) -> Dataset:
+        """Return the dataset with only the samples for which `fn(sample)` returns True.
+
+        `fn` takes a dict of NumPy views of one sample, as in `map`. It is called once for each sample, when the order
+        is first used, and a message announces it. One process per node calls it, and the others wait. The result is
+        kept beside the record indexes, one bit per sample. It is used again for the same objects, fields, earlier steps
+        and function. So the length is exact, and a state resumes on any number of ranks.
+
+        `fn` reads the fields of this dataset. To read less, filter with few fields and set the others afterwards:
+        `ds.fields(label=...).filter(fn).fields(image=..., label=...)`.
+
+        Args:
+            workers: Number of processes that call `fn`; 0 calls it in this process.
+            key: Text that identifies `fn` and everything that it depends on; by default a digest of its code, defaults,
+                closure and globals.
+        Raises:
+            ConfigError: The dataset is unindexed; or, when the order is first used, `fn` keeps no sample.
+            MapFailed: `fn` raised an exception or did not return a boolean.
+        """
+        selection.check_indexed(self, "filter")
+        if not callable(fn):
+            raise ConfigError(f"filter: {fn!r} is not callable", where="filter")
+        step = selection.Filter(selection.before(self), fn, operator.index(workers), key)
+        return selection.add(self, "filter", step)
+
+    def resample(
+        self,
+        weights: Any = None,
+        *,
+        labels: Any = None,
+        samples: int | None = None,
+        replacement: bool = True,
+        passes: int | None = None,
+        schedule: Sequence[tuple[int, Any]] | None = None,
+        seed: int | None = None,
+    ) -> Dataset:
+        """Return the dataset with epochs that are drawn in proportion to weights, like torch's `WeightedRandomSampler`.
+
+        A sample with n times the weight occurs n times as often. Its number of draws in an epoch is its exact share,
+        rounded down or up at random, so an epoch varies less than independent draws. The draws at a position are a pure
+        function of seed, epoch and position. They come window by window, so each object is read at most once per pass,
+        and the length is exact.
+
+        Args:
+            weights: One weight per sample (in stored order, after earlier steps), a dict from each class to the weight of
+                its samples, or `"balanced"` (each class equally often). At least 0.
+            labels: Classes of the samples, for a dict or `"balanced"`: the name of a field, which is read once and
+                kept; or an array of integers or texts. By default the class folders of images.
+            samples: Number of samples per epoch; by default that of the dataset.
+            replacement: False draws each sample at most once per epoch; this requires `samples`.
+            passes: Number of passes over the objects per epoch, which spread the copies of one sample. By default
+                enough that each pass contains a sample at most once, but at most 16. More passes read more objects;
+                1 is the cheapest.
+            schedule: Weights of later epochs, as (first epoch, weights).
+            seed: Shuffle with this seed, if the dataset is not shuffled.
+        Raises:
+            ConfigError: An argument is invalid, or the dataset is unindexed. Invalid weights (NaN, negative, all 0, a
+                wrong number) are reported when the order is first used.
+        """
+        selection.check_indexed(self, "resample")
+        if seed is not None and self.seed is not None and operator.index(seed) != self.seed:
+            raise ConfigError(f"seed: the dataset is already shuffled with seed {self.seed}", where="seed")
+        shuffled = self if seed is None or self.seed is not None else self.shuffle(seed)
+        step = resampling.of(
+            selection.before(shuffled),
+            weights,
+            labels,
+            samples,
+            replacement=replacement,
+            passes=passes,
+            schedule=schedule,
+        )
+        return selection.add(shuffled, "resample", step)
+
     def local(self) -> Dataset:
         """Return the part of a pool's dataset that this node stores, as a separate dataset.
 
@@ -213,6 +306,9 @@ class Dataset(DatasetBase):
                 where="scope",
                 hint="start the ranks with penstock run, which sets PENSTOCK_JOB_POOL",
             )
+        chosen = [name for name, _, _ in self.steps if name in STORED_STEPS]
+        if chosen:
+            raise ConfigError(f"{chosen[0]}: must come after local()", where=chosen[0])
         listed = json.loads(self.source.manifest())
         listed["objects"] = [entry for entry in listed["objects"] if entry.get("key") in self.locality.mine]
         if not listed["objects"]:
@@ -448,6 +544,8 @@ class Dataset(DatasetBase):
             ConfigError: Class folders were added between the old ones, so that the old labels have another meaning now.
         """
         old = state.get("objects")
+        if any(name in STORED_STEPS for name, _, _ in self.steps):
+            return None  # its positions are those of the whole dataset
         if not isinstance(old, int) or not 0 < old < self.source.objects or self.source.max_window is not None:
             return None
         records = self.counted().records()
@@ -460,17 +558,11 @@ class Dataset(DatasetBase):
         return None
 
     def _base(self) -> _native.Sampler:
-        counted = self.counted()
-        names = [name for name, _, _ in self.steps]
-        start, stop = 0, counted.samples
-        if "shuffle" in names:
-            for name, a, b in self.steps[: names.index("shuffle")]:
-                first, last = cut(stop - start, name, a, b)
-                start, stop = start + first, start + last
-        return _native.Sampler.leaf(self.source, counted, seed=self.seed, window=self.window, select=(start, stop))
+        return selection.sampler(self, self.steps[: stored_steps(self.steps)])
 
     def _gets(self, batch: float, world: int) -> float:
-        return expected_reads(self.counted().samples, self.source.objects, self.window, batch, world)
+        ((samples, objects),) = self.course().views
+        return expected_reads(samples, objects, self.window, batch, world)
 
     @property
     def fingerprint(self) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Self
 
     from penstock import _native
@@ -25,17 +25,25 @@ if TYPE_CHECKING:
     from penstock.feed.node_cache import NodeCache
     from penstock.feed.pool_locality import Locality
 
-__all__ = ["DatasetBase", "expected_reads"]
+__all__ = ["SOURCE", "STORED_STEPS", "DatasetBase", "Step", "cut", "expected_reads", "stored_steps"]
 
 _MAX_STEPS_CHARS = 400
 """Maximum number of characters of steps that a state contains verbatim. Longer steps are hashed, so that a state stays
 under 1 KB."""
 
-Step = tuple[str, int, int]
-"""One requested step: ("take", n, 0), ("shard", index, count), ("repeat", times, 0), ("shuffle", 0, 0)."""
+Step = tuple[str, Any, int]
+"""One requested step: ("take", n, 0), ("shard", index, count), ("repeat", times, 0), ("shuffle", 0, 0). The value of
+select, filter and resample is an object: `repr` describes it, and `str` identifies it in a state.
+"""
+
+SOURCE = "source"
+"""Name of the field with the number of a sample's source in a mixture."""
+
+STORED_STEPS = ("select", "filter", "resample")
+"""Steps that choose samples in stored order, wherever they are relative to `shuffle`."""
 
 
-def expected_reads(samples: int, objects: int, window: int, batch: float, world: int) -> float:
+def expected_reads(samples: int, objects: float, window: int, batch: float, world: int) -> float:
     """Average number of objects that a global batch reads, over all ranks.
 
     A rank reads an object once per window if the object contains any of the rank's samples. A window of w samples in K
@@ -135,7 +143,7 @@ class DatasetBase:
 
     def _steps_repr(self) -> str:
         parts = [
-            f"{name} {a}/{b}" if name == "shard" else f"{name} {a}" for name, a, b in self.steps if name != "shuffle"
+            f"{name} {a}/{b}" if name == "shard" else f"{name} {a!r}" for name, a, b in self.steps if name != "shuffle"
         ]
         for each in self.map_steps:
             name = getattr(each.function, "__qualname__", None) or repr(each.function)
@@ -254,12 +262,15 @@ class DatasetBase:
         if self._made.course is not None:
             return self._made.course
         course = self._base()
-        names = [name for name, _, _ in self.steps]
-        start = names.index("shuffle") + 1 if "shuffle" in names else 0
-        for name, a, b in self.steps[start:]:
+        for name, a, b in self.steps[stored_steps(self.steps) :]:
             course = _apply(course, name, a, b)
         self._made.course = course
         return course
+
+    @property
+    def source_numbers(self) -> list[int] | None:
+        """For each dataset of the sampler, its number in the field `source`; None for batches without this field."""
+        return None
 
     @property
     def samples(self) -> int:
@@ -295,12 +306,24 @@ class DatasetBase:
         return self._gets(batch, world)
 
 
+def stored_steps(steps: Sequence[Step]) -> int:
+    """Return the number of steps that apply to samples in stored order: those before `shuffle`; without a shuffle, all
+    up to the last one that chooses stored samples.
+    """
+    names = [name for name, _, _ in steps]
+    if "shuffle" in names:
+        return names.index("shuffle")
+    return max((at + 1 for at, name in enumerate(names) if name in STORED_STEPS), default=0)
+
+
 def cut(samples: int, name: str, a: int, b: int) -> tuple[int, int]:
     """Return the range of positions that `take` or `shard` selects."""
     return (0, min(a, samples)) if name == "take" else (samples * a // b, samples * (a + 1) // b)
 
 
 def _apply(course: _native.Sampler, name: str, a: int, b: int) -> _native.Sampler:
+    if name == "shuffle":
+        return course
     if name == "repeat":
         return course.repeat(a)
     return course.range(*cut(course.samples, name, a, b))

@@ -25,6 +25,7 @@ from penstock.errors import ConfigError, MapFailed, Unsupported
 from penstock.extras import require
 from penstock.feed import columns, fields, states
 from penstock.feed import report as reporting
+from penstock.feed.dataset_base import SOURCE
 from penstock.feed.epoch import Delivery, Epoch
 from penstock.feed.first_epoch import FirstEpochFeed, FirstEpochRun
 from penstock.feed.unindexed import NOTICE, Unindexed
@@ -355,11 +356,14 @@ class BaseLoader(Generic[Batch]):
         """Create the native feed of the whole dataset, or of the part of an epoch that `sampler` covers."""
         # The end of a part is not the end of an epoch.
         settings = self._settings if sampler is None else {**self._settings, "prefetch_next_epoch": False}
+        numbers = self.dataset.source_numbers
+        # The core adds the field of the source, which is not read from records.
+        read = [item for item in self.dataset.batch_fields().items() if numbers is None or item[0] != SOURCE]
         plan = self._plan()
         made = _native.Feed(
             self.dataset.course() if sampler is None else sampler,
-            fields.to_json(self.dataset.batch_fields().items()),
-            json.dumps(settings, default=operator.index),
+            fields.to_json(read),
+            json.dumps({**settings, "source_numbers": numbers}, default=operator.index),
             dict(env.read()),
             global_batch=self.global_batch,
             rank=self.rank,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mixtures: combine several datasets into one, in proportion to weights. Each dataset keeps its own order.
 
-Owns the weights and the length of a mixture's epoch. For each position, the core computes the source and the position
-in that source in closed form. Nothing is drawn at random, so the global cursor is the only state.
+Owns the weights, their schedule and the length of a mixture's epoch. For each position, the core computes the source
+and the position in that source in closed form. Nothing is drawn at random, so the global cursor is the only state.
 """
 
 from __future__ import annotations
@@ -11,19 +11,21 @@ import hashlib
 import json
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from penstock import _native
 from penstock.errors import ConfigError
-from penstock.feed.dataset_base import DatasetBase
+from penstock.feed.dataset import Dataset
+from penstock.feed.dataset_base import SOURCE, DatasetBase
+from penstock.feed.fields import tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from penstock.feed.dataset import Dataset
     from penstock.feed.node_cache import NodeCache
 
 __all__ = ["Mixture", "mix"]
@@ -38,6 +40,10 @@ class Mixture(DatasetBase):
 
     parts: tuple[tuple[Dataset | Mixture, int], ...] = ()
     requested_samples: int | None = None
+    later_weights: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """Weights from later positions on: (first position, weight of each part)."""
+    given_names: tuple[str, ...] | None = None
+    has_source: bool = False
 
     @property
     def specs(self) -> tuple[tuple[str, Any], ...]:
@@ -46,15 +52,45 @@ class Mixture(DatasetBase):
 
     def batch_fields(self) -> dict[str, Any]:
         """Return the fields of a batch, which are the same in all parts. If none are set, these are the first part's
-        default fields.
+        default fields. With `source=True`, `source` is added.
         """
-        return self.parts[0][0].batch_fields()
+        fields = self.parts[0][0].batch_fields()
+        if not self.has_source:
+            return fields
+        if SOURCE in fields:
+            raise ConfigError(
+                "fields: `source` is the number of a sample's part in this mixture",
+                where="fields",
+                hint='give the field another name: .fields(origin=....of("source"))',
+            )
+        return {**fields, SOURCE: tensor("int32", ())}
 
     @property
     def weights(self) -> tuple[float, ...]:
-        """Each part's share of the samples."""
-        total = sum(weight for _, weight in self.parts)
-        return tuple(weight / total for _, weight in self.parts)
+        """Each part's share of the samples at the start of the first epoch."""
+        return self.weights_at(0)
+
+    def weights_at(self, position: int) -> tuple[float, ...]:
+        """Return each part's share of the samples at a position, counted over all epochs."""
+        weights = tuple(weight for _, weight in self.parts)
+        for start, later in self.later_weights:
+            weights = later if start <= position else weights
+        total = sum(weights)
+        return tuple(weight / total for weight in weights)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the parts: number i in the field `source` means `names[i]`. By default, these are their URLs."""
+        if self.given_names is not None:
+            return self.given_names
+        return tuple(part.url if isinstance(part, Dataset) else " + ".join(part.names) for part, _ in self.parts)
+
+    @property
+    def source_numbers(self) -> list[int] | None:
+        """For each dataset of the sampler, the number of its part; None without the field `source`."""
+        if not self.has_source:
+            return None
+        return [number for number, (part, _) in enumerate(self.parts) for _ in part.course().sources]
 
     @property
     def seed(self) -> int | None:
@@ -84,7 +120,8 @@ class Mixture(DatasetBase):
     @property
     def fingerprint(self) -> str:
         """Hash of the parts' identities and their weights."""
-        parts = [[part.identity(), weight] for part, weight in self.parts]
+        parts: list[Any] = [[part.identity(), weight] for part, weight in self.parts]
+        parts += self.later_weights
         return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
     def caches(self) -> list[NodeCache | None]:
@@ -95,22 +132,33 @@ class Mixture(DatasetBase):
         samples = (
             sum(part.samples for part, _ in self.parts) if self.requested_samples is None else self.requested_samples
         )
-        return _native.Sampler.mix([part.course() for part, _ in self.parts], [w for _, w in self.parts], samples)
+        schedule = [(0, [weight for _, weight in self.parts]), *self.later_weights]
+        return _native.Sampler.mix([part.course() for part, _ in self.parts], schedule, samples)
 
     def _gets(self, batch: float, world: int) -> float:
-        return sum(
-            part.expected_gets(batch * share, world) for (part, _), share in zip(self.parts, self.weights, strict=True)
+        starts = [0, *(start for start, _ in self.later_weights)]
+        return max(
+            sum(
+                part.expected_gets(batch * share, world)
+                for (part, _), share in zip(self.parts, self.weights_at(start), strict=True)
+            )
+            for start in starts
         )
 
     def __repr__(self) -> str:
         parts = ", ".join(f"{share:.3g}: {part!r}" for (part, _), share in zip(self.parts, self.weights, strict=True))
-        return f"Mixture({parts}{self._steps_repr()})"
+        changes = "".join(f", other weights from position {start:,}" for start, _ in self.later_weights)
+        return f"Mixture({parts}{changes}{self._steps_repr()})"
 
 
 def mix(
-    parts: Mapping[Dataset | Mixture, float] | Iterable[tuple[Dataset | Mixture, float]],
+    parts: Mapping[Dataset | Mixture, float] | Iterable[Dataset | Mixture | tuple[Dataset | Mixture, float]],
     *,
     samples: int | None = None,
+    schedule: Iterable[tuple[int, Mapping[Dataset | Mixture, float] | Sequence[float]]] | None = None,
+    temperature: float | None = None,
+    source: bool = False,
+    names: Sequence[str] | None = None,
 ) -> Mixture:
     """Combine several datasets into one. `mix({a: 0.7, b: 0.3})` takes 7 samples of `a` for every 3 of `b`, evenly
     spread.
@@ -120,11 +168,20 @@ def mix(
 
     Args:
         parts: Datasets with the same fields, and their weights. The order of this mapping affects the sample order.
+            Without weights (`mix([a, b], temperature=2)`), they come from `temperature` or `schedule`.
         samples: Number of samples in an epoch of the mixture; by default the sum over its parts.
+        schedule: Weights that apply from later positions on: `[(100_000, {a: 0.5, b: 0.5})]`. Positions count the
+            samples of the mixture over all its epochs. A part that a mapping lacks has the weight 0. Each part goes on
+            from where it stopped.
+        temperature: The weight of a part with n samples is n^(1 / temperature): 1 is in proportion to the samples, and
+            a high temperature approaches equal weights. Counts the records of all parts at once.
+        source: Add a field `source` to the batches: the number of each sample's part, int32. `Mixture.names` has the
+            names.
+        names: Names of the parts; by default their URLs.
     Raises:
         ConfigError: The parts are empty, a weight is not above 0, or the parts' fields differ.
     """
-    pairs = list(parts.items() if isinstance(parts, Mapping) else parts)
+    pairs = [_pair(item) for item in (parts.items() if isinstance(parts, Mapping) else parts)]
     if not pairs:
         raise ConfigError("mix: at least one dataset is required", where="mix")
     for part, weight in pairs:
@@ -132,7 +189,7 @@ def mix(
             raise ConfigError(f"mix: every part must be a penstock.Dataset (got {type(part).__name__})", where="mix")
         if part.map_steps:
             raise ConfigError("mix: map() must come after mix()", where="mix", hint="write mix({a: 1, b: 1}).map(fn)")
-        if not math.isfinite(weight) or weight <= 0:
+        if weight is not None and (not math.isfinite(weight) or weight <= 0):
             raise ConfigError(f"mix: weights must be finite and above 0 (got {weight!r})", where="mix")
         if part.specs != pairs[0][0].specs:
             raise ConfigError(
@@ -144,8 +201,81 @@ def mix(
         samples = operator.index(samples)
         if not 1 <= samples < 2**63:
             raise ConfigError(f"samples: {samples} is not a valid epoch length", where="samples")
-    total = sum(Fraction(weight) for _, weight in pairs)
-    scaled = [max(1, round(Fraction(weight) / total * _SCALE)) for _, weight in pairs]
+    if names is not None and len(names) != len(pairs):
+        raise ConfigError(f"names: {len(names)} names for {len(pairs)} parts", where="names")
+    sources = [part for part, _ in pairs]
+    first, *later = _schedule(pairs, list(schedule or ()), temperature)
+    return Mixture(
+        parts=tuple(zip(sources, first[1], strict=True)),
+        requested_samples=samples,
+        later_weights=tuple(later),
+        given_names=None if names is None else tuple(map(str, names)),
+        has_source=bool(source),
+    )
+
+
+def _pair(item: Any) -> tuple[Any, float | None]:
+    if isinstance(item, DatasetBase):
+        return item, None
+    part, weight = item
+    return part, weight
+
+
+def _schedule(
+    pairs: Sequence[tuple[Any, float | None]], schedule: list[Any], temperature: float | None
+) -> list[tuple[int, tuple[int, ...]]]:
+    """Return the whole weights of all parts by their first position, from position 0 on."""
+    sources, given = [part for part, _ in pairs], [weight for _, weight in pairs if weight is not None]
+    if 0 < len(given) < len(pairs):
+        raise ConfigError(f"mix: {len(given)} of {len(pairs)} parts have weights; give all or none", where="mix")
+    stages: list[tuple[int, list[float]]] = []
+    if temperature is not None:
+        if given:
+            raise ConfigError("temperature: cannot be combined with weights", where="temperature")
+        if not math.isfinite(temperature) or temperature <= 0:
+            raise ConfigError(f"temperature: must be above 0 (got {temperature!r})", where="temperature")
+        counts = [part.samples for part in sources]
+        most = max(counts)
+        if min(counts) == 0:
+            raise ConfigError("temperature: a dataset without samples cannot be mixed", where="temperature")
+        stages.append((0, [(count / most) ** (1 / temperature) for count in counts]))
+    elif given:
+        stages.append((0, given))
+    for start, weights in schedule:
+        stages.append((operator.index(start), _weights(weights, sources, start)))
+    starts = [start for start, _ in stages]
+    if not stages or starts[0] != 0:
+        raise ConfigError("mix: give weights, a temperature, or a schedule that starts at position 0", where="mix")
+    if any(later <= earlier for earlier, later in pairwise(starts)) or starts[-1] >= 2**63:
+        raise ConfigError(f"schedule: the positions must increase (got {starts})", where="schedule")
+    for number, part in enumerate(sources):
+        if not any(weights[number] > 0 for _, weights in stages):
+            raise ConfigError(f"mix: {part!r} has the weight 0 throughout", where="mix")
+    return [(start, _whole(weights)) for start, weights in stages]
+
+
+def _weights(weights: Mapping[Any, float] | Sequence[float], sources: Sequence[Any], start: int) -> list[float]:
+    """Return the weights of all parts in one entry of a schedule."""
+    if isinstance(weights, Mapping):
+        unknown = [part for part in weights if part not in sources]
+        if unknown:
+            raise ConfigError(f"schedule: {unknown[0]!r} is not a part of the mixture", where="schedule")
+        weights = [weights.get(part, 0) for part in sources]
+    if len(weights) != len(sources):
+        raise ConfigError(
+            f"schedule: {len(weights)} weights for {len(sources)} parts at position {start}", where="schedule"
+        )
+    bad = [weight for weight in weights if not math.isfinite(weight) or weight < 0]
+    if bad:
+        raise ConfigError(f"schedule: weights must be finite and at least 0 (got {bad[0]!r})", where="schedule")
+    if not any(weights):
+        raise ConfigError(f"schedule: all weights at position {start} are 0", where="schedule")
+    return list(weights)
+
+
+def _whole(weights: Sequence[float]) -> tuple[int, ...]:
+    """Return whole weights in proportion to `weights`. A weight above 0 is at least 1."""
+    total = sum(Fraction(weight) for weight in weights)
+    scaled = [max(1, round(Fraction(weight) / total * _SCALE)) if weight else 0 for weight in weights]
     divisor = math.gcd(*scaled)
-    whole = tuple((part, weight // divisor) for (part, _), weight in zip(pairs, scaled, strict=True))
-    return Mixture(parts=whole, requested_samples=samples)
+    return tuple(weight // divisor for weight in scaled)

@@ -27,6 +27,9 @@ _LOG = logging.getLogger("penstock.feed")
 POLL_S = 0.1
 """Seconds between two attempts to lock. The code polls, because Ctrl-C would not end a wait in the kernel."""
 
+WORK = "reading and indexing all objects"
+"""What the holder of a lock does, unless it is stated."""
+
 
 class ScanLock:
     """A lock that this process holds."""
@@ -84,8 +87,9 @@ def lines(folder: Path, name: str, first: int) -> list[str]:
 
 
 @contextmanager
-def held(folder: str | None, name: str, url: str) -> Iterator[bool]:
-    """Hold the lock `name` in `folder`. While another process holds it, waits, with a warning that contains `url`.
+def held(folder: str | None, name: str, url: str, work: str = WORK) -> Iterator[bool]:
+    """Hold the lock `name` in `folder`. While another process holds it, waits, with a warning that contains `url` and
+    `work`.
 
     Yields:
         Whether the lock is held; False without a folder, or if the lock file cannot be created or locked.
@@ -96,7 +100,7 @@ def held(folder: str | None, name: str, url: str) -> Iterator[bool]:
             lock = attempt(Path(folder), name)
         except BlockingIOError:
             if not warned:
-                warn(url)
+                warn(url, work)
                 warned = True
             time.sleep(POLL_S)
         except OSError:
@@ -108,9 +112,9 @@ def held(folder: str | None, name: str, url: str) -> Iterator[bool]:
             lock.release()
 
 
-def warn(url: str) -> None:
-    """Log that this process waits for another one's scan."""
-    _LOG.warning("%s: another process is reading and indexing all objects; waiting for its index", url)
+def warn(url: str, work: str = WORK) -> None:
+    """Log that this process waits for another one's work."""
+    _LOG.warning("%s: another process is %s; waiting for its result", url, work)
 
 
 def _is_at(descriptor: int, path: Path) -> bool:

@@ -27,8 +27,8 @@ _ADVICE = {
     "order": "load the state with the version of Penstock that saved it",
     "seed": "give shuffle() the seed of the state",
     "window": "give shuffle() the window of the state",
-    "samples": "give the dataset the same steps (take, shard, repeat) as before",
-    "steps": "give the dataset the same steps (take, shard, repeat) as before",
+    "samples": "give the dataset the same steps (take, shard, select, filter, resample, repeat) as before",
+    "steps": "give the dataset the same steps (take, shard, select, filter, resample, repeat) as before",
     "batches": "give batch_by the lengths and the sizes of the state. Sizes per rank are those of its number of ranks; "
     "to resume on another number, give sizes over all ranks (global_batch_sizes or global_tokens)",
 }

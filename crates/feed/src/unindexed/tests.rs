@@ -65,6 +65,7 @@ impl Case {
             object_timeout: Duration::from_secs(20),
             on_error,
             prefetch_next_epoch: true,
+            source_numbers: None,
         };
         let fields = vec![Field::tensor("x", DType::I64, &[1])];
         Unindexed::new(self.source.clone(), seed, fields, turns, settings)

@@ -1,0 +1,357 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weighted sampling: weights per sample or per class, class balance and curricula, as the weights of the core's draws.
+
+Owns the conversion of weights to whole numbers, and the number of passes of an epoch. The core draws the samples; see
+`weighted_draws` there.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal
+
+from penstock import _native
+from penstock.errors import ConfigError
+from penstock.extras import require
+from penstock.feed import classes as class_folders
+from penstock.feed import sample_scan, selection
+
+if TYPE_CHECKING:
+    from penstock.feed.dataset import Dataset
+
+__all__ = ["MAX_PASSES", "Labels", "Resample", "WeightSpec", "of"]
+
+MAX_PASSES = 16
+"""Default maximum number of passes over the objects in an epoch. With 16, the copies of one sample are spread over 16
+shuffle windows, and an object is read at most 16 times."""
+
+_MAX_WEIGHT = 2**32 - 1
+
+_MAX_SHOWN = 5
+
+WeightSpec = Any
+"""Weights of one stage: an array, a mapping from classes to weights, or "balanced"."""
+
+Labels = Any
+"""Name of a field, or an array with the class of each sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """Weights of all stored samples as uint32 arrays, by the first epoch in which they apply."""
+
+    schedule: tuple[tuple[int, Any], ...]
+    samples: int
+    passes: int
+    text: str
+
+
+@dataclass(slots=True, eq=False)
+class Resample:
+    """Arguments of `resample`, and the weights of all stored samples once they are computed."""
+
+    dataset: Dataset
+    stages: tuple[tuple[int, WeightSpec], ...]
+    labels: Labels
+    samples: int | None
+    replacement: bool
+    passes: int | None
+    _weights: list[_Weights] = field(default_factory=list)
+
+    def __reduce__(self) -> Any:
+        # The labels may require a scan, which the other process must not repeat.
+        return (_restored, (self.dataset, self.weights()))
+
+    def __repr__(self) -> str:
+        spec = self.stages[0][1]
+        name = repr(spec) if isinstance(spec, str) else "by class" if isinstance(spec, Mapping) else "by weights"
+        return name + (f" and {len(self.stages) - 1} later weights" if len(self.stages) > 1 else "")
+
+    def __str__(self) -> str:
+        return self.weights().text
+
+    def sampler(self, dataset: Dataset) -> _native.Sampler:
+        """Return the sampler of a shuffled dataset.
+
+        Raises:
+            ConfigError: The dataset is not shuffled, or the weights are invalid.
+        """
+        if dataset.seed is None:
+            raise ConfigError(
+                "resample: requires a shuffled dataset, because its draws differ between epochs",
+                where="resample",
+                hint="give resample(seed=...), or call shuffle(seed)",
+            )
+        weights = self.weights()
+        return _native.Sampler.weighted(
+            dataset.source,
+            dataset.counted(),
+            weights.schedule,
+            samples=weights.samples,
+            passes=weights.passes,
+            seed=dataset.seed,
+            window=dataset.window,
+        )
+
+    def weights(self) -> _Weights:
+        """Return the weights of all stored samples. Computed once.
+
+        Raises:
+            ConfigError: A weight is negative, NaN or infinite; all are 0; or their number is not the number of samples.
+        """
+        if not self._weights:
+            self._weights.append(self._computed())
+        return self._weights[0]
+
+    def _computed(self) -> _Weights:
+        import numpy as np
+
+        stored, steps = self.dataset.counted().samples, self.dataset.steps
+        chosen = np.asarray(selection.positions(steps, stored), dtype=np.int64)
+        if len(chosen) == 0:
+            raise ConfigError("resample: the dataset has no samples", where="resample")
+        if len(np.unique(chosen)) < len(chosen):
+            raise ConfigError("resample: cannot follow a selection that repeats samples", where="resample")
+        labels: list[_Classes] = []
+
+        def classes() -> _Classes:
+            if not labels:
+                labels.append(_classes(self.dataset, self.labels, len(chosen)))
+            return labels[0]
+
+        floats = [(epoch, _floats(spec, len(chosen), classes)) for epoch, spec in self.stages]
+        samples = self._length(len(chosen), min(int((each > 0).sum()) for _, each in floats))
+        passes = self._passes([each for _, each in floats], samples)
+        schedule = []
+        for epoch, each in floats:
+            whole = np.zeros(stored, dtype=np.uint32)
+            whole[chosen] = _with_replacement(each) if self.replacement else _without_replacement(each, samples)
+            schedule.append((epoch, whole))
+        digest = selection.digest_of(*(data for epoch, whole in schedule for data in (b"%d" % epoch, whole.data)))
+        return _Weights(tuple(schedule), samples, passes, f"{samples}x{passes}@{digest}")
+
+    def _length(self, count: int, positive: int) -> int:
+        if self.samples is not None and not self.replacement and self.samples > positive:
+            raise ConfigError(
+                f"samples: {self.samples:,} samples cannot be drawn without replacement from {positive:,} samples with "
+                "a weight above 0",
+                where="samples",
+            )
+        return count if self.samples is None else self.samples
+
+    def _passes(self, floats: list[Any], samples: int) -> int:
+        if not self.replacement:
+            return 1
+        if self.passes is not None:
+            return min(self.passes, samples)
+        most = max(float(each.max() / each.sum()) * samples for each in floats)
+        return max(1, min(math.ceil(most - 1e-9), MAX_PASSES, samples))
+
+
+def _restored(dataset: Dataset, weights: _Weights) -> Resample:
+    return Resample(dataset, ((0, None),), None, None, True, None, [weights])
+
+
+def of(
+    dataset: Dataset,
+    weights: WeightSpec | None,
+    labels: Labels | None,
+    samples: int | None,
+    *,
+    replacement: bool,
+    passes: int | None,
+    schedule: Sequence[tuple[int, WeightSpec]] | None,
+) -> Resample:
+    """Check the arguments of `resample` for a dataset in stored order.
+
+    Raises:
+        ConfigError: An argument is invalid.
+    """
+    require("resample", "numpy")
+    stages = [] if weights is None else [(0, weights)]
+    stages += [(operator.index(epoch), spec) for epoch, spec in schedule or ()]
+    epochs = [epoch for epoch, _ in stages]
+    if not stages or epochs[0] != 0:
+        raise ConfigError("resample: give weights, or a schedule that starts at epoch 0", where="resample")
+    if any(later <= earlier for earlier, later in pairwise(epochs)) or epochs[-1] >= 2**40:
+        raise ConfigError(f"schedule: the epochs must increase (got {epochs})", where="schedule")
+    for name, value in (("samples", samples), ("passes", passes)):
+        if value is not None and not 1 <= operator.index(value) < 2**40:
+            raise ConfigError(f"{name}: must be at least 1 (got {value})", where=name)
+    if not replacement and samples is None:
+        raise ConfigError(
+            "samples: required without replacement, because all samples would be drawn whatever their weights",
+            where="samples",
+        )
+    if not replacement and passes not in (None, 1):
+        raise ConfigError("passes: without replacement, an epoch is one pass", where="passes")
+    return Resample(
+        dataset,
+        tuple((epoch, _checked(spec)) for epoch, spec in stages),
+        labels,
+        None if samples is None else operator.index(samples),
+        bool(replacement),
+        None if passes is None else operator.index(passes),
+    )
+
+
+def _checked(spec: WeightSpec) -> Literal["balanced"] | Mapping[Any, float] | Any:
+    import numpy as np
+
+    if isinstance(spec, str):
+        if spec != "balanced":
+            raise ConfigError(f'weights: "{spec}" is neither "balanced" nor an array', where="weights")
+        return spec
+    if isinstance(spec, Mapping):
+        return dict(spec)
+    array = np.array(spec, dtype=np.float64)  # a copy, so that the caller cannot change it later
+    if array.ndim != 1:
+        raise ConfigError(f"weights: must have one dimension (got shape {array.shape})", where="weights")
+    return array
+
+
+@dataclass(frozen=True, slots=True)
+class _Classes:
+    """Distinct classes, and the number of each sample's class. `names` are the class folders, if there are any."""
+
+    values: list[Any]
+    codes: Any
+    names: tuple[str, ...] = ()
+
+
+def _classes(dataset: Dataset, labels: Labels | None, samples: int) -> _Classes:
+    import numpy as np
+
+    names: tuple[str, ...] = ()
+    values: Any
+    if labels is None:
+        if not class_folders.has_folder_labels(dataset.source):
+            raise ConfigError(
+                "labels: required for weights by class",
+                where="labels",
+                hint='name the field of the labels: resample("balanced", labels="label")',
+            )
+        names = dataset.classes
+        numbers = {name: number for number, name in enumerate(names)}
+        source = dataset.source
+        folders = [source.key(number).partition("/")[0] for number in range(source.objects)]
+        values = np.array([numbers[name] for name in folders], dtype=np.int64)
+        # In a folder of images, an object is a sample.
+        values = values[np.asarray(selection.positions(dataset.steps, len(values)), dtype=np.int64)]
+    elif isinstance(labels, str):
+        values = _read(dataset, labels)
+    else:
+        values = np.asarray(labels)
+    if values.dtype.kind == "S":
+        values = np.char.decode(values, "utf-8")
+    if values.shape != (samples,) or values.dtype.kind not in "biuU":
+        raise ConfigError(
+            f"labels: must be one integer or text for each of {samples:,} samples (got {values.dtype} of shape "
+            f"{values.shape})",
+            where="labels",
+        )
+    distinct, codes = np.unique(values, return_inverse=True)
+    return _Classes(distinct.tolist(), codes, names)
+
+
+def _read(dataset: Dataset, name: str) -> Any:
+    specs = dataset.batch_fields()
+    if name not in specs:
+        raise ConfigError(f"labels: no field `{name}` (fields: {', '.join(specs)})", where="labels")
+    only = dataset.fields(**{name: specs[name]})
+    key = f"values:{name}:{specs[name]}"
+    return sample_scan.scanned(
+        only, f"resample by `{name}`", key, lambda: sample_scan.values_of(only, _Label(name), workers=0)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Label:
+    name: str
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        return {"value": sample[self.name]}
+
+
+def _floats(spec: WeightSpec, samples: int, classes: Any) -> Any:
+    """Return the weight of each sample as float64."""
+    import numpy as np
+
+    if isinstance(spec, str):
+        codes = classes().codes
+        counts = np.bincount(codes)
+        return (1.0 / counts)[codes]
+    if isinstance(spec, Mapping):
+        return _by_class(spec, classes())
+    if len(spec) != samples:
+        raise ConfigError(f"weights: {len(spec):,} weights for {samples:,} samples", where="weights")
+    for problem, is_bad in (("NaN", np.isnan(spec)), ("infinite", np.isinf(spec)), ("negative", spec < 0)):
+        if is_bad.any():
+            raise ConfigError(
+                f"weights: {int(is_bad.sum()):,} of {samples:,} weights are {problem}; the first is that of sample "
+                f"{int(is_bad.argmax()):,}",
+                where="weights",
+            )
+    if not spec.any():
+        raise ConfigError(f"weights: all {samples:,} weights are 0", where="weights")
+    return spec
+
+
+def _by_class(spec: Mapping[Any, float], classes: _Classes) -> Any:
+    import numpy as np
+
+    given = {(classes.names.index(name) if name in classes.names else name): float(w) for name, w in spec.items()}
+    missing = [value for value in classes.values if value not in given]
+    unknown = [value for value in given if value not in classes.values]
+    for problem, values in (("no weight for class", missing), ("no sample of class", unknown)):
+        if values:
+            shown = ", ".join(f"{value!r}" for value in values[:_MAX_SHOWN])
+            more = f" and {len(values) - _MAX_SHOWN:,} more" if len(values) > _MAX_SHOWN else ""
+            raise ConfigError(f"weights: {problem} {shown}{more}", where="weights")
+    for value, weight in given.items():
+        if not (math.isfinite(weight) and weight >= 0):
+            raise ConfigError(
+                f"weights: the weight of class {value!r} must be finite and at least 0 (got {weight})", where="weights"
+            )
+    weights = np.array([given[value] for value in classes.values])
+    if not weights.any():
+        raise ConfigError(f"weights: the weights of all {len(weights):,} classes are 0", where="weights")
+    return weights[classes.codes]
+
+
+def _scale(samples: int) -> int:
+    """Return the largest whole weight, such that a sum of weights is below 2^63."""
+    return min(_MAX_WEIGHT, 2**62 // samples)
+
+
+def _with_replacement(weights: Any) -> Any:
+    """Return whole weights in proportion to `weights`. A weight above 0 is at least 1."""
+    import numpy as np
+
+    whole = np.rint(weights / weights.max() * _scale(len(weights)))
+    return np.where((weights > 0) & (whole < 1), 1, whole).astype(np.uint32)
+
+
+def _without_replacement(weights: Any, samples: int) -> Any:
+    """Return whole weights whose shares of `samples` draws are at most one draw per sample.
+
+    Samples whose share would be above 1 are drawn in every epoch, and the others share the remaining draws.
+    """
+    import numpy as np
+
+    ordered = np.sort(weights)[::-1]
+    left = np.cumsum(ordered[::-1])[::-1]  # sum of this weight and all smaller ones
+    certain = int(np.argmax((samples - np.arange(len(ordered))) * ordered <= left * (1 + 1e-12)))
+    share = (samples - certain) / left[certain] if samples > certain else 0.0
+    scale = _scale(len(weights))
+    is_certain = weights >= (ordered[certain - 1] if certain else math.inf)
+    whole = np.where(is_certain, scale, np.minimum(np.floor(weights * share * scale) + 1, scale))
+    whole = np.where(weights > 0, whole, 0).astype(np.int64)
+    # Rounding may leave a share slightly above 1.
+    while int(whole.max()) * samples > int(whole.sum()):
+        whole = np.minimum(whole, int(whole.sum()) // samples)
+    return whole.astype(np.uint32)

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scan of all samples: one value per sample, computed once and kept beside the record indexes.
+
+Filters and class balance use it. Decides how a result is stored and when it is still valid; the caller computes the
+values. It is always safe to delete a stored result.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import zipfile
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock import env
+from penstock.atomic_file import atomic_file
+from penstock.extras import require
+from penstock.feed import scan_lock
+from penstock.feed.fields import PaddedSpec
+from penstock.feed.record_index_dir import record_index_dir
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.feed.dataset import Dataset
+
+__all__ = ["scanned", "values_of"]
+
+_LOG = logging.getLogger("penstock.feed")
+
+_BATCH_BYTES = 16 << 20
+"""Stored bytes per batch of a scan."""
+
+_MAX_BATCH = 256
+"""Maximum number of samples per batch of a scan."""
+
+
+def scanned(dataset: Dataset, what: str, key: str | None, compute: Callable[[], Any]) -> Any:
+    """Return `compute()`, an array with one value per sample of `dataset`; if a process of this node has stored the
+    result for the same objects and `key`, return the stored result.
+
+    Args:
+        dataset: Dataset in stored order.
+        what: Name of the operation, for messages.
+        key: Identifies the operation and everything that it depends on, except for the data. None: do not store.
+    """
+    require(what, "numpy")
+    variables = dict(env.read())
+    folder = record_index_dir(variables) if key is not None else None
+    name = f"{_version(dataset, key)}.samples"
+    path = None if folder is None else Path(folder) / name
+    with scan_lock.held(folder, name, dataset.url, f"running {what} over all samples") as is_shared:
+        kept = _read(path, dataset.samples) if path is not None else None
+        if kept is not None:
+            return kept
+        _LOG.warning(
+            "%s: %s reads all %s samples once (%s stored bytes)%s",
+            dataset.url,
+            what,
+            f"{dataset.samples:,}",
+            f"{dataset.source.size_bytes:,}",
+            "" if is_shared else "; the result is not kept, so each process reads them",
+        )
+        values = compute()
+        if path is not None and is_shared:
+            _write(path, values)
+        return values
+
+
+def _version(dataset: Dataset, key: str | None) -> str:
+    """Return a digest of the objects with their versions, the steps of the dataset and `key`."""
+    digest = hashlib.blake2b(digest_size=16)
+    steps = dataset.identity().get("steps", "")
+    # The rest of a manifest contains the time of the listing.
+    objects = json.dumps(json.loads(dataset.source.manifest())["objects"]).encode()
+    for part in (objects, dataset.fingerprint.encode(), steps.encode(), (key or "").encode()):
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _read(path: Path, samples: int) -> Any:
+    """Return a stored result; None if it is missing, damaged or of another length."""
+    import numpy as np
+
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+            values = stored["values"]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
+        return None
+    return values if values.shape == (samples,) else None
+
+
+def _write(path: Path, values: Any) -> None:
+    import numpy as np
+
+    try:
+        with atomic_file(path, durable=False) as out:
+            np.savez_compressed(out, values=values)
+    except OSError as error:
+        _LOG.warning("%s: the result is not kept: %s", path, error.strerror)
+
+
+def values_of(dataset: Dataset, function: Callable[[dict[str, Any]], Any], workers: int) -> Any:
+    """Return `function(sample)["value"]` of every sample as an array, in the order of the dataset."""
+    import numpy as np
+
+    from penstock.feed.loader import Loader
+
+    samples = max(dataset.samples, 1)
+    stored = max(dataset.source.size_bytes // max(dataset.counted().samples, 1), 1)
+    batch = max(1, min(_BATCH_BYTES // stored, _MAX_BATCH, samples))
+    # Only a loader with batch_by pads to buckets; a single sample has its own length.
+    specs = {name: spec.ragged() if isinstance(spec, PaddedSpec) else spec for name, spec in dataset.specs}
+    mapped = replace(dataset, specs=tuple(specs.items())).map(function, workers)
+    loader = Loader(mapped, batch_size=batch, rank=0, world=1, prefetch_next_epoch=False)
+    values = [np.asarray(each["value"]) for each in loader]
+    return np.concatenate(values) if values else np.zeros(0, bool)

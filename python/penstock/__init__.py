@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         raw_list,
         tensor,
     )
+    from penstock.writer import write
 
 __all__ = [
     "Dataset",
@@ -55,6 +56,7 @@ __all__ = [
     "tensor",
     "tf",
     "torch",
+    "write",
 ]
 
 _HOMES = {
@@ -73,6 +75,7 @@ _HOMES = {
     "raw": "penstock.feed",
     "raw_list": "penstock.feed",
     "tensor": "penstock.feed",
+    "write": "penstock.writer",
     "__version__": "penstock._native",
 }
 _MODULES = {name: f"penstock.{name}" for name in ("errors", "formats", "fs", "jax", "stage", "tf", "torch")}

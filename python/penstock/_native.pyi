@@ -29,6 +29,8 @@ __all__ = [
     "Run",
     "Sampler",
     "SegyFile",
+    "ShardBuffer",
+    "ShardBytes",
     "Source",
     "StageJob",
     "StageRequest",
@@ -47,6 +49,8 @@ __all__ = [
     "index",
     "merge_latencies",
     "object_keys",
+    "record_offsets",
+    "tar_member",
     "verify",
     "write_traces",
 ]
@@ -84,6 +88,48 @@ def decode_tfrecord(
 
 def crc32c(data: bytes) -> int:
     """CRC-32C (Castagnoli) of `data`."""
+
+# Statistics: count, number of NaN, minimum, maximum, sum.
+_Statistics: TypeAlias = tuple[int, int, float, float, float]
+
+@final
+class ShardBuffer:
+    """A shard in memory, with statistics of `fields` fields. Kinds of values are `bytes`, `bytes_list`, `int`, `float`,
+    `ints` (a buffer of int64), `floats` (a buffer of float32), or a dtype (its elements as a buffer of bytes).
+    """
+
+    def __new__(cls, fields: int, is_tar: bool) -> ShardBuffer: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def records(self) -> int: ...
+    def add_example(self, features: list[tuple[int, str, str, Any]]) -> None:
+        """Append a TFRecord with a tf.Example of these features: (field, name, kind, value)."""
+    def add_members(self, members: list[tuple[int, str, bytes, str, Any]]) -> None:
+        """Append tar members: (field, name, head, kind, value). The content is the head, then the value."""
+    def note(self, field: int, value: float) -> None:
+        """Add a number to the statistics of a field whose values are stored as text."""
+    def last_crc32c(self) -> int: ...
+    def statistics(self) -> list[tuple[_Statistics, _Statistics]]:
+        """For each field, the statistics of its sizes in bytes and of its values."""
+    def finish(self, codec: Literal["none", "gzip", "zstd"], level: int | None) -> ShardBytes:
+        """End the shard, compress it and empty this buffer."""
+
+@final
+class ShardBytes:
+    """Stored bytes of a shard, readable through the buffer protocol."""
+
+    @property
+    def crc32c(self) -> int: ...
+    def __len__(self) -> int: ...
+    if sys.version_info >= (3, 12):
+        def __buffer__(self, flags: int, /) -> memoryview: ...
+
+def tar_member(name: str, data: bytes) -> bytes:
+    """Encode one tar member, without a time and an owner."""
+
+def record_offsets(path: str | PathLike[str], name: str) -> bytes:
+    """Entry of the file in the log of record offsets (`.penstock/records-*.bin`). Empty if its records have none."""
 
 @final
 class Emulator:
@@ -186,7 +232,10 @@ class Source:
         format: str,  # noqa: A002
         indexes: bytes | None = None,
         routes: str | None = None,
+        fields: str | None = None,
     ) -> Source: ...
+    @property
+    def fields(self) -> str | None: ...
     def routed(self, routes: str) -> Source: ...
     @property
     def routes(self) -> str | None: ...

@@ -19,6 +19,7 @@ PACKAGES = {
     "tensorflow": ("tensorflow", "numpy"),
     "fsspec": ("fsspec",),
     "hdf5": ("h5py",),
+    "parquet": ("pyarrow", "numpy"),
     "report": ("altair", "vl_convert"),
     "images": ("PIL", "numpy"),
     "ssh": ("asyncssh",),

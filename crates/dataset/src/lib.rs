@@ -25,7 +25,7 @@ pub use diff::{Change, Difference, diff};
 pub use key_filter::KeyFilter;
 pub use manifest::{
     CodecSource, Decompressed, Entry, MANIFEST_VERSION, Manifest, ManifestFormat, OWN_PREFIX, Origin, RecordFormat,
-    index, index_selected, list, without_pattern,
+    index, index_selected, index_written, list, without_pattern, written_fields,
 };
 pub use record_index::RecordIndex;
 pub use share::{Division, NameRule, ShareBy, SharePlan, Weights};

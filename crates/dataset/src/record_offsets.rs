@@ -51,6 +51,16 @@ pub fn note(log: impl FnOnce(&str) -> Option<File>, node: &str, target: &Key, fi
     }
 }
 
+/// Returns the log entry of a file that was written to `path`. `None` for any other file than [`note`] records.
+pub fn log_entry(path: &Path, target: &Key) -> Option<Vec<u8>> {
+    use std::os::unix::fs::MetadataExt;
+    let file = File::open(path).ok()?;
+    let meta = file.metadata().ok()?;
+    let mtime_ns = meta.mtime().checked_mul(1_000_000_000)?.checked_add(meta.mtime_nsec())?;
+    let state = FileState { size: meta.len(), mtime_ns };
+    Some(entry(target, state, &spans_of(&file, target)?))
+}
+
 /// Returns the record locations of an uncompressed TFRecord or tar file. `None` for any other name, and for a file that
 /// cannot be read in that format.
 fn spans_of(file: &File, target: &Key) -> Option<Vec<Span>> {

@@ -29,7 +29,7 @@ fn opened(url: &str, env: &HashMap<String, String>) -> Result<(Opened, MergePoli
 }
 
 /// A contiguous byte buffer of a Python object. It stays exported, so its memory stays valid, while this value exists.
-struct Memory {
+pub(crate) struct Memory {
     /// Keeps the memory behind `start` valid.
     _buffer: PyBuffer<u8>,
     start: *mut u8,
@@ -42,7 +42,7 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    fn of(value: &Bound<'_, PyAny>, is_written: bool) -> PyResult<Self> {
+    pub(crate) fn of(value: &Bound<'_, PyAny>, is_written: bool) -> PyResult<Self> {
         let buffer = PyBuffer::<u8>::get(value)?;
         if !buffer.is_c_contiguous() || is_written && buffer.readonly() {
             return Err(PyBufferError::new_err("must be a contiguous byte buffer, and writable if it is an output"));
@@ -51,7 +51,7 @@ impl Memory {
         Ok(Self { _buffer: buffer, start, len })
     }
 
-    fn slice(&self) -> &[u8] {
+    pub(crate) fn slice(&self) -> &[u8] {
         match self.len {
             0 => &[],
             // SAFETY: `self._buffer` keeps these `len` bytes valid.

@@ -20,6 +20,7 @@ mod record;
 mod run;
 mod runtime;
 mod sampler;
+mod shard_buffer;
 mod source;
 mod stage;
 mod tensor;
@@ -34,6 +35,10 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(record::encode_tfrecord, module)?)?;
     module.add_function(wrap_pyfunction!(record::decode_tfrecord, module)?)?;
     module.add_function(wrap_pyfunction!(record::crc32c, module)?)?;
+    module.add_function(wrap_pyfunction!(shard_buffer::tar_member, module)?)?;
+    module.add_function(wrap_pyfunction!(shard_buffer::record_offsets, module)?)?;
+    module.add_class::<shard_buffer::PyShardBuffer>()?;
+    module.add_class::<shard_buffer::PyShardBytes>()?;
     module.add_function(wrap_pyfunction!(index::index, module)?)?;
     module.add_function(wrap_pyfunction!(diff::diff, module)?)?;
     module.add_function(wrap_pyfunction!(stage::verify, module)?)?;

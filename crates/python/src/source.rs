@@ -10,7 +10,7 @@ use penstock_dataset::RecordIndex;
 use penstock_dataset::glob::{glob_matches, split_glob};
 use penstock_dataset::order::{Counts, Order, Shuffle, default_window};
 use penstock_dataset::sampler::DatasetView;
-use penstock_dataset::{Manifest, index};
+use penstock_dataset::{Manifest, index_written, written_fields};
 use penstock_feed::{
     ArrayBlocks, CountSource, Counted, ExistingIndexes, Field, FormatSpec, MAX_AT_ONCE, PartialCounts, SidecarIndexes,
     Source, count, indexes_in, keep_likely, kept, requests_of, scan, schema, without_indexes,
@@ -36,9 +36,10 @@ const MAX_METADATA: u64 = 1 << 30;
 /// Result of `__reduce__`: a function and its arguments.
 type Pickled<'py, T> = (Bound<'py, PyAny>, T);
 
-/// Pickled form of a source: the listing, the number of ignored objects, the format, index files of other programs, and
-/// the routes.
-type PickledSource<'py> = (Bound<'py, PyBytes>, usize, String, Option<Bound<'py, PyBytes>>, Option<String>);
+/// Pickled form of a source: the listing, the number of ignored objects, the format, index files of other programs, the
+/// routes, and the fields that a writer stored.
+type PickledSource<'py> =
+    (Bound<'py, PyBytes>, usize, String, Option<Bound<'py, PyBytes>>, Option<String>, Option<String>);
 
 /// Fields as JSON, a description of each field, and the values without a field (name, reason).
 type PySchema = (String, Vec<String>, Vec<(String, String)>);
@@ -103,10 +104,10 @@ fn opened(
     Ok((source, metrics))
 }
 
-/// Lists `url`.
-fn listed_at(py: Python<'_>, url: Url, env: &HashMap<String, String>) -> PyResult<Manifest> {
+/// Lists `url`. Also returns the default fields that a writer stored with the dataset.
+fn listed_at(py: Python<'_>, url: Url, env: &HashMap<String, String>) -> PyResult<(Manifest, Option<String>)> {
     let opened = enter(py, || open(&url, &StoreSettings::from_env(env)?, Arc::<Metrics>::default()))?;
-    enter_async(py, async move { index(&*opened.store, &opened.prefix, &url, Deadline::within(LISTING)).await })
+    enter_async(py, async move { index_written(&*opened.store, &opened.prefix, &url, Deadline::within(LISTING)).await })
 }
 
 /// Detects the format of a listing from the object names, or else from the content of one object. In the second case,
@@ -160,13 +161,15 @@ pub struct PySource {
     format: FormatSpec,
     /// For a pool: the nodes that store each object.
     routes: Option<Arc<Placements>>,
+    /// Default fields as JSON, if the writer of the dataset stored them.
+    fields: Option<String>,
 }
 
 impl PySource {
     fn of(source: &Source, indexes: Option<Manifest>) -> Self {
         let (listing, format) = (source.listing().clone(), source.format().clone());
         let blocks = source.array_blocks();
-        Self { manifest: listing, blocks, indexes, ignored: source.ignored(), format, routes: None }
+        Self { manifest: listing, blocks, indexes, ignored: source.ignored(), format, routes: None, fields: None }
     }
 
     /// Opens the source's store with at most `in_flight` requests at a time. Also returns its request counters.
@@ -198,7 +201,7 @@ impl PySource {
         // A path that exists is not treated as a pattern: `exp[1]` may be the name of a folder.
         let pattern = split_glob(&url).filter(|_| !url.to_path().is_some_and(|path| path.exists()));
         let folder = pattern.as_ref().map_or(&url, |(folder, _)| folder).clone();
-        let mut listed = match manifest {
+        let (mut listed, fields) = match manifest {
             Some(json) => enter(py, || {
                 let listed = Manifest::from_json(&json, "the manifest")?;
                 let of = listed.url.parse::<Url>()?;
@@ -208,7 +211,7 @@ impl PySource {
                 if of.as_folder() != folder.without_revision().as_folder() && !is_within {
                     return Err(Error::config("manifest", format!("lists {}, not {url}", listed.url)));
                 }
-                Ok(listed)
+                Ok((listed, written_fields(&json)))
             })?,
             None => listed_at(py, folder, &env)?,
         };
@@ -217,7 +220,7 @@ impl PySource {
             without_indexes(&mut listed, beside);
         }
         let indexes = match indexes {
-            Some(url) => Some(listed_at(py, enter(py, || url.parse())?, &env)?),
+            Some(url) => Some(listed_at(py, enter(py, || url.parse())?, &env)?.0),
             None => beside,
         };
         if let Some((_, pattern)) = &pattern {
@@ -244,12 +247,12 @@ impl PySource {
             None => source,
         };
         let made = Self::of(&source, indexes);
-        Ok(Self { ignored: made.ignored + removed, ..made })
+        Ok(Self { ignored: made.ignored + removed, fields, ..made })
     }
 
     /// Rebuilds a pickled source.
     #[staticmethod]
-    #[pyo3(signature = (manifest, ignored, format, indexes=None, routes=None))]
+    #[pyo3(signature = (manifest, ignored, format, indexes=None, routes=None, fields=None))]
     fn restore(
         py: Python<'_>,
         manifest: Vec<u8>,
@@ -257,13 +260,14 @@ impl PySource {
         format: &str,
         indexes: Option<Vec<u8>>,
         routes: Option<&str>,
+        fields: Option<String>,
     ) -> PyResult<Self> {
         enter(py, || {
             let manifest = Manifest::from_json(&manifest, "a pickled dataset")?;
             let indexes = indexes.map(|json| Manifest::from_json(&json, "a pickled dataset")).transpose()?;
             let format = FormatSpec::from_json(format)?;
             let routes = routes.map(Placements::from_json).transpose()?.map(Arc::new);
-            Ok(Self { blocks: format.ordered(&manifest)?, manifest, indexes, ignored, format, routes })
+            Ok(Self { blocks: format.ordered(&manifest)?, manifest, indexes, ignored, format, routes, fields })
         })
     }
 
@@ -271,7 +275,7 @@ impl PySource {
         let indexes = enter(py, || self.indexes.as_ref().map(Manifest::to_json).transpose())?;
         let indexes = indexes.map(|json| PyBytes::new(py, &json));
         let routes = self.routes(py)?;
-        let state = (self.manifest(py)?, self.ignored, self.format(py)?, indexes, routes);
+        let state = (self.manifest(py)?, self.ignored, self.format(py)?, indexes, routes, self.fields.clone());
         Ok((py.get_type::<Self>().getattr("restore")?, state))
     }
 
@@ -281,7 +285,8 @@ impl PySource {
             let routes = Some(Arc::new(Placements::from_json(routes)?));
             let (blocks, indexes) = (self.blocks.clone(), self.indexes.clone());
             let (manifest, format) = (self.manifest.clone(), self.format.clone());
-            Ok(Self { manifest, blocks, indexes, ignored: self.ignored, format, routes })
+            let fields = self.fields.clone();
+            Ok(Self { manifest, blocks, indexes, ignored: self.ignored, format, routes, fields })
         })
     }
 
@@ -289,6 +294,12 @@ impl PySource {
     #[getter]
     fn routes(&self, py: Python<'_>) -> PyResult<Option<String>> {
         enter(py, || self.routes.as_deref().map(Placements::to_json).transpose())
+    }
+
+    /// Default fields as JSON, if the writer of the dataset stored them.
+    #[getter]
+    fn fields(&self) -> Option<&str> {
+        self.fields.as_deref()
     }
 
     /// The format as JSON.
@@ -385,8 +396,9 @@ impl PySource {
             let chosen = objects.iter().filter_map(|&number| listed.get(number).cloned()).collect();
             let manifest = Manifest { objects: chosen, ..self.manifest.clone() };
             let (indexes, routes) = (self.indexes.clone(), self.routes.clone());
-            let format = self.format.clone();
-            Ok(Self { blocks: format.ordered(&manifest)?, manifest, indexes, ignored: self.ignored, format, routes })
+            let (format, fields) = (self.format.clone(), self.fields.clone());
+            let blocks = format.ordered(&manifest)?;
+            Ok(Self { blocks, manifest, indexes, ignored: self.ignored, format, routes, fields })
         })
     }
 

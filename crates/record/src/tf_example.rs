@@ -196,7 +196,11 @@ impl FeatureValue<'_> {
             Self::Floats([]) | Self::Ints([]) => {}
             Self::Floats(values) => {
                 put_len(1, 4 * values.len(), out);
-                values.iter().for_each(|value| out.extend_from_slice(&value.to_le_bytes()));
+                let start = out.len();
+                out.resize(start + 4 * values.len(), 0);
+                for (slot, value) in out[start..].as_chunks_mut::<4>().0.iter_mut().zip(values.iter()) {
+                    *slot = value.to_le_bytes();
+                }
             }
             Self::Ints(values) => {
                 put_len(1, ints_len(values), out);
@@ -213,21 +217,27 @@ fn ints_len(values: &[i64]) -> usize {
 /// Encodes a tf.Example with these features in this order, so that equal features give equal bytes. (TensorFlow's own
 /// writer orders map entries arbitrarily.) Names must be distinct; if two are equal, readers return the last one.
 pub fn encode_example(features: &[(&str, FeatureValue<'_>)]) -> Vec<u8> {
+    let mut out = Vec::new();
+    append_example(features, &mut out);
+    out
+}
+
+/// Appends the encoded tf.Example to `out`, as [`encode_example`] returns it.
+pub fn append_example(features: &[(&str, FeatureValue<'_>)], out: &mut Vec<u8>) {
     let entry_len = |name: &str, value: &FeatureValue<'_>| {
         let (_, list) = value.list();
         field_len(name.len()) + field_len(field_len(list))
     };
     let all = features.iter().map(|(name, value)| field_len(entry_len(name, value))).sum();
-    let mut out = Vec::with_capacity(field_len(all));
-    put_len(1, all, &mut out);
+    out.reserve(field_len(all));
+    put_len(1, all, out);
     for (name, value) in features {
         let (field, list) = value.list();
-        put_len(1, entry_len(name, value), &mut out);
-        put_len(1, name.len(), &mut out);
+        put_len(1, entry_len(name, value), out);
+        put_len(1, name.len(), out);
         out.extend_from_slice(name.as_bytes());
-        put_len(2, field_len(list), &mut out);
-        put_len(field, list, &mut out);
-        value.write(&mut out);
+        put_len(2, field_len(list), out);
+        put_len(field, list, out);
+        value.write(out);
     }
-    out
 }

@@ -22,12 +22,20 @@ pub fn frame_len(payload_len: u64) -> u64 {
 
 /// Wraps `payload` in a frame and appends it to `out`.
 pub fn write_frame(payload: &[u8], out: &mut Vec<u8>) {
-    let len = (payload.len() as u64).to_le_bytes();
     out.reserve(HEADER_LEN + payload.len() + FOOTER_LEN);
-    out.extend_from_slice(&len);
-    out.extend_from_slice(&crc32c_masked(&len).to_le_bytes());
-    out.extend_from_slice(payload);
-    out.extend_from_slice(&crc32c_masked(payload).to_le_bytes());
+    frame_in_place(out, |out| out.extend_from_slice(payload));
+}
+
+/// Appends a frame whose payload is what `append` appends, without a copy of it.
+pub fn frame_in_place(out: &mut Vec<u8>, append: impl FnOnce(&mut Vec<u8>)) {
+    let start = out.len();
+    out.extend_from_slice(&[0; HEADER_LEN]);
+    append(out);
+    let payload = &out[start + HEADER_LEN..];
+    let (len, footer) = ((payload.len() as u64).to_le_bytes(), crc32c_masked(payload).to_le_bytes());
+    out.extend_from_slice(&footer);
+    out[start..start + 8].copy_from_slice(&len);
+    out[start + 8..start + HEADER_LEN].copy_from_slice(&crc32c_masked(&len).to_le_bytes());
 }
 
 /// A record, borrowed from the bytes of its object.

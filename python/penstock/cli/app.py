@@ -34,6 +34,7 @@ VERBS = {
     "stage": "Copy a dataset to this node or a store, verified and resumable.",
     "verify": "Verify a staged copy, and repair it.",
     "diff": "Compare two datasets by their listings or manifests.",
+    "convert": "Convert a dataset of records to TFRecord, tar or Parquet.",
     "array": "Open, convert and image volumes: SEG-Y, Zarr, HDF5.",
     "audit-order": "Check that a dataset is delivered in the same order for any number of ranks and threads.",
     "train": "Train a workload from any URL.",

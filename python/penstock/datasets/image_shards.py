@@ -125,9 +125,4 @@ def _members(record: Record) -> bytes:
         "bbox": [[round(side, 6) for side in box] for box in picture.boxes],
     }
     members = (("jpg", record.data), ("cls", str(record.label).encode()), ("json", json.dumps(facts).encode()))
-    parts = []
-    for extension, data in members:
-        info = tarfile.TarInfo(f"{record.key}.{extension}")
-        info.size, info.mode = len(data), 0o644
-        parts += [info.tobuf(tarfile.USTAR_FORMAT), data, bytes(-len(data) % tarfile.BLOCKSIZE)]
-    return b"".join(parts)
+    return b"".join(_native.tar_member(f"{record.key}.{extension}", data) for extension, data in members)

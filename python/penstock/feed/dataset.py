@@ -394,12 +394,15 @@ class Dataset(DatasetBase):
 
     def schema(self) -> Schema:
         """Return the content of the first records, and the default fields derived from it. Reads one object, or its
-        start.
+        start. A dataset that `penstock.write` wrote contains its fields, so that nothing is read.
 
         Examines up to 100 records. Parts of varying length become `ragged`, and so do numeric parts that some records
         lack. Byte parts that some records lack get the default `b""`. If later records differ, set the fields with
         `fields()`.
         """
+        if self._counts.schema is None and self.source.fields is not None:
+            specs = kinds.from_json(self.source.fields)
+            self._counts.schema = Schema(specs, ("as written",) * len(specs))
         if self._counts.schema is None:
             text, holds, left_out = self.source.schema(dict(env.read()))
             specs = kinds.from_json(text)

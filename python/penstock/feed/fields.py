@@ -314,7 +314,9 @@ def from_json(text: str) -> tuple[tuple[str, FieldSpec], ...]:
         parts = tuple(spec_dict["of"])
         match spec_dict["kind"]:
             case "tensor":
-                return TensorSpec(spec_dict["dtype"], tuple(spec_dict["shape"]), parts)
+                dtype, default = spec_dict["dtype"], spec_dict.get("default")
+                value = None if default is None else struct.unpack(f"<{_FORMATS[dtype]}", bytes.fromhex(default))[0]
+                return TensorSpec(dtype, tuple(spec_dict["shape"]), parts, value)
             case "ragged":
                 return RaggedSpec(spec_dict["dtype"], tuple(spec_dict["shape"]), parts)
             case "bytes_list":

@@ -2,11 +2,13 @@
 //! Creates a manifest from a store listing. Skips keys that are not objects of the dataset: Penstock's own state and
 //! folder markers. Opens no object.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use futures::TryStreamExt;
-use penstock_store::{Store, StoreSettings};
+use penstock_store::{Meta, ObjectRef, Store, StoreSettings, read_whole};
 use penstock_types::{Deadline, Error, Key, Metrics, Result, Scheme, Url};
+use serde::Deserialize;
 
 use super::{Entry, Manifest};
 use crate::glob::split_glob;
@@ -15,6 +17,12 @@ use crate::url_list::UrlList;
 
 /// Name prefix of Penstock's own state (journal, manifest, locks), which is never part of a dataset.
 pub const OWN_PREFIX: &[u8] = b".penstock";
+
+/// Manifest that a stage or a writer stores in the folder of the dataset.
+const OWN_MANIFEST: &[u8] = b".penstock/manifest.json";
+
+/// Maximum size of a folder's own manifest that is read with its listing. Manifests of many objects are Parquet files.
+const MAX_OWN_BYTES: u64 = 64 << 20;
 
 /// Lists all objects under `prefix` (a folder or one object) once, and returns a manifest. Opens no object: codec and
 /// format come from the names. Skips Penstock's own state in any folder, and empty objects that mark folders.
@@ -31,6 +39,57 @@ pub async fn index_selected(
     prefix: &Key,
     url: &Url,
     select: &KeyFilter,
+    deadline: Deadline,
+) -> Result<Manifest> {
+    index_and_own(store, prefix, url, select, &mut None, deadline).await
+}
+
+/// Like [`index`], with what the manifest in the folder itself states: the record counts of objects that are unchanged
+/// since it was written, and the default fields as JSON, if a writer stored them. A manifest that cannot be read is
+/// ignored, because the dataset can be read without it.
+pub async fn index_written(
+    store: &dyn Store,
+    prefix: &Key,
+    url: &Url,
+    deadline: Deadline,
+) -> Result<(Manifest, Option<String>)> {
+    let mut own = None;
+    let mut listed = index_and_own(store, prefix, url, &KeyFilter::default(), &mut own, deadline).await?;
+    let Some(own) = own.filter(|meta| meta.size <= MAX_OWN_BYTES) else { return Ok((listed, None)) };
+    let object = ObjectRef { key: own.key.clone(), version: own.version };
+    let json = match read_whole(store, &object, None, deadline).await {
+        Ok((_, json)) => json,
+        Err(Error::NotFound { .. } | Error::Changed { .. }) => return Ok((listed, None)),
+        Err(error) => return Err(error),
+    };
+    let Ok(written) = Manifest::from_json(&json, "the manifest of the dataset") else { return Ok((listed, None)) };
+    let known: HashMap<&Key, &Entry> = written.objects.iter().map(|entry| (&entry.key, entry)).collect();
+    let is_same_place = written.url == listed.url;
+    for entry in &mut listed.objects {
+        let Some(known) = known.get(&entry.key).filter(|known| known.size == entry.size) else { continue };
+        // A copy of the dataset in another place has other versions.
+        if !is_same_place || entry.version.is_none() || known.version.is_none() || known.version == entry.version {
+            entry.records = known.records;
+        }
+    }
+    Ok((listed, written_fields(&json)))
+}
+
+/// Returns the default fields, as JSON, that a writer stored in a JSON manifest.
+pub fn written_fields(manifest: &[u8]) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Written {
+        fields: Option<serde_json::Value>,
+    }
+    serde_json::from_slice::<Written>(manifest).ok()?.fields.map(|fields| fields.to_string())
+}
+
+async fn index_and_own(
+    store: &dyn Store,
+    prefix: &Key,
+    url: &Url,
+    select: &KeyFilter,
+    own: &mut Option<Meta>,
     deadline: Deadline,
 ) -> Result<Manifest> {
     let folder = prefix.as_folder();
@@ -50,7 +109,9 @@ pub async fn index_selected(
                     return Err(Error::bug(format!("a listing of `{folder}` returned `{}`", meta.key)));
                 };
                 met = true;
-                if !is_own(&key) && !is_folder_marker(&key, meta.size) && select.takes(&key) {
+                if key.as_bytes() == OWN_MANIFEST {
+                    *own = Some(meta);
+                } else if !is_own(&key) && !is_folder_marker(&key, meta.size) && select.takes(&key) {
                     objects.push(Entry::of_meta(key, meta));
                 }
             }

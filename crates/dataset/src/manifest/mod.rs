@@ -27,7 +27,7 @@ use head::other_version;
 pub use head::{Head, MANIFEST_VERSION};
 pub use io::{ManifestFormat, write};
 pub use listing::is_own;
-pub use listing::{OWN_PREFIX, index, index_selected, list, without_pattern};
+pub use listing::{OWN_PREFIX, index, index_selected, index_written, list, without_pattern, written_fields};
 pub use record_format::RecordFormat;
 pub use serde_key::{codec_text, key_text, transform_text};
 

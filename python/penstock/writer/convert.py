@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Conversion of a dataset to TFRecord, tar or Parquet: reads it with its default fields in stored order, and writes it.
+
+Values pass unchanged: encoded images, text and other bytes as they are, arrays with their type and shape.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import ConfigError
+from penstock.extras import require
+from penstock.feed import Loader, states
+from penstock.feed import open as open_dataset
+from penstock.feed.columns import rows
+from penstock.feed.fields import RawSpec
+from penstock.writer.destination import Destination
+from penstock.writer.journal import MANIFEST, Journal
+from penstock.writer.run import Written, run
+from penstock.writer.settings import KEY, Settings
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterator, Sequence
+
+    from penstock.feed import Dataset, FieldSpec
+    from penstock.writer.run import IfExists
+    from penstock.writer.settings import Compress, Format
+
+__all__ = ["Conversion", "convert", "plan_conversion"]
+
+_BATCH_BYTES = 8 << 20
+_MAX_BATCH = 256
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A planned conversion.
+
+    Attributes:
+        dataset: The source.
+        fields: Fields to read, by the name under which they are written.
+        left_out: Parts of the source that no field reads (name, reason), or that were not selected.
+        samples: Number of samples; None if it is known only after reading.
+    """
+
+    dataset: Dataset
+    fields: dict[str, FieldSpec]
+    left_out: tuple[tuple[str, str], ...]
+    samples: int | None
+
+    @property
+    def identity(self) -> str:
+        """Hash of the source's objects and of the fields."""
+        listed = json.loads(self.dataset.source.manifest())["objects"]
+        objects = [(entry.get("key") or entry.get("key_hex"), entry["size"], entry.get("version")) for entry in listed]
+        specs = {name: spec.to_dict() for name, spec in self.fields.items()}
+        return hashlib.blake2b(json.dumps([objects, specs]).encode(), digest_size=16).hexdigest()
+
+    def read(self, start: int) -> Iterator[dict[str, Any]]:
+        """Read the samples from number `start` on, in stored order."""
+        dataset = self.dataset.fields(**self.fields).cache(False)  # each object is read once
+        mean = dataset.source.size_bytes // (self.samples or 1024 * dataset.source.objects)
+        batch = max(1, min(_MAX_BATCH, _BATCH_BYTES // max(1, mean)))
+        loader = Loader(dataset, batch_size=batch, rank=0, world=1, prefetch_next_epoch=False)
+        skip = start
+        if start and dataset.indexed:
+            loader.load_state_dict(states.make(dataset, 0, start))
+            skip = 0
+        optional = [name for name, spec in self.fields.items() if isinstance(spec, RawSpec) and spec.default == b""]
+        for found in loader:
+            columns = {name: found[name] for name in self.fields}
+            count = _count(next(iter(columns.values())))
+            for row in rows(columns, count):
+                if skip:
+                    skip -= 1
+                    continue
+                for name in optional:
+                    if row[name] == b"":
+                        row[name] = None
+                yield row
+
+
+def _count(column: Any) -> int:
+    return len(column.offsets) - 1 if hasattr(column, "offsets") else len(column)
+
+
+def plan_conversion(
+    source: str | os.PathLike[str],
+    format: Format,  # noqa: A002 - as in `open`
+    *,
+    fields: Sequence[str] | None = None,
+) -> Conversion:
+    """Open the source of a conversion, and determine its fields. Reads one object, or its start.
+
+    Args:
+        fields: Names of the parts to convert, or `NEW=OLD` to rename one; by default all that a field can read.
+
+    Raises:
+        ConfigError: A name is not a part of the source.
+    """
+    dataset = open_dataset(source)
+    schema = dataset.schema()
+    known = dict(schema.specs)
+    chosen: dict[str, FieldSpec] = {}
+    for text in known if fields is None else fields:
+        new, _, old = (text, "", text) if fields is None else text.partition("=")
+        old = old or new
+        if old not in known:
+            raise ConfigError(
+                f"fields: `{old}` is not a part of {dataset.url}; it has {', '.join(f'`{name}`' for name in known)}",
+                where="fields",
+            )
+        if fields is None and format == "tar":
+            new = _tar_name(new, dataset.format)
+        if new in chosen:
+            raise ConfigError(
+                f"fields: two parts would be written as `{new}`", where="fields", hint="rename one: NEW=OLD"
+            )
+        spec = known[old]
+        chosen[new] = spec if getattr(spec, "parts", ()) else spec.of(old)
+    left_out = list(schema.left_out)
+    if fields is not None:
+        used = {text.rpartition("=")[2] for text in fields}
+        left_out += [(name, "not selected") for name in known if name not in used]
+    if dataset.indexed and dataset.format in ("tfrecord", "tar") and dataset.counted_without_scan() is None:
+        # Counting would read the dataset a second time.
+        dataset = replace(dataset, indexed=False)
+    samples = dataset.samples if dataset.indexed else None
+    return Conversion(dataset, chosen, tuple(left_out), samples)
+
+
+def _tar_name(name: str, source: str) -> str:
+    """Name of a part as the extension of a tar member."""
+    if source == "images" and name in ("image", "label"):
+        return {"image": "jpg", "label": "cls"}[name]
+    return name if name == KEY else name.replace("/", ".").strip(".")
+
+
+def convert(
+    source: str | os.PathLike[str] | Conversion,
+    url: str | os.PathLike[str],
+    *,
+    format: Format,  # noqa: A002 - as in `open`
+    fields: Sequence[str] | None = None,
+    shard_bytes: int = 128_000_000,
+    compress: Compress | None = None,
+    level: int | None = None,
+    name: str = "shard",
+    if_exists: IfExists = "resume",
+    workers: int | None = None,
+    timeout_s: float = 600.0,
+    progress: Callable[[int, int], None] | None = None,
+) -> Written:
+    """Convert a dataset that `penstock.open` reads to shards of another format. Arguments and errors as for `write`.
+
+    The same call continues an interrupted conversion, and does nothing after a complete one.
+    """
+    require("penstock.convert", "numpy")
+    plan = source if isinstance(source, Conversion) else plan_conversion(source, format, fields=fields)
+    at = Destination(url, timeout_s=timeout_s)
+    settings = Settings(format, shard_bytes, compress, level, name, plan.identity)
+    done = _complete(at, settings) if if_exists == "resume" else None
+    if done is not None:
+        return done
+    # The parts of the source are no names of the destination.
+    schema = {new: replace(spec, parts=()) for new, spec in plan.fields.items()}  # type: ignore[call-arg]
+
+    def samples(start: int) -> Iterator[dict[str, Any]]:
+        for row in plan.read(start):
+            if format == "tar" and KEY in row:
+                folder, slash, base = row[KEY].rpartition(b"/")
+                row[KEY] = folder + slash + base.partition(b".")[0]
+            yield row
+
+    return run(samples, at, settings, schema=schema, if_exists=if_exists, workers=workers, progress=progress)
+
+
+def _complete(at: Destination, settings: Settings) -> Written | None:
+    """Return the result of an earlier, complete conversion with the same settings."""
+    listed = at.listed()
+    if MANIFEST not in listed:
+        return None
+    found = Journal(at, listed).manifest()
+    written = found.get("written", {})
+    if written.get("settings") != settings.to_dict():
+        return None
+    from penstock.feed.fields import from_json
+
+    return Written(
+        url=at.url,
+        samples=written["samples"],
+        shards=len(found["objects"]),
+        bytes_stored=sum(entry["size"] for entry in found["objects"]),
+        skipped=written["samples"],
+        fields=dict(from_json(json.dumps(found["fields"]))),
+    )

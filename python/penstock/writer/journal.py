@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Journal of a write, in the destination: the settings, and one small object for each whole shard.
+
+    URL/.penstock/write/settings.json     format, limits and fields; written before the first shard
+    URL/.penstock/write/shard-000000.json written after shard 0; a shard without it is written again
+    URL/.penstock/manifest.json           written last; the dataset is complete
+
+A rerun continues after the last shard that, with all shards before it, is whole.
+"""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock.errors import ConfigError, Corrupt
+from penstock.writer.destination import OWN
+
+if TYPE_CHECKING:
+    from penstock.writer.destination import Destination
+
+__all__ = ["MANIFEST", "Journal", "ShardRecord"]
+
+MANIFEST = f"{OWN}/manifest.json"
+_FOLDER = f"{OWN}/write/"
+_SETTINGS = f"{_FOLDER}settings.json"
+_VERSION = 1
+_READERS = 16
+
+
+class ShardRecord(msgspec.Struct, frozen=True):
+    """A whole shard. Sizes in bytes.
+
+    Attributes:
+        first: Number of its first sample.
+        last_crc32c: CRC-32C of its last record before compression; None for Parquet.
+        fields: Kinds and shapes of the fields, over all samples up to here.
+        statistics: For each field, statistics of sizes and of values: count, NaN, minimum, maximum and sum. The
+            minimum and maximum of no values are None.
+    """
+
+    name: str
+    first: int
+    samples: int
+    bytes: int
+    crc32c: str
+    last_crc32c: int | None
+    fields: dict[str, dict[str, Any]]
+    statistics: list[tuple[list[float | None], list[float | None]]]
+
+
+class Journal:
+    """The journal of a destination, as its listing shows it."""
+
+    def __init__(self, destination: Destination, listed: dict[str, int]) -> None:
+        self._at = destination
+        self._listed = listed
+
+    @property
+    def exists(self) -> bool:
+        """Whether an unfinished write left settings."""
+        return _SETTINGS in self._listed
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings of the unfinished write.
+
+        Raises:
+            Corrupt: They cannot be read.
+        """
+        return self._document(_SETTINGS)
+
+    def manifest(self) -> dict[str, Any]:
+        """Return the manifest of the complete dataset."""
+        return self._document(MANIFEST)
+
+    def _document(self, name: str) -> dict[str, Any]:
+        place = f"{self._at.url}{name}"
+        try:
+            found = json.loads(self._at.read(name, self._listed[name]))
+        except ValueError as error:
+            raise Corrupt(f"{place} is not a document of penstock.write: {error}", where=place) from None
+        if not isinstance(found, dict):
+            raise Corrupt(f"{place} is not a document of penstock.write", where=place)
+        return found
+
+    def begin(self, settings: dict[str, Any]) -> None:
+        """Write the settings."""
+        self._at.put(_SETTINGS, json.dumps({"version": _VERSION, **settings}).encode())
+
+    def check(self, mine: dict[str, Any]) -> dict[str, Any]:
+        """Return the settings of the unfinished write, if they are the same as `mine`, apart from the fields.
+
+        Raises:
+            ConfigError: They differ.
+        """
+        theirs = self.settings()
+        for name, value in {"version": _VERSION, **mine}.items():
+            if theirs.get(name) != value:
+                raise ConfigError(
+                    f"{self._at.url} has an unfinished write with {name}={_shown(theirs.get(name))}, but this one has "
+                    f"{name}={_shown(value)}",
+                    where="url",
+                    hint='use the same settings to continue it, or if_exists="overwrite" to start again',
+                )
+        return theirs
+
+    def note(self, number: int, shard: ShardRecord) -> None:
+        """Record that a shard is whole."""
+        self._at.put(f"{_FOLDER}shard-{number:06d}.json", msgspec.json.encode(shard))
+
+    def whole(self) -> list[ShardRecord]:
+        """Return the shards from 0 on that are whole and still there."""
+        names: list[str] = []
+        while (name := f"{_FOLDER}shard-{len(names):06d}.json") in self._listed:
+            names.append(name)
+        with ThreadPoolExecutor(_READERS, thread_name_prefix="penstock-journal") as pool:
+            found = list(pool.map(lambda name: self._at.read(name, self._listed[name]), names))
+        shards = []
+        for text in found:
+            try:
+                shard = msgspec.json.decode(text, type=ShardRecord)
+            except (msgspec.MsgspecError, UnicodeDecodeError):
+                break
+            if self._listed.get(shard.name) != shard.bytes:
+                break
+            shards.append(shard)
+        return shards
+
+    def remove(self) -> None:
+        """Remove the journal."""
+        self._at.delete([name for name in self._at.listed() if name.startswith(_FOLDER)])
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Manifest of a written dataset: its objects with record counts and checksums, the default fields and the statistics.
+
+Written last: the dataset is complete when the manifest exists.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+from penstock import _native, env
+from penstock.errors import Changed
+from penstock.feed.fields import to_json
+from penstock.writer.destination import OWN
+from penstock.writer.journal import MANIFEST
+
+if TYPE_CHECKING:
+    from penstock.feed.fields import FieldSpec
+    from penstock.writer.destination import Destination
+    from penstock.writer.journal import ShardRecord
+
+__all__ = ["write_manifest"]
+
+_OFFSETS = f"{OWN}/records-0-of-1.bin"
+
+
+def write_manifest(
+    at: Destination,
+    settings: dict[str, Any],
+    shards: list[ShardRecord],
+    specs: list[tuple[str, FieldSpec]],
+    names: list[str],
+) -> None:
+    """Check that all shards are there, and write the manifest and the log of record offsets.
+
+    Raises:
+        Changed: A shard is missing or has another size than when it was written.
+    """
+    known = {shard.name: shard for shard in shards}
+    listed = at.listed()
+    # Shards of an earlier attempt that were written ahead, if the samples then went on longer.
+    at.delete([name for name in listed if not name.startswith(OWN) and name not in known])
+    for shard in shards:
+        if listed.get(shard.name) != shard.bytes:
+            raise Changed(
+                f"{at.url}{shard.name} has {listed.get(shard.name, 0):,} bytes, but {shard.bytes:,} were written",
+                where=f"{at.url}{shard.name}",
+                hint="run the same write again: it writes the missing shards",
+            )
+    if at.path is not None:
+        offsets = b"".join(_native.record_offsets(at.path / shard.name, shard.name) for shard in shards)
+        if offsets:
+            at.put(_OFFSETS, offsets)
+    document = json.loads(_native.Source.open(at.url, None, dict(env.read())).manifest())
+    for entry in document["objects"]:
+        shard = known[entry["key"]]
+        entry["records"] = shard.samples
+        digest = f"crc32c:{shard.crc32c}"
+        entry["digests"] = sorted({*entry.get("digests", ()), digest})
+    objects = document.pop("objects")
+    document["fields"] = json.loads(to_json(specs))
+    document["written"] = {"settings": settings, "samples": sum(shard.samples for shard in shards)}
+    document["statistics"] = {name: _merged(shards, number) for number, name in enumerate(names)}
+    head = json.dumps(document)
+    lines = ",\n".join(json.dumps(entry, ensure_ascii=False) for entry in objects)
+    at.put(MANIFEST, f'{head[:-1]},"objects":[\n{lines}\n]}}\n'.encode())
+
+
+def _merged(shards: list[ShardRecord], field: int) -> dict[str, Any]:
+    """Statistics of a field over all shards: sizes in bytes, and values."""
+    sizes = _merge([shard.statistics[field][0] for shard in shards])
+    values = _merge([shard.statistics[field][1] for shard in shards])
+    return {"bytes": sizes} | ({"values": values} if values["count"] or values["nan"] else {})
+
+
+def _merge(parts: list[list[float | None]]) -> dict[str, Any]:
+    count, nan = (int(sum(part[at] or 0 for part in parts)) for at in (0, 1))
+    least = [part[2] for part in parts if part[2] is not None]
+    most = [part[3] for part in parts if part[3] is not None]
+    is_finite = all(part[4] is not None for part in parts)
+    total = math.fsum(part[4] or 0.0 for part in parts)
+    return {
+        "count": count,
+        "nan": nan,
+        "min": min(least, default=None),
+        "max": max(most, default=None),
+        "mean": total / count if count and is_finite else None,
+    }

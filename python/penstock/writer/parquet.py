@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Encoder of Parquet, by pyarrow. Samples are collected in columns; a worker thread writes the file of a shard.
+
+Arrays are lists of their elements in C order. A shape that a schema fixes becomes a list of fixed size.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock import _native
+from penstock.errors import BudgetExceeded
+from penstock.extras import require
+from penstock.feed.fields import FieldSpec, TensorSpec
+
+require('penstock.write(format="parquet")', "parquet")
+
+import pyarrow as pa  # noqa: E402 - pyarrow is there now
+import pyarrow.parquet as pq  # noqa: E402 - as above
+
+if TYPE_CHECKING:
+    from typing import Literal
+
+    from penstock.writer.settings import Statistics
+    from penstock.writer.values import Field, Fields
+
+__all__ = ["ParquetEncoder"]
+
+_GROUP_BYTES = 16 << 20
+"""Values of a row group in bytes: a reader decodes the needed columns of a whole group."""
+
+_MAX_LIST = 2**31 - 1
+"""Elements of a column in one shard: Arrow's offsets have 32 bits."""
+
+
+class _Column:
+    """Values of one field in a shard. Array elements are copied into one buffer."""
+
+    def __init__(self, field: Field) -> None:
+        self.field = field
+        self.values: list[Any] = []
+        self.elements = bytearray()
+        self.sizes: list[int] = []
+        self.nbytes = 0
+
+    def add(self, value: Any) -> None:
+        if value is None:
+            size = 0
+            self.values.append(None)
+        elif self.field.kind == "array":
+            size = value.nbytes
+            self.values.append(value.size)
+            self.elements += value.reshape(-1).view("u1").data
+        else:
+            size = _size(value)
+            self.values.append(value)
+        self.sizes.append(size)
+        self.nbytes += size
+
+    def array(self) -> pa.Array:
+        """Return the column as an Arrow array."""
+        kind, values = self.field.kind, self.values
+        if kind != "array":
+            if self.field.dtype == "bool":
+                values = [None if value is None else bool(value) for value in values]
+            return pa.array(values, type=_type(self.field))
+        flat = pa.array(np.frombuffer(self.elements, self.field.dtype))
+        if len(flat) > _MAX_LIST:
+            raise BudgetExceeded(
+                f"write: `{self.field.name}` has {len(flat):,} elements in one shard, more than {_MAX_LIST:,}",
+                hint="lower shard_bytes",
+            )
+        if self.field.shape == () and not self.field.is_ragged:
+            return flat if len(flat) == len(values) else _with_nulls(flat, values)
+        is_null = np.array([value is None for value in values])
+        counts = np.array([value or 0 for value in values], np.int64)
+        if pa.types.is_fixed_size_list(_type(self.field)) and not is_null.any():
+            return pa.FixedSizeListArray.from_arrays(flat, type=_type(self.field))
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        mask = pa.array(is_null) if is_null.any() else None
+        lists = pa.ListArray.from_arrays(pa.array(offsets), flat, type=_list(self.field), mask=mask)
+        return lists.cast(_type(self.field))
+
+    def statistics(self) -> tuple[tuple[int, int, float, float, float], tuple[int, int, float, float, float]]:
+        numbers: Any = ()
+        if self.field.kind == "array":
+            numbers = np.frombuffer(self.elements, self.field.dtype)
+        elif self.field.kind in ("int", "float"):
+            numbers = np.array([value for value in self.values if value is not None], self.field.dtype)
+        return _stats(np.array(self.sizes)), _stats(np.asarray(numbers))
+
+
+class _Shard:
+    def __init__(self, fields: list[Field]) -> None:
+        self.columns = [_Column(field) for field in fields]
+        self.records = 0
+        self._statistics: Statistics | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(column.nbytes for column in self.columns)
+
+    def last_crc32c(self) -> None:
+        """A row has no bytes of its own."""
+
+    def statistics(self) -> Statistics:
+        if self._statistics is None:
+            self._statistics = [column.statistics() for column in self.columns]
+        return self._statistics
+
+    def finish(self, codec: Literal["none", "gzip", "zstd"], level: int | None) -> tuple[Any, int]:
+        self.statistics()
+        rows = max(1, self.records * _GROUP_BYTES // max(self.nbytes, 1))
+        fields = [pa.field(column.field.name, _type(column.field)) for column in self.columns]
+        table = pa.table([column.array() for column in self.columns], schema=pa.schema(fields))
+        self.columns = []
+        out = pa.BufferOutputStream()
+        pq.write_table(
+            table,
+            out,
+            row_group_size=rows,
+            compression=codec,
+            compression_level=level if codec != "none" else None,
+        )
+        stored = out.getvalue()
+        return stored, _native.crc32c(stored.to_pybytes())
+
+
+class ParquetEncoder:
+    """Rows of Parquet files. Compression is that of the column chunks, so the name has no suffix for it."""
+
+    suffix = ".parquet"
+
+    def __init__(self, fields: Fields) -> None:
+        self.fields = fields.fields
+
+    def begin(self) -> _Shard:
+        return _Shard(self.fields)
+
+    def add(self, shard: _Shard, values: list[Any], sample: int) -> None:  # noqa: ARG002 - as other encoders
+        """Append a sample."""
+        for column, value in zip(shard.columns, values, strict=True):
+            column.add(value)
+        shard.records += 1
+
+    def specs(self) -> list[tuple[str, FieldSpec]]:
+        """Fields with which a loader reads the samples."""
+        return [(field.name, spec) for field in self.fields if (spec := field.loader_spec()) is not None]
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, list):
+        return sum(map(len, value)) + 4 * len(value)
+    return len(value) if isinstance(value, (bytes, str)) else 8
+
+
+def _list(field: Field) -> pa.DataType:
+    return pa.list_(pa.from_numpy_dtype(np.dtype(field.dtype)))
+
+
+def _type(field: Field) -> pa.DataType:
+    match field.kind:
+        case "bytes":
+            return pa.binary()
+        case "str" | "json":
+            return pa.string()
+        case "bytes_list":
+            return pa.list_(pa.binary())
+        case "str_list":
+            return pa.list_(pa.string())
+    element = pa.from_numpy_dtype(np.dtype(field.dtype))
+    if field.kind in ("int", "float") or (field.shape == () and not field.is_ragged):
+        return element
+    size = math.prod(field.spec.shape) if isinstance(field.spec, TensorSpec) else 0
+    return pa.list_(element, size) if size else pa.list_(element)
+
+
+def _with_nulls(flat: pa.Array, values: list[Any]) -> pa.Array:
+    found = iter(flat.to_pylist())
+    return pa.array([None if value is None else next(found) for value in values], type=flat.type)
+
+
+def _stats(values: Any) -> tuple[int, int, float, float, float]:
+    if values.dtype.kind == "f":
+        count = int(np.isnan(values).sum())
+        values = values[~np.isnan(values)] if count else values
+    else:
+        count = 0
+    if values.size == 0:
+        return 0, count, math.inf, -math.inf, 0.0
+    return values.size, count, float(values.min()), float(values.max()), float(values.sum(dtype=np.float64))

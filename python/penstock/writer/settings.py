@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings that determine the bytes of a written dataset, apart from its samples."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from penstock.errors import ConfigError
+
+__all__ = ["FORMATS", "KEY", "Compress", "Format", "Settings", "Statistics"]
+
+Format = Literal["tfrecord", "tar", "parquet"]
+FORMATS: tuple[Format, ...] = ("tfrecord", "tar", "parquet")
+Compress = Literal["gzip", "zstd"]
+_SUFFIX = {None: "", "gzip": ".gz", "zstd": ".zst"}
+
+Statistics = list[tuple[tuple[int, int, float, float, float], tuple[int, int, float, float, float]]]
+"""For each field, statistics of sizes in bytes and of values: count, number of NaN, minimum, maximum and sum."""
+
+KEY = "__key__"
+"""Field with the name of a sample in a tar."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings that determine the bytes of the shards, apart from the samples. `source` identifies a dataset that is converted.
+
+    Raises:
+        ConfigError: A setting is invalid.
+    """
+
+    format: Format
+    shard_bytes: int
+    compress: Compress | None
+    level: int | None
+    name: str
+    source: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.format not in FORMATS:
+            raise ConfigError(f"format: `{self.format}` is not one of {', '.join(FORMATS)}", where="format")
+        if self.compress not in _SUFFIX:
+            raise ConfigError(f"compress: `{self.compress}` is not one of gzip, zstd", where="compress")
+        if self.level is not None and self.compress is None:
+            raise ConfigError("level: requires compress", where="level")
+        if self.shard_bytes < 1:
+            raise ConfigError(f"shard_bytes: must be at least 1 (got {self.shard_bytes})", where="shard_bytes")
+        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", self.name):
+            raise ConfigError(
+                f"name: {self.name!r} is not the start of a file name (letters, digits, `_`, `-` and `.`)", where="name"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Settings for the journal."""
+        return {
+            "format": self.format,
+            "shard_bytes": self.shard_bytes,
+            "compress": self.compress,
+            "level": self.level,
+            "name": self.name,
+            "source": self.source,
+        }
+
+    @property
+    def suffix(self) -> str:
+        """Suffix of the shards."""
+        return f".{self.format}" + ("" if self.format == "parquet" else _SUFFIX[self.compress])
+
+    def shard_name(self, number: int) -> str:
+        """Name of a shard. The number of shards is not in it, because it is known only at the end."""
+        return f"{self.name}-{number:06d}{self.suffix}"

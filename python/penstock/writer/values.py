@@ -1,0 +1,363 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fields of written samples: the kind of each field's values, and the checks that all samples agree.
+
+The first sample determines the kinds, unless a schema does. A `Field` converts one value to what an encoder stores:
+`bytes`, `str`, a number, a list of `bytes` or `str`, or a contiguous little-endian array.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.errors import ConfigError, Unsupported
+from penstock.feed.fields import FieldSpec, RaggedSpec, RawListSpec, RawSpec, TensorSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+__all__ = ["Field", "Fields"]
+
+_DTYPES = {
+    *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
+    *("float16", "float32", "float64"),
+}
+_BYTES = (bytes, bytearray, memoryview)
+
+
+class Field:
+    """One field of all samples.
+
+    Attributes:
+        kind: `bytes`, `str`, `int`, `float`, `array`, `bytes_list`, `str_list` or `json`.
+        dtype: NumPy's name of the element type; empty for bytes, text and JSON.
+        shape: Shape of the first array.
+        is_ragged: Whether the first side differs between arrays.
+        is_free: Whether other sides differ too, which only tar can store.
+        spec: Specification from the schema, or None.
+    """
+
+    def __init__(
+        self, name: str, kind: str, dtype: str = "", *, spec: FieldSpec | None = None, frees: bool = False
+    ) -> None:
+        self.name, self.kind, self.dtype, self.spec = name, kind, dtype, spec
+        self.shape: tuple[int, ...] | None = None
+        self.is_ragged = self.is_free = False
+        self._frees = frees
+        self._numpy = np.dtype(dtype) if kind == "array" else None
+        self._limits = _limits(dtype) if kind == "int" else (0, 0)
+        self.convert: Callable[[Any, int], Any] = getattr(self, f"_{kind}")
+        if isinstance(spec, TensorSpec):
+            self.shape = spec.shape
+        elif isinstance(spec, RaggedSpec):
+            self.is_ragged = True
+
+    @property
+    def is_optional(self) -> bool:
+        """Whether samples may lack the field: its specification has a default, or any number of items."""
+        return isinstance(self.spec, (RaggedSpec, RawListSpec)) or getattr(self.spec, "default", None) is not None
+
+    def loader_spec(self, part: str = "") -> FieldSpec | None:
+        """Return the field with which a loader reads these values; None if no field can.
+
+        Args:
+            part: Name of the part of a record that holds them, if it is not the field's name.
+        """
+        spec: FieldSpec
+        if self.spec is not None:
+            spec = self.spec
+        elif self.kind in ("bytes", "str", "json"):
+            spec = RawSpec()
+        elif self.kind in ("bytes_list", "str_list"):
+            spec = RawListSpec()
+        elif self.kind in ("int", "float"):
+            spec = TensorSpec(self.dtype, ())
+        elif self.is_free or self.shape is None or (self.is_ragged and 0 in self.shape[1:]):
+            return None
+        elif self.is_ragged:
+            spec = RaggedSpec(self.dtype, self.shape[1:])
+        else:
+            spec = TensorSpec(self.dtype, self.shape)
+        return spec.of(part) if part and part != self.name else spec
+
+    def to_dict(self) -> dict[str, Any]:
+        """Kind and shapes, for the state of a write."""
+        shape = None if self.shape is None else list(self.shape)
+        return {"kind": self.kind, "dtype": self.dtype, "shape": shape, "ragged": self.is_ragged, "free": self.is_free}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Set the shapes of an earlier `to_dict`."""
+        self.shape = None if state["shape"] is None else tuple(state["shape"])
+        self.is_ragged, self.is_free = state["ragged"], state["free"]
+
+    def _differs(self, value: Any, sample: int, what: str) -> ConfigError:
+        want = f"{self.dtype} array" if self.kind == "array" else self.kind.replace("_", " of ", 1)
+        if self.kind.endswith("_list"):
+            want = f"list of {self.kind.removesuffix('_list')}"
+        source = "by the schema" if self.spec is not None else "as in sample 0"
+        return ConfigError(
+            f"write: sample {sample:,}: `{self.name}` is {what or _what(value)}, instead of {want} ({source})",
+            where="samples",
+            hint="convert the values of a field to one type, or give write() a schema",
+        )
+
+    def _bytes(self, value: Any, sample: int) -> bytes:
+        if type(value) is bytes:
+            return value
+        if isinstance(value, _BYTES):
+            return bytes(value)
+        if self.spec is not None and isinstance(value, str):
+            return value.encode()
+        raise self._differs(value, sample, "")
+
+    def _str(self, value: Any, sample: int) -> str:
+        if isinstance(value, str):
+            return value
+        raise self._differs(value, sample, "")
+
+    def _int(self, value: Any, sample: int) -> int:
+        if isinstance(value, np.ndarray) and value.shape == ():
+            value = value[()]
+        if isinstance(value, (int, np.integer, np.bool_)):
+            number, (least, most) = int(value), self._limits
+            if least <= number <= most:
+                return number
+            raise self._differs(value, sample, f"{number}")
+        raise self._differs(value, sample, "")
+
+    def _float(self, value: Any, sample: int) -> float:
+        if isinstance(value, (float, int, np.floating, np.integer)) and not isinstance(value, bool):
+            return float(value)
+        raise self._differs(value, sample, "")
+
+    def _array(self, value: Any, sample: int) -> NDArray[Any]:
+        array = value if isinstance(value, np.ndarray) else np.asarray(value)
+        if array.dtype != self._numpy and array.dtype.newbyteorder("=") != self._numpy:
+            # Lists have no type of their own, and a schema may widen it.
+            is_list = not hasattr(value, "dtype")
+            casts = np.can_cast(array.dtype, self.dtype, "same_kind") or (is_list and array.size == 0)
+            if not (casts and (is_list or self.spec is not None)):
+                raise self._differs(value, sample, f"{array.dtype} array")
+        if array.shape != self.shape:
+            self._vary(array.shape, sample)
+        if array.dtype is self._numpy and array.flags.c_contiguous:
+            return array
+        return np.asarray(array, dtype=self._numpy, order="C")
+
+    def _vary(self, shape: tuple[int, ...], sample: int) -> None:
+        """Note a shape that differs from the first one."""
+        if isinstance(self.spec, RaggedSpec):
+            if shape[1:] != self.spec.shape or not shape:
+                raise self._shaped(shape, f"[any, {str(list(self.spec.shape))[1:]}", sample)
+            return
+        if isinstance(self.spec, TensorSpec):
+            raise self._shaped(shape, str(list(self.spec.shape)), sample)
+        if self.shape is None:
+            self.shape = shape
+        elif shape and len(shape) == len(self.shape) and shape[1:] == self.shape[1:]:
+            self.is_ragged = True
+        elif self._frees:
+            self.is_free = True
+        else:
+            raise Unsupported(
+                f"write: sample {sample:,}: `{self.name}` has the shape {list(shape)}, after {list(self.shape)}; "
+                "only the first side may differ, because the format stores no shapes",
+                where="samples",
+                hint='use format="tar", which stores each array with its shape, or encode the array yourself',
+            )
+
+    def _shaped(self, shape: tuple[int, ...], want: str, sample: int) -> ConfigError:
+        return ConfigError(
+            f"write: sample {sample:,}: `{self.name}` has the shape {list(shape)}, but the schema says {want}",
+            where="samples",
+        )
+
+    def _bytes_list(self, value: Any, sample: int) -> list[bytes]:
+        if isinstance(value, (list, tuple)):
+            if all(isinstance(one, _BYTES) for one in value):
+                return [bytes(one) for one in value]
+            if self.spec is not None and all(isinstance(one, str) for one in value):
+                return [one.encode() for one in value]
+        raise self._differs(value, sample, "")
+
+    def _str_list(self, value: Any, sample: int) -> list[str]:
+        if isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value):
+            return list(value)
+        raise self._differs(value, sample, "")
+
+    def _json(self, value: Any, sample: int) -> str:
+        try:
+            return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        except (TypeError, ValueError) as error:
+            raise Unsupported(
+                f"write: sample {sample:,}: `{self.name}` cannot be stored as JSON: {error}", where="samples"
+            ) from None
+
+
+class Fields:
+    """The fields of a dataset, in the order of the first sample or of the schema."""
+
+    def __init__(self, fields: list[Field]) -> None:
+        self.fields = fields
+        self._names = {field.name for field in fields}
+
+    @classmethod
+    def of_schema(cls, schema: Mapping[str, FieldSpec], *, frees: bool) -> Fields:
+        """Fields of a schema: `penstock.tensor`, `ragged`, `raw` and `raw_list`.
+
+        Raises:
+            ConfigError: A field is of another kind.
+        """
+        made = []
+        for name, spec in schema.items():
+            if isinstance(spec, TensorSpec) and spec.shape == () and np.dtype(spec.dtype).kind in "biu":
+                made.append(Field(name, "int", spec.dtype, spec=spec))
+            elif isinstance(spec, (TensorSpec, RaggedSpec)) and spec.dtype in _DTYPES:
+                made.append(Field(name, "array", spec.dtype, spec=spec, frees=frees))
+            elif isinstance(spec, (RawSpec, RawListSpec)):
+                made.append(Field(name, "bytes" if isinstance(spec, RawSpec) else "bytes_list", spec=spec))
+            else:
+                raise ConfigError(
+                    f"schema: `{name}` must be a penstock.tensor, ragged, raw or raw_list (got {spec!r})",
+                    where="schema",
+                )
+        return cls(made)
+
+    @classmethod
+    def of_sample(cls, sample: Any, *, frees: bool, narrows: bool) -> Fields:
+        """Fields of the first sample. With `narrows`, lists of Python floats become float32, as in a tf.Example.
+
+        Raises:
+            ConfigError, Unsupported: The sample is empty, or a value has no kind.
+        """
+        if not isinstance(sample, Mapping) or not sample:
+            problem = "has no fields" if isinstance(sample, Mapping) else f"is {_what(sample)}, instead of a dict"
+            raise ConfigError(f"write: sample 0 {problem}", where="samples")
+        return cls([Field(name, *_kind(name, value, narrows), frees=frees) for name, value in sample.items()])
+
+    @classmethod
+    def of_state(cls, states: Mapping[str, Mapping[str, Any]], *, frees: bool) -> Fields:
+        """Fields of an earlier write, from `to_dict`."""
+        return cls([Field(name, state["kind"], state["dtype"], frees=frees) for name, state in states.items()])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Kinds and shapes of all fields, by name."""
+        return {field.name: field.to_dict() for field in self.fields}
+
+    def restore(self, states: Mapping[str, Mapping[str, Any]]) -> None:
+        """Set the shapes of an earlier `to_dict`."""
+        for field in self.fields:
+            field.restore(states[field.name])
+
+    def values(self, sample: Mapping[str, Any], number: int) -> list[Any]:
+        """Convert a sample to one value per field. An absent optional field becomes None.
+
+        Raises:
+            ConfigError: The sample has other fields, or a value of another type or shape.
+        """
+        if type(sample) is not dict and not isinstance(sample, Mapping):
+            raise ConfigError(
+                f"write: sample {number:,} is {_what(sample)}, instead of a dict of its fields", where="samples"
+            )
+        found: list[Any] = []
+        absent = False
+        for field in self.fields:
+            value = sample.get(field.name)
+            if value is None:
+                absent = True
+                found.append(None)
+            else:
+                found.append(field.convert(value, number))
+        if absent or len(sample) != len(found):
+            self._check(sample, found, number)
+        return found
+
+    def _check(self, sample: Mapping[str, Any], found: list[Any], number: int) -> None:
+        other = [name for name in sample if name not in self._names and sample[name] is not None]
+        if other:
+            raise ConfigError(
+                f"write: sample {number:,} has the field `{other[0]}`, which is not among the fields "
+                f"{_listed(self._names)}",
+                where="samples",
+                hint="every sample must have the fields of the first; name optional ones in a schema, with a default",
+            )
+        for field, value in zip(self.fields, found, strict=True):
+            if value is None and not field.is_optional:
+                raise ConfigError(
+                    f"write: sample {number:,} lacks the field `{field.name}`",
+                    where="samples",
+                    hint="give every sample this field, or give write() a schema in which it has a default",
+                )
+
+
+def _listed(names: set[str]) -> str:
+    shown = sorted(names)[:8]
+    return ", ".join(f"`{name}`" for name in shown) + (", ..." if len(names) > len(shown) else "")
+
+
+def _what(value: Any) -> str:
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return f"{value.dtype} {list(value.shape)}"
+    return f"a {type(value).__name__}"
+
+
+def _limits(dtype: str) -> tuple[int, int]:
+    if dtype == "bool":
+        return 0, 1
+    limits = np.iinfo(dtype)
+    return int(limits.min), int(limits.max)
+
+
+def _kind(name: str, value: Any, narrows: bool) -> tuple[str, str]:  # noqa: FBT001 - one caller
+    """Kind and element type of a value of the first sample."""
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"write: sample 0 has a field whose name is {name!r}, instead of text", where="samples")
+    if name.rpartition(".")[2] == "json" and isinstance(value, (dict, list, str)):
+        return ("str" if isinstance(value, str) else "json"), ""
+    if isinstance(value, _BYTES):
+        return "bytes", ""
+    if isinstance(value, str):
+        return "str", ""
+    if isinstance(value, (bool, np.bool_)):
+        return "int", "bool"
+    if isinstance(value, (int, np.integer)):
+        return "int", value.dtype.name if isinstance(value, np.integer) else "int64"
+    if isinstance(value, (float, np.floating)):
+        return "float", value.dtype.name if isinstance(value, np.floating) else "float64"
+    if isinstance(value, dict):
+        return "json", ""
+    if isinstance(value, (list, tuple)):
+        if not value:
+            raise ConfigError(
+                f"write: sample 0: `{name}` is an empty list, whose type is unknown",
+                where="samples",
+                hint=f"give write() a schema, such as schema={{{name!r}: penstock.ragged('int64'), ...}}",
+            )
+        if all(isinstance(one, _BYTES) for one in value):
+            return "bytes_list", ""
+        if all(isinstance(one, str) for one in value):
+            return "str_list", ""
+    if hasattr(value, "__array__") or isinstance(value, (list, tuple)):
+        try:
+            array = np.asarray(value)
+        except (TypeError, ValueError) as error:
+            raise _unsupported(name, value, f" ({error})") from None
+        if array.dtype.name in _DTYPES:
+            return "array", "float32" if narrows and array.dtype.name == "float64" and not hasattr(
+                value, "dtype"
+            ) else array.dtype.name
+        raise _unsupported(name, value, f" of {array.dtype}")
+    raise _unsupported(name, value, "")
+
+
+def _unsupported(name: str, value: Any, why: str) -> Unsupported:
+    return Unsupported(
+        f"write: sample 0: `{name}` is a {type(value).__module__}.{type(value).__qualname__}{why}, which no format stores",
+        where="samples",
+        hint="convert it to bytes (an encoded image), text, a number, a NumPy array or a list of these",
+    )

@@ -107,7 +107,8 @@ impl PartialCounts {
         let mut state = lock(&self.state);
         let state = &mut *state;
         let before = state.known.get(object as usize).copied();
-        if !before.is_some_and(|before| before.is_none_or(|before| !before.complete)) {
+        // An object that is out of range, or already complete, does not change.
+        if before.is_none_or(|before| before.is_some_and(|before| before.complete)) {
             return;
         }
         let mut at = None;

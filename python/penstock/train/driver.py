@@ -323,7 +323,8 @@ class Driver:
                 "the training data": f"{len(feed):,} steps, state {feed.state_dict()}",
                 "the validation data": "none" if validation is None else f"{len(validation):,} steps",
             },
-            hint="start all ranks with the same command line, over the same data",
+            hint="start all ranks with the same command line, over the same data. Each node of a `local` pool stores "
+            "other objects: there, use the engine hdfs or moosefs, or the path `staged`",
         )
 
     def _done(self) -> bool:

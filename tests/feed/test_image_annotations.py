@@ -379,6 +379,8 @@ def test_annotation_that_follows_nothing_is_refused(tmp_path, fields, text):
     [
         (lambda: penstock.boxes(format="yxyx"), "not one of xyxy"),
         (lambda: penstock.boxes(min_area=float("nan")), "is out of range"),
+        (lambda: penstock.boxes().like("image").padded(), "cannot be padded"),
+        (lambda: penstock.ragged("int64").like("boxes").padded(4), "cannot be padded"),
         (lambda: penstock.keypoints(3, flip_order=(0, 0, 1)), "each number from 0 to 2 once"),
     ],
 )

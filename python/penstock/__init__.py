@@ -11,6 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock import errors, formats, fs, jax, stage, tf, torch
     from penstock._native import __version__
     from penstock.feed import (
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
         budget,
         image,
         keypoints,
+        list,  # noqa: A004
         mask,
         mix,
         open,  # noqa: A004
@@ -46,6 +49,7 @@ __all__ = [
     "image",
     "jax",
     "keypoints",
+    "list",
     "mask",
     "mix",
     "open",
@@ -68,6 +72,7 @@ _HOMES = {
     "budget": "penstock.feed",
     "image": "penstock.feed",
     "keypoints": "penstock.feed",
+    "list": "penstock.feed",
     "mask": "penstock.feed",
     "mix": "penstock.feed",
     "open": "penstock.feed",
@@ -92,5 +97,5 @@ def __getattr__(name: str) -> Any:
     return value
 
 
-def __dir__() -> list[str]:
+def __dir__() -> Sequence[str]:
     return __all__

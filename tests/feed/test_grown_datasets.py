@@ -11,7 +11,6 @@ import pytest
 import penstock
 from penstock.errors import ConfigError
 from tests.feed.conftest import batches, dataset, record, samples
-from tests.feed.test_folders import images_in
 
 GROWN = "finish-old-then-new"
 
@@ -96,26 +95,6 @@ def test_state_of_a_dataset_that_lost_or_changed_objects_is_refused_by_every_rul
     loader = penstock.Loader(dataset(folder).shuffle(seed=3), batch_size=4)
     with pytest.raises(ConfigError, match="4 objects then and 5 now"):
         loader.load_state_dict(state, grown=GROWN)
-
-
-def test_state_of_images_whose_labels_would_change_is_refused(tmp_path):
-    fields = {"image": penstock.image(8, crop="none"), "label": penstock.tensor("int64", ())}
-
-    def loader():
-        return penstock.Loader(penstock.open(tmp_path).fields(**fields).shuffle(1), batch_size=1)
-
-    images_in(tmp_path, "b/0.png", "b/1.png", "c/2.png")
-    whole = [batch["label"].tolist() for batch in loader()]
-    before = loader()
-    next(iter(before))
-    state = before.state_dict()
-    images_in(tmp_path, "d/3.png")
-    grown = loader()
-    grown.load_state_dict(state, grown=GROWN)
-    assert [batch["label"].tolist() for batch in grown] == whole[1:]
-    images_in(tmp_path, "a/4.png")
-    with pytest.raises(ConfigError, match=r"2 new class folders \(a, d\) that sort before old ones"):
-        loader().load_state_dict(state, grown=GROWN)
 
 
 def test_state_of_an_unchanged_dataset_ignores_the_rule(folder):

@@ -19,6 +19,8 @@ import penstock
 from penstock import _native
 from penstock.errors import ConfigError, Mismatch
 
+from .test_formats import png
+
 
 def field(number, payload):
     length, head = len(payload), bytes([number << 3 | 2])
@@ -168,3 +170,45 @@ def test_default_of_bytes_that_is_text_is_refused():
         penstock.raw(default="none")
     with pytest.raises(ConfigError, match="cannot have a default"):
         penstock.formats.fixed(x=penstock.tensor("int8", (), default=1))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+def test_images_that_samples_lack_have_defaults_and_masks(tmp_path, dtype):
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for name, content in {"0.cls": b"5", "1.cls": b"6", "1.png": png((9, 9, 9))}.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    dataset = penstock.open(tmp_path)
+    for spec, fill in {
+        penstock.image(4, dtype=dtype, crop="none", default=2, mask="has_image"): 2,
+        penstock.image(4, dtype=dtype, crop="none", mask="has_image"): 0,
+    }.items():
+        for asked in (dataset, dataset.shuffle(seed=4)):
+            batch = whole(asked.fields(image=spec.of("png"), cls=penstock.tensor("int64", ())))
+            order = np.argsort(batch["cls"])
+            assert batch["has_image"][order].tolist() == [False, True]
+            assert (batch["image"][order[0]] == fill).all()
+            assert np.allclose(batch["image"][order[1]], 9 if dtype == "uint8" else 9 / 255)
+    with pytest.raises(Mismatch, match=r"record 0.*field `image`"):
+        whole(dataset.fields(image=penstock.image(4).of("png")))
+    with pytest.raises(ConfigError, match="300 is not a value of type uint8"):
+        whole(dataset.fields(image=penstock.image(4, default=300).of("png")))
+
+
+def test_masks_of_padded_rows_are_false(taxi):
+    loader = penstock.Loader(
+        taxi.fields(fare=penstock.tensor("float32", (), mask="paid")), global_batch=8, rank=0, world=1, tail="pad"
+    )
+    (batch,) = loader
+    assert batch["paid"].tolist()[:5] == [True, False, True, False, True]
+    assert batch["weight"].tolist() == [1.0] * 5 + [0.0] * 3
+
+
+def test_masks_are_seen_by_map_and_by_map_datasets(taxi):
+    dataset = taxi.fields(tokens=penstock.ragged("int64", mask="has_tokens"))
+    assert whole(dataset.map(lambda sample: {"is": bool(sample["has_tokens"])}))["is"].tolist() == [
+        *(True, False, False, False, True)
+    ]
+    sample = penstock.torch.MapDataset(dataset)[4]
+    assert (sample["tokens"].tolist(), bool(sample["has_tokens"])) == ([3], True)

@@ -11,24 +11,11 @@ use penstock_types::{DType, Error, Result, TensorSpec, lock};
 use super::batch_buffer::{Layout, Pool, Slot, Tensor};
 use super::field::{Field, Kind, PadTo, Padding};
 use super::memory::Values;
+use super::nested::Lists;
 use super::value::Value;
 
 /// Values of a variable-length field, one per row.
-type Loose = Mutex<Vec<RowValue>>;
-
-/// Variable-length value of one row.
-#[derive(Debug, Clone, Default)]
-struct RowValue {
-    bytes: Vec<u8>,
-    /// End offset of each string; empty unless the field is a list of byte strings.
-    ends: Vec<usize>,
-}
-
-impl RowValue {
-    fn size_bytes(&self) -> usize {
-        self.bytes.len() + size_of::<usize>() * self.ends.len()
-    }
-}
+type Loose = Mutex<Vec<Lists>>;
 
 /// Memory of a batch while its rows are filled.
 pub(crate) struct Rows {
@@ -57,15 +44,14 @@ pub(crate) struct Row<'a> {
 pub enum Column {
     /// A field with the same type and shape in every row.
     Tensor(Tensor),
-    /// A field of variable length. Row i is `values[offsets[i]..offsets[i + 1]]`.
+    /// A field of variable length. Row i is `values[offsets[0][i]..offsets[0][i + 1]]`; with several levels of offsets,
+    /// it is the lists in this range of the next level, and so on.
     Ragged {
         /// Items of all rows, concatenated.
         values: Tensor,
-        /// Offsets as int64: one more than there are rows.
-        offsets: Tensor,
-        /// Only for lists of byte strings: string offsets as int64. String j is `values[strings[j]..strings[j + 1]]`.
-        /// In this case, `offsets` are indices into the strings.
-        strings: Option<Tensor>,
+        /// Offsets as int64, the outermost level first: one more than there are rows, or lists of that level. The last
+        /// level of byte strings in lists is the offsets of the strings in `values`.
+        offsets: Vec<Tensor>,
         /// True if the rows are byte strings rather than numbers.
         is_bytes: bool,
     },
@@ -91,8 +77,8 @@ impl Column {
     pub fn size_bytes(&self) -> usize {
         match self {
             Self::Tensor(tensor) => tensor.size_bytes(),
-            Self::Ragged { values, offsets, strings, .. } => {
-                values.size_bytes() + offsets.size_bytes() + strings.as_ref().map_or(0, Tensor::size_bytes)
+            Self::Ragged { values, offsets, .. } => {
+                values.size_bytes() + offsets.iter().map(Tensor::size_bytes).sum::<usize>()
             }
             Self::Padded { values, mask } => {
                 values.size_bytes() + mask.as_ref().map_or(0, |(_, mask)| mask.size_bytes())
@@ -105,8 +91,7 @@ impl Rows {
     /// Creates the memory for `rows` rows of these fields. Fixed-shape values are stored in `slot`; `values` limits the
     /// memory of the others.
     pub fn new(slot: Slot, fields: &[Field], rows: usize, values: Values) -> Self {
-        let loose =
-            fields.iter().map(|field| field.item().map(|_| Mutex::new(vec![RowValue::default(); rows]))).collect();
+        let loose = fields.iter().map(|field| field.item().map(|_| Mutex::new(vec![Lists::default(); rows]))).collect();
         Self { slot: Arc::new(slot), loose, values, bucket: None }
     }
 
@@ -133,16 +118,17 @@ impl Rows {
         };
         // Reserves the memory before it is allocated.
         let admit = |bytes: usize| self.values.admit(loose()?[row].size_bytes(), bytes, &field.name);
-        let put = |bytes: Vec<u8>, ends: Vec<usize>| {
-            loose()?[row] = RowValue { bytes, ends };
+        let put = |lists: Lists| {
+            loose()?[row] = lists;
             Ok(())
         };
         match &field.kind {
             // SAFETY: the caller guarantees exclusive access to the row.
             Kind::Tensor(spec) => part.write(spec, unsafe { self.slot.row(column, row) }).map_err(mismatch),
-            Kind::Ragged(item) => {
-                admit(part.gathered_len(item))?;
-                put(part.gather(item).map_err(mismatch)?, Vec::new())
+            Kind::Present => {
+                // SAFETY: the caller guarantees exclusive access to the row.
+                unsafe { self.slot.row(column, row) }.fill(u8::from(!part.is_absent()));
+                Ok(())
             }
             Kind::Padded(item, padding) => {
                 admit(part.gathered_len(item))?;
@@ -155,25 +141,21 @@ impl Rows {
                     }
                     bytes.truncate(width * size);
                 }
-                put(bytes, Vec::new())
+                put(Lists { bytes, ends: Vec::new() })
             }
             Kind::Bytes => {
                 let bytes = part.bytes().map_err(mismatch)?;
                 admit(bytes.len())?;
-                put(bytes.into_owned(), Vec::new())
+                put(Lists { bytes: bytes.into_owned(), ends: Vec::new() })
             }
-            Kind::BytesList => {
-                let strings = part.strings().map_err(mismatch)?;
-                let mut end = 0;
-                let ends: Vec<usize> = strings
-                    .iter()
-                    .map(|string| {
-                        end += string.len();
-                        end
-                    })
-                    .collect();
-                admit(end + size_of::<usize>() * ends.len())?;
-                put(strings.concat(), ends)
+            Kind::Ragged(_) | Kind::BytesList | Kind::Nested { .. } => {
+                let (item, depth) = match &field.kind {
+                    Kind::Ragged(item) => (Some(item), 1),
+                    Kind::Nested { item, depth } => (item.as_ref(), *depth),
+                    _ => (None, 1),
+                };
+                admit(part.lists_size(item))?;
+                put(part.lists(item, depth).map_err(mismatch)?)
             }
             Kind::Image(spec) => {
                 let bytes = part.bytes().map_err(mismatch)?;
@@ -191,8 +173,7 @@ impl Rows {
         let default = field.default.as_deref().unwrap_or_default();
         match &self.loose[column] {
             Some(loose) => {
-                let value = RowValue { bytes: default.to_vec(), ends: Vec::new() };
-                lock(loose)[row as usize] = value;
+                lock(loose)[row as usize] = Lists { bytes: default.to_vec(), ends: Vec::new() };
             }
             None => {
                 // SAFETY: the caller guarantees exclusive access to the row.
@@ -236,7 +217,7 @@ impl Rows {
         for (column, loose) in self.loose.iter().enumerate() {
             for &row in dead {
                 match loose {
-                    Some(loose) => lock(loose)[row as usize] = RowValue::default(),
+                    Some(loose) => lock(loose)[row as usize] = Lists::default(),
                     // SAFETY: the caller guarantees exclusive access.
                     None => unsafe { self.slot.row(column, row as usize) }.fill(0),
                 }
@@ -330,36 +311,43 @@ impl Rows {
         let size = item.size_bytes()?.max(1);
         loose.truncate(rows);
         let total: usize = loose.iter().map(|value| value.bytes.len()).sum();
-        let strings = (*kind == Kind::BytesList).then(|| loose.iter().map(|value| value.ends.len()).sum::<usize>());
-        let count = TensorSpec { dtype: DType::I64, shape: Vec::new() };
-        let string_offsets = strings.map_or(0, |strings| strings + 1);
-        let layout = Arc::new(Layout::of(&[(size, total / size), (8, rows + 1), (8, string_offsets)])?);
-        let slot = spare.take(&layout)?;
-        let put = |column: usize, row: usize, offset: usize| {
+        let len = |level: usize| loose.iter().map(|value| value.ends.get(level).map_or(0, Vec::len)).sum::<usize>();
+        // Number of offsets of each level: one more than there are lists.
+        let counts: Vec<usize> =
+            std::iter::once(rows).chain((0..kind.inner_levels()).map(len)).map(|len| len + 1).collect();
+        let is_bytes = kind.is_bytes();
+        let columns: Vec<_> =
+            std::iter::once((size, total / size)).chain(counts.iter().map(|&count| (8, count))).collect();
+        let slot = spare.take(&Arc::new(Layout::of(&columns)?))?;
+        let put = |level: usize, at: usize, offset: usize| {
             // SAFETY: the slot is not shared yet, and the layout has room for all offsets.
-            unsafe { slot.row(column, row) }.copy_from_slice(&(offset as i64).to_le_bytes());
+            unsafe { slot.row(1 + level, at) }.copy_from_slice(&(offset as i64).to_le_bytes());
         };
-        let (mut at, mut string) = (0, 0);
-        put(1, 0, 0);
-        if strings.is_some() {
-            put(2, 0, 0);
-        }
+        (0..counts.len()).for_each(|level| put(level, 0, 0));
+        // Number of bytes, and of the lists of each level, in the rows so far.
+        let (mut at, mut begun) = (0, vec![0; counts.len()]);
         for (row, value) in loose.iter_mut().map(std::mem::take).enumerate() {
             // SAFETY: the slot is not shared yet, and the layout has room for all values.
             unsafe { slot.bytes(0, at, value.bytes.len()) }.copy_from_slice(&value.bytes);
-            for end in &value.ends {
-                string += 1;
-                put(2, string, at + end);
+            let items = at / if is_bytes { 1 } else { size };
+            for (level, ends) in (1..counts.len()).zip(&value.ends) {
+                let base = begun.get(level + 1).copied().unwrap_or(items);
+                for (list, end) in ends.iter().enumerate() {
+                    put(level, begun[level] + list + 1, base + end);
+                }
+            }
+            for (level, ends) in (1..counts.len()).zip(&value.ends) {
+                begun[level] += ends.len();
             }
             at += value.bytes.len();
-            put(1, row + 1, if strings.is_some() { string } else { at / size });
+            put(0, row + 1, begun.get(1).copied().unwrap_or(at / size));
         }
         let slot = Arc::new(slot);
+        let offset = TensorSpec { dtype: DType::I64, shape: Vec::new() };
         Ok(Column::Ragged {
             values: Tensor::new(slot.clone(), 0, item, total / size),
-            offsets: Tensor::new(slot.clone(), 1, &count, rows + 1),
-            strings: strings.map(|_| Tensor::new(slot, 2, &count, string_offsets)),
-            is_bytes: matches!(kind, Kind::Bytes | Kind::BytesList),
+            offsets: (1..).zip(counts).map(|(at, count)| Tensor::new(slot.clone(), at, &offset, count)).collect(),
+            is_bytes,
         })
     }
 }

@@ -255,12 +255,14 @@ pub(crate) fn fill(
     for (column, field) in fields.iter().enumerate() {
         let Named { found, absent } = named(record, id, key, field)?;
         let takes_nothing = match (&field.default, &absent) {
-            // A default is only used if the value is null or the format allows missing values. For a column that no
-            // record has, a default would hide the mistake.
-            (Some(_), absent) => absent.is_some() || record.may_lack_parts(),
+            // A default is only used if the value is null or the format allows missing values. For a value that no
+            // record has, a default would hide the mistake: see `unknown_columns`.
+            (Some(_), absent) => absent.is_some() || record.takes_defaults(),
             // A missing list counts as empty; a missing value of any other kind is an error.
             (None, None) => {
-                matches!(field.kind, Kind::Ragged(_) | Kind::Padded(..) | Kind::BytesList) && record.may_lack_parts()
+                let is_list =
+                    matches!(field.kind, Kind::Ragged(_) | Kind::Padded(..) | Kind::BytesList | Kind::Nested { .. });
+                is_list && record.may_lack_parts()
             }
             (None, Some(_)) => false,
         };
@@ -310,5 +312,9 @@ fn missing(field: &Field, record: &dyn Record) -> String {
         (false, more) => format!("{} and {more} more", shown.join(", ")),
     };
     let asked = field.parts().join("`, `");
-    format!("field `{}` is read from `{asked}`, but the record contains {holds}", field.name)
+    let hint = match field.default.is_none() && record.takes_defaults() {
+        true => "; give the field a default if not every file has the value",
+        false => "",
+    };
+    format!("field `{}` is read from `{asked}`, but the record contains {holds}{hint}", field.name)
 }

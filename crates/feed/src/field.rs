@@ -20,8 +20,8 @@ pub struct Field {
     pub of: Vec<String>,
     /// Kind of the field, which sets how the value is converted.
     pub kind: Kind,
-    /// Default for a record without the value. For a tensor, it is one little-endian element, which is repeated; for
-    /// bytes, it is the content. Other kinds have no default.
+    /// Default for a record without the value. For a tensor or an image, it is one little-endian element, which is
+    /// repeated; for bytes, it is the content; for lists, it is empty.
     pub default: Option<Box<[u8]>>,
     /// For an annotation of an image: the field that it follows.
     pub follows: Option<Follows>,
@@ -40,6 +40,15 @@ pub enum Kind {
     Bytes,
     /// A variable number of byte strings per sample.
     BytesList,
+    /// Lists of lists.
+    Nested {
+        /// Element type and shape of the items of the innermost lists; `None` for byte strings.
+        item: Option<TensorSpec>,
+        /// Number of levels of lists, at least 2.
+        depth: usize,
+    },
+    /// Whether the sample has the value, as a boolean.
+    Present,
     /// An image, which is decoded, cropped and resized.
     Image(ImageSpec),
 }
@@ -70,6 +79,26 @@ pub enum PadTo {
     Bucket(usize),
 }
 
+/// Maximum number of levels of nested lists.
+const MAX_DEPTH: usize = 8;
+
+impl Kind {
+    /// Number of levels of offsets besides those of the rows.
+    pub(crate) fn inner_levels(&self) -> usize {
+        match self {
+            Self::Tensor(_) | Self::Image(_) | Self::Present | Self::Bytes => 0,
+            Self::Ragged(_) | Self::Padded(..) => 0,
+            Self::BytesList => 1,
+            Self::Nested { item, depth } => depth - usize::from(item.is_some()),
+        }
+    }
+
+    /// True for a field of byte strings.
+    pub(crate) fn is_bytes(&self) -> bool {
+        matches!(self, Self::Bytes | Self::BytesList | Self::Nested { item: None, .. })
+    }
+}
+
 /// JSON form of a field, as written by Python.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -82,6 +111,9 @@ struct FieldDocument {
     dtype: Option<String>,
     #[serde(default)]
     shape: Vec<usize>,
+    /// Number of levels of nested lists.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    depth: Option<usize>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     image: Option<ImageDocument>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -140,16 +172,19 @@ impl Field {
         match &self.kind {
             Kind::Tensor(spec) => Some(spec.clone()),
             Kind::Image(spec) => Some(spec.tensor()),
-            Kind::Ragged(_) | Kind::Padded(..) | Kind::Bytes | Kind::BytesList => None,
+            Kind::Present => Some(TensorSpec { dtype: DType::Bool, shape: Vec::new() }),
+            Kind::Ragged(_) | Kind::Padded(..) | Kind::Bytes | Kind::BytesList | Kind::Nested { .. } => None,
         }
     }
 
     /// Element type and shape of an item; `None` unless the field has variable length.
     pub fn item(&self) -> Option<TensorSpec> {
         match &self.kind {
-            Kind::Tensor(_) | Kind::Image(_) => None,
-            Kind::Ragged(spec) | Kind::Padded(spec, _) => Some(spec.clone()),
-            Kind::Bytes | Kind::BytesList => Some(TensorSpec { dtype: DType::U8, shape: Vec::new() }),
+            Kind::Tensor(_) | Kind::Image(_) | Kind::Present => None,
+            Kind::Ragged(spec) | Kind::Padded(spec, _) | Kind::Nested { item: Some(spec), .. } => Some(spec.clone()),
+            Kind::Bytes | Kind::BytesList | Kind::Nested { item: None, .. } => {
+                Some(TensorSpec { dtype: DType::U8, shape: Vec::new() })
+            }
         }
     }
 
@@ -248,6 +283,16 @@ impl Field {
             },
             "bytes" => Kind::Bytes,
             "bytes_list" => Kind::BytesList,
+            "nested" => match document.depth {
+                Some(depth @ 2..=MAX_DEPTH) => Kind::Nested { item: dtype.map(|_| spec()).transpose()?, depth },
+                depth => {
+                    let depth = depth.unwrap_or(0);
+                    let problem =
+                        format!("`{}` has {depth} levels of lists (2 to {MAX_DEPTH} are supported)", document.name);
+                    return Err(Error::config("fields", problem));
+                }
+            },
+            "present" => Kind::Present,
             "image" => {
                 let image = document.image.as_ref();
                 let image =
@@ -269,12 +314,21 @@ impl Field {
     }
 
     fn document(&self, fields: &[Self]) -> FieldDocument {
-        let (kind, spec, image) = match &self.kind {
-            Kind::Tensor(spec) => ("tensor", Some(spec.clone()), None),
-            Kind::Ragged(spec) | Kind::Padded(spec, _) => ("ragged", Some(spec.clone()), None),
-            Kind::Bytes => ("bytes", None, None),
-            Kind::BytesList => ("bytes_list", None, None),
-            Kind::Image(image) => ("image", Some(image.tensor()), Some(ImageDocument::of(image))),
+        let (mut depth, mut image) = (None, None);
+        let (kind, spec) = match &self.kind {
+            Kind::Tensor(spec) => ("tensor", Some(spec.clone())),
+            Kind::Ragged(spec) | Kind::Padded(spec, _) => ("ragged", Some(spec.clone())),
+            Kind::Bytes => ("bytes", None),
+            Kind::BytesList => ("bytes_list", None),
+            Kind::Present => ("present", None),
+            Kind::Nested { item, depth: levels } => {
+                depth = Some(*levels);
+                ("nested", item.clone())
+            }
+            Kind::Image(spec) => {
+                image = Some(ImageDocument::of(spec));
+                ("image", Some(spec.tensor()))
+            }
         };
         FieldDocument {
             name: self.name.clone(),
@@ -282,6 +336,7 @@ impl Field {
             of: self.of.clone(),
             dtype: spec.as_ref().map(|spec| spec.dtype.name().to_owned()),
             shape: spec.map(|spec| spec.shape).unwrap_or_default(),
+            depth,
             image,
             padding: match &self.kind {
                 Kind::Padded(_, padding) => Some(PaddingDocument::of(padding)),
@@ -308,8 +363,10 @@ fn bytes_of(hexadecimal: &str) -> Option<Box<[u8]>> {
 fn default_of(name: &str, kind: &Kind, text: &str) -> Result<Box<[u8]>> {
     let fits = |bytes: &[u8]| match kind {
         Kind::Tensor(spec) => bytes.len() == spec.dtype.size(),
+        Kind::Image(spec) => bytes.len() == spec.dtype.size(),
+        Kind::Present => bytes == [0],
         Kind::Bytes => true,
-        Kind::Ragged(_) | Kind::Padded(..) | Kind::Image(_) | Kind::BytesList => false,
+        Kind::Ragged(_) | Kind::Padded(..) | Kind::BytesList | Kind::Nested { .. } => bytes.is_empty(),
     };
     bytes_of(text)
         .filter(|bytes| fits(bytes))
@@ -344,7 +401,13 @@ mod tests {
                 ),
             ),
             Field { default: Some([].into()), ..Field::of_kind("raw", Kind::Bytes) },
-            Field::of_kind("words", Kind::BytesList),
+            Field { default: Some([].into()), ..Field::of_kind("words", Kind::BytesList) },
+            Field::of_kind(
+                "boxes",
+                Kind::Nested { item: Some(TensorSpec { dtype: DType::F32, shape: vec![4] }), depth: 2 },
+            ),
+            Field::of_kind("documents", Kind::Nested { item: None, depth: 3 }),
+            Field { default: Some([0].into()), ..Field::of_kind("has_x", Kind::Present) },
             Field {
                 of: vec!["jpg".into()],
                 ..Field::of_kind(
@@ -354,7 +417,7 @@ mod tests {
             },
             Field {
                 follows: Some(Follows {
-                    field: 5,
+                    field: 9,
                     annotation: Annotation::Mask(MaskSpec { dtype: DType::U8, fill: 255, max_pixels: 9 }),
                 }),
                 ..Field::tensor("mask", DType::U8, &[224, 224])
@@ -368,6 +431,9 @@ mod tests {
             r#"[{"name":"x","kind":"tensor"}]"#,
             r#"[{"name":"x","kind":"sound"}]"#,
             r#"[{"name":"x","kind":"ragged","dtype":"int16","default":"0000"}]"#,
+            r#"[{"name":"x","kind":"nested","dtype":"int16"}]"#,
+            r#"[{"name":"x","kind":"nested","depth":9}]"#,
+            r#"[{"name":"x","kind":"present","default":"01"}]"#,
             "{}",
             &int16("00"),
             &int16("00000"),

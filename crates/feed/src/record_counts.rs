@@ -8,6 +8,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
 use penstock_codec::{Codec, StreamDecoder, gzip_size_hint};
 use penstock_types::{Deadline, Error, Result, with_separators};
@@ -22,7 +23,7 @@ use penstock_dataset::record_index::{IndexWriter, RecordIndex, stamp};
 use penstock_dataset::record_offsets::StagedOffsets;
 
 /// Maximum number of concurrent requests for trailers.
-const TRAILERS_IN_FLIGHT: usize = 64;
+pub(super) const TRAILERS_IN_FLIGHT: usize = 64;
 
 /// Number of bytes first read from the end of a table for its row count. The footer of a few hundred column chunks
 /// fits.
@@ -247,23 +248,28 @@ fn codecs_none(source: &Source) -> bool {
 /// Reads the row counts of tables from their ends, with one or two requests each. A compressed table is read in full.
 async fn tables(source: &Arc<Source>, deadline: Deadline) -> Result<Vec<u64>> {
     let count = |object: u64| async move {
-        let (place, size) = (source.place(object), source.entry(object).size);
-        if source.codec(object) != Codec::None {
-            return rows_of_compressed(source, object, deadline).await;
+        match source.codec(object) {
+            Codec::None => Ok(table_end(source, object, deadline).await?.1),
+            _ => rows_of_compressed(source, object, deadline).await,
         }
-        let mut most = END;
-        // The second attempt uses the length that the first one returned.
-        for _ in 0..2 {
-            let end = source.end(object, most, deadline).await?;
-            match source.framing().count_of_end(&end, size, &place)? {
-                TrailerCount::Count(count) => return Ok(count),
-                TrailerCount::Wants(more) => most = more,
-            }
-        }
-        Err(Error::corrupt(place, "changed while its footer was read"))
     };
     let in_flight = if codecs_none(source) { TRAILERS_IN_FLIGHT } else { SCANS_IN_FLIGHT };
     stream::iter(0..source.manifest().objects.len() as u64).map(count).buffered(in_flight).try_collect().await
+}
+
+/// Reads the end of an uncompressed table, with one or two requests. Returns it with the table's row count.
+pub(super) async fn table_end(source: &Arc<Source>, object: u64, deadline: Deadline) -> Result<(Bytes, u64)> {
+    let (place, size) = (source.place(object), source.entry(object).size);
+    let mut most = END;
+    // The second attempt uses the length that the first one returned.
+    for _ in 0..2 {
+        let end = source.end(object, most, deadline).await?;
+        match source.framing().count_of_end(&end, size, &place)? {
+            TrailerCount::Count(count) => return Ok((end, count)),
+            TrailerCount::Wants(more) => most = more,
+        }
+    }
+    Err(Error::corrupt(place, "changed while its footer was read"))
 }
 
 /// Reads the row count from the end of a compressed table. The table is decompressed as a stream, of which only the end

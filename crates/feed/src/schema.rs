@@ -278,6 +278,8 @@ struct Found {
     count: usize,
     /// Reason why no kind of field can read all of these values.
     refused: Option<Error>,
+    /// True if a record has a feature list whose steps are all empty.
+    has_empty_steps: bool,
 }
 
 /// Survey of the values in several records.
@@ -310,11 +312,15 @@ impl Survey {
             let Some(part) = part else { continue };
             let at = self.known.entry(name.clone()).or_insert_with(|| {
                 let (name, holds) = (name.clone(), part.describe());
-                self.found.push(Found { name, holds, kind: None, count: 0, refused: None });
+                self.found.push(Found { name, holds, kind: None, count: 0, refused: None, has_empty_steps: false });
                 Some(self.found.len() - 1)
             });
             let Some(found) = at.map(|at| &mut self.found[at]) else { continue };
-            if part == Value::Null || matches!(&part, Value::Steps(steps) if steps.is_empty()) {
+            if part == Value::Null {
+                continue;
+            }
+            if matches!(&part, Value::Steps(steps) if steps.steps().iter().flatten().all(Feature::is_empty)) {
+                found.has_empty_steps |= !part.is_absent();
                 continue;
             }
             if found.kind.is_none() {
@@ -322,8 +328,8 @@ impl Survey {
             }
             found.count += usize::from(!part.is_absent());
             let kind = framing.proposes(&name, &part).map_or_else(|| proposed(&part), Ok);
-            match kind.and_then(|kind| found.kind.clone().map_or(Ok(kind.clone()), |known| joined(known, &kind))) {
-                Ok(kind) => found.kind = Some(kind),
+            match kind {
+                Ok(kind) => found.kind = Some(found.kind.take().map_or(kind.clone(), |known| joined(known, &kind))),
                 Err(why) => {
                     let what = format!("{}, {why},", part.describe());
                     found.refused.get_or_insert(Error::Unsupported { what, by: "fields".to_owned() });
@@ -336,14 +342,24 @@ impl Survey {
     fn schema(self, place: &str) -> Result<Schema> {
         let mut schema = Schema::default();
         let mut refused = self.left_out;
-        for Found { name, mut holds, kind, count, refused: why } in self.found {
+        for Found { name, mut holds, kind, count, refused: why, has_empty_steps } in self.found {
             if let Some(error) = why {
                 refused.push((name, error));
                 continue;
             }
             let Some(kind) = kind else {
+                if has_empty_steps {
+                    let what = format!("{holds}, whose steps are empty,");
+                    refused.push((name, Error::Unsupported { what, by: "fields".to_owned() }));
+                    continue;
+                }
                 schema.left_out.push((name, format!("null in {} of {0} records", self.records)));
                 continue;
+            };
+            let kind = match kind {
+                Kind::Ragged(item) if has_empty_steps => lists_of(item.dtype),
+                Kind::BytesList if has_empty_steps => Kind::Nested { item: None, depth: 2 },
+                kind => kind,
             };
             let mut field = Field::of_kind(&name, kind);
             if count < self.records {
@@ -364,19 +380,25 @@ impl Survey {
     }
 }
 
-/// Returns a kind that covers both kinds, such as ragged for numbers of different lengths. An error is the reason why
-/// no kind does.
-fn joined(known: Kind, other: &Kind) -> Result<Kind, &'static str> {
-    Ok(match (&known, other) {
+/// Returns a kind that covers both kinds, such as ragged for numbers of different lengths.
+fn joined(known: Kind, other: &Kind) -> Kind {
+    match (&known, other) {
         (Kind::Bytes | Kind::BytesList, Kind::BytesList) | (Kind::BytesList, Kind::Bytes) => Kind::BytesList,
-        (Kind::Ragged(a), Kind::Ragged(b)) if a.dtype == b.dtype && a.shape != b.shape => return Err(UNEQUAL),
+        (Kind::Ragged(a), Kind::Ragged(b)) if a.dtype == b.dtype && a.shape != b.shape => lists_of(a.dtype),
+        (Kind::Nested { item: Some(a), depth: 2 }, Kind::Ragged(b))
+        | (Kind::Ragged(b), Kind::Nested { item: Some(a), depth: 2 })
+            if a.dtype == b.dtype =>
+        {
+            lists_of(a.dtype)
+        }
+        (Kind::BytesList, Kind::Nested { item: None, depth: 2 }) => other.clone(),
         (Kind::Tensor(a) | Kind::Ragged(a), Kind::Tensor(b) | Kind::Ragged(b))
             if known != *other && a.dtype == b.dtype && a.shape.len() <= 1 && b.shape.len() <= 1 =>
         {
             Kind::Ragged(TensorSpec { dtype: a.dtype, shape: Vec::new() })
         }
         _ => known,
-    })
+    }
 }
 
 /// Returns the field for a value that some records lack. For a record without it, the field has no numbers or no bytes.
@@ -391,8 +413,10 @@ fn optional(field: Field) -> Field {
     }
 }
 
-/// Reason for leaving out a feature list whose steps have different lengths.
-const UNEQUAL: &str = "whose steps differ in length";
+/// Kind of a feature list whose steps have different lengths.
+fn lists_of(dtype: DType) -> Kind {
+    Kind::Nested { item: Some(TensorSpec { dtype, shape: Vec::new() }), depth: 2 }
+}
 
 /// Returns the default kind of field for a value, assuming that its length is the same in all records. An error is the
 /// reason why no kind can read the whole value.
@@ -401,6 +425,11 @@ fn proposed(part: &Value<'_>) -> Result<Kind, &'static str> {
     let row = |dtype, len: usize| if len == 1 { spec(dtype, &[]) } else { spec(dtype, &[len]) };
     Ok(match part {
         Value::Bytes(_) | Value::Text(_) | Value::Null => Kind::Bytes,
+        Value::NullAs(empty) => return proposed(empty),
+        Value::Nested(nested) => match proposed(&nested.items)? {
+            Kind::Ragged(item) => Kind::Nested { item: Some(item), depth: nested.ends.len() + 1 },
+            _ => Kind::Nested { item: None, depth: nested.ends.len() + 1 },
+        },
         Value::Strings(_) => Kind::BytesList,
         Value::Digits(_) | Value::Int(_) => spec(DType::I64, &[]),
         Value::Array(array) => spec(array.dtype, &array.shape),
@@ -413,16 +442,16 @@ fn proposed(part: &Value<'_>) -> Result<Kind, &'static str> {
         Value::Steps(steps) => {
             let lens: Vec<usize> = steps.steps().iter().map(|step| step.as_ref().map_or(0, Feature::len)).collect();
             let len = lens.first().copied().unwrap_or(0);
-            if lens.iter().any(|&other| other != len) {
-                return Err(UNEQUAL);
-            }
+            let is_equal = len > 0 && lens.iter().all(|&other| other == len);
             let shape = if len == 1 { Vec::new() } else { vec![len] };
             match steps.steps().iter().flatten().next() {
-                Some(Feature::Floats(_)) if len > 0 => Kind::Ragged(TensorSpec { dtype: DType::F32, shape }),
-                Some(Feature::Ints(_)) if len > 0 => Kind::Ragged(TensorSpec { dtype: DType::I64, shape }),
-                Some(Feature::Bytes(_)) if len == 1 => Kind::BytesList,
-                Some(Feature::Bytes(_)) if len > 1 => return Err("whose steps have several byte strings each"),
-                _ => return Err("whose steps are empty"),
+                Some(Feature::Floats(_)) if is_equal => Kind::Ragged(TensorSpec { dtype: DType::F32, shape }),
+                Some(Feature::Ints(_)) if is_equal => Kind::Ragged(TensorSpec { dtype: DType::I64, shape }),
+                Some(Feature::Floats(_)) => lists_of(DType::F32),
+                Some(Feature::Ints(_)) => lists_of(DType::I64),
+                Some(Feature::Bytes(_)) if is_equal && len == 1 => Kind::BytesList,
+                Some(Feature::Bytes(_)) => Kind::Nested { item: None, depth: 2 },
+                None => return Err("whose steps are empty"),
             }
         }
     })

@@ -2,7 +2,7 @@
 //! Value of a record as returned by its format, and its conversion to the type of a field.
 //!
 //! Owns the conversions, and the error texts for mismatches, which state the requested and the actual type. Nothing is
-//! silently rounded or truncated. Integers convert to any integer type that can represent them, and floats to another
+//! silently truncated. Integers convert to any integer or float type that represents them exactly, and floats to another
 //! float type; other conversions are errors.
 
 use std::borrow::Cow;
@@ -12,6 +12,7 @@ use penstock_record::tf_sequence_example::FeatureList;
 use penstock_types::{DType, TensorSpec, with_separators};
 
 use crate::chunked_arrays::Patch;
+use crate::nested::Nested;
 
 /// A named value of a record.
 #[derive(Debug, Clone, PartialEq)]
@@ -37,8 +38,12 @@ pub enum Value<'a> {
     List(Array<'a>),
     /// An integer that comes from the format or from a name, such as a label.
     Int(i64),
+    /// A list of lists.
+    Nested(Nested<'a>),
     /// A null value, as opposed to a value that the record does not have.
     Null,
+    /// A null that is read as this empty value, unless the field has a default or a mask.
+    NullAs(Box<Value<'a>>),
 }
 
 /// An array: elements of a known type and shape.
@@ -88,7 +93,8 @@ impl<'a> Value<'a> {
             Self::Patch(patch) => format!("{} {}", patch.dtype, shown(patch.shape)),
             Self::List(array) => format!("a list of {} {}", with_separators(array.elements() as u64), array.dtype),
             Self::Int(value) => format!("the integer {value}"),
-            Self::Null => "a null".to_owned(),
+            Self::Nested(nested) => nested.describe(),
+            Self::Null | Self::NullAs(_) => "a null".to_owned(),
         }
     }
 
@@ -113,7 +119,7 @@ impl<'a> Value<'a> {
     /// True if the value is missing: a null, or an empty list of a tf.Example.
     pub fn is_absent(&self) -> bool {
         match self {
-            Self::Null => true,
+            Self::Null | Self::NullAs(_) => true,
             Self::Feature(feature) => feature.is_empty(),
             Self::Steps(steps) => steps.is_empty(),
             _ => false,
@@ -166,6 +172,10 @@ impl<'a> Value<'a> {
                 }
                 Ok(())
             }
+            Self::Nested(nested) => {
+                nested.check_array(&spec.shape).map_err(|why| self.unlike_because(spec, &why))?;
+                nested.items.write(spec, out)
+            }
             _ => Err(self.unlike(&wanted(spec))),
         }
     }
@@ -185,7 +195,8 @@ impl<'a> Value<'a> {
             Self::Steps(steps) => steps.steps().iter().flatten().map(of_feature).sum(),
             Self::Array(array) | Self::List(array) => array.elements().saturating_mul(size),
             Self::Patch(patch) => (patch.size_bytes() / patch.dtype.size()).saturating_mul(size),
-            Self::Null => 0,
+            Self::Nested(nested) => nested.items.gathered_len(item),
+            Self::Null | Self::NullAs(_) => 0,
             Self::Digits(_) | Self::Int(_) => size,
         }
     }
@@ -218,7 +229,10 @@ impl<'a> Value<'a> {
                     }
                     if out.len() - have != item.shape.iter().product::<usize>() * size {
                         let values = with_separators(step.as_ref().map_or(0, Feature::len) as u64);
-                        let why = format!("step {at} has {values} values, but a step must be one item");
+                        let why = format!(
+                            "step {at} has {values} values, but a step must be one item; use list(ragged(...)) for any \
+                             number per step"
+                        );
                         return Err(self.unlike_why(&want(), &why));
                     }
                 }
@@ -236,7 +250,16 @@ impl<'a> Value<'a> {
                 convert(patch.dtype, &stored, item.dtype, &mut out).map_err(|why| self.unlike_why(&want(), &why))?;
                 out
             }
-            Self::Null => Vec::new(),
+            Self::Nested(nested) => {
+                let problem = if nested.ends.len() == item.shape.len() {
+                    nested.check_shape(&item.shape)
+                } else {
+                    Err("use list(ragged(...)) for lists of lists".to_owned())
+                };
+                problem.map_err(|why| self.unlike_why(&want(), &why))?;
+                nested.items.gather(&TensorSpec { dtype: item.dtype, shape: Vec::new() })?
+            }
+            Self::Null | Self::NullAs(_) => Vec::new(),
             Self::Digits(_) | Self::Int(_) => {
                 let mut out = vec![0; size];
                 self.scalar(item.dtype, &mut out).map_err(|why| self.unlike_why(&want(), &why))?;
@@ -254,6 +277,7 @@ impl<'a> Value<'a> {
             Self::Text(text) | Self::Digits(text) => Ok(Cow::Borrowed(text)),
             Self::Array(array) | Self::List(array) => Ok(Cow::Borrowed(&array.bytes)),
             Self::Patch(patch) => Ok(Cow::Owned(patch.to_vec())),
+            Self::NullAs(empty) => empty.bytes(),
             Self::Feature(Feature::Bytes(values)) if values.len() == 1 => Ok(Cow::Borrowed(values[0])),
             Self::Feature(Feature::Bytes(_)) | Self::Strings(_) => {
                 Err(self.unlike_why("bytes", "use raw_list() to get its byte strings one by one"))
@@ -262,27 +286,11 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// Returns the value's byte strings. For a feature list, each step must be one byte string.
-    pub fn strings(&self) -> Result<Cow<'_, [&[u8]]>, String> {
-        match self {
-            Self::Strings(strings) | Self::Feature(Feature::Bytes(strings)) => Ok(Cow::Borrowed(strings)),
-            Self::Null => Ok(Cow::Borrowed(&[])),
-            Self::Steps(steps) => {
-                let string = |(at, step): (usize, &Option<Feature<'a>>)| match step {
-                    Some(Feature::Bytes(values)) if values.len() == 1 => Ok(values[0]),
-                    _ => Err(self.unlike_why("byte strings", &format!("step {at} is not one byte string"))),
-                };
-                steps.steps().iter().enumerate().map(string).collect::<Result<_, _>>().map(Cow::Owned)
-            }
-            _ => Err(self.unlike("a list of byte strings")),
-        }
-    }
-
-    fn unlike(&self, want: &str) -> String {
+    pub(crate) fn unlike(&self, want: &str) -> String {
         format!("expects {want}, but the record contains {}", self.describe())
     }
 
-    fn unlike_why(&self, want: &str, why: &str) -> String {
+    pub(crate) fn unlike_why(&self, want: &str, why: &str) -> String {
         format!("{}: {why}", self.unlike(want))
     }
 
@@ -372,8 +380,8 @@ fn put_int(dtype: DType, value: i128, out: &mut [u8]) -> bool {
     true
 }
 
-/// Converts elements to another type. Supports the same type, an integer type that can represent every value, and
-/// conversion between float32 and float64.
+/// Converts elements to another type. Supports the same type, an integer or float type that can represent every integer
+/// exactly, and conversion between float32 and float64.
 pub fn convert(from: DType, bytes: &[u8], to: DType, out: &mut [u8]) -> Result<(), String> {
     if from == to {
         if bytes.len() != out.len() {
@@ -412,6 +420,23 @@ pub fn convert(from: DType, bytes: &[u8], to: DType, out: &mut [u8]) -> Result<(
                 let value = get_int(from, value);
                 if !put_int(to, value, slot) {
                     return Err(format!("{value} is not a valid {to}"));
+                }
+            }
+            Ok(())
+        }
+        (from, DType::F32 | DType::F64) if is_int(from) => {
+            for (value, slot) in pairs {
+                let value = get_int(from, value);
+                let is_exact = match to {
+                    DType::F32 => (value as f32) as i128 == value,
+                    _ => (value as f64) as i128 == value,
+                };
+                if !is_exact {
+                    return Err(format!("{value} is not exactly a {to}"));
+                }
+                match to {
+                    DType::F32 => slot.copy_from_slice(&(value as f32).to_le_bytes()),
+                    _ => slot.copy_from_slice(&(value as f64).to_le_bytes()),
                 }
             }
             Ok(())
@@ -456,7 +481,14 @@ mod tests {
         assert_eq!(convert(DType::U16, &bytes, DType::I16, &mut out[..4]).unwrap_err(), "65535 is not a valid int16");
         convert(DType::I16, &bytes, DType::I32, &mut out[..8]).unwrap();
         assert_eq!(out[..8], [255, 255, 255, 255, 3, 0, 0, 0]);
-        assert!(convert(DType::I16, &bytes, DType::F32, &mut out[..8]).is_err());
+        convert(DType::I16, &bytes, DType::F32, &mut out[..8]).unwrap();
+        assert_eq!(out[..8], [-1f32, 3.0].map(f32::to_le_bytes).concat());
+        let odd = ((1i64 << 53) + 1).to_le_bytes();
+        assert_eq!(
+            convert(DType::I64, &odd, DType::F64, &mut out[..8]).unwrap_err(),
+            "9007199254740993 is not exactly a float64"
+        );
+        assert!(convert(DType::F32, &bytes, DType::I32, &mut out[..4]).is_err());
         let mut scalar = [0; 4];
         Value::Digits(b" 7\n").write(&spec(DType::I32, &[]), &mut scalar).unwrap();
         assert_eq!(scalar, 7i32.to_le_bytes());

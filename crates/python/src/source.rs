@@ -13,7 +13,7 @@ use penstock_dataset::sampler::DatasetView;
 use penstock_dataset::{Manifest, index_written, written_fields};
 use penstock_feed::{
     ArrayBlocks, CountSource, Counted, ExistingIndexes, Field, FormatSpec, MAX_AT_ONCE, PartialCounts, SidecarIndexes,
-    Source, count, indexes_in, keep_likely, kept, requests_of, scan, schema, without_indexes,
+    Source, count, indexes_in, keep_likely, kept, requests_of, scan, schema, unknown_columns, without_indexes,
 };
 use penstock_feed::{Placements, PoolStore};
 use penstock_store::{
@@ -316,6 +316,17 @@ impl PySource {
         let (fields, holds): (Vec<Field>, Vec<String>) =
             found.seen.into_iter().map(|one| (one.field, one.holds)).unzip();
         Ok((enter(py, || Field::to_json(&fields))?, holds, found.left_out))
+    }
+
+    /// Indices of the entries of `wanted` (alternative names of one value) that no object has.
+    fn unknown_columns(
+        &self,
+        py: Python<'_>,
+        wanted: Vec<Vec<String>>,
+        env: HashMap<String, String>,
+    ) -> PyResult<Vec<usize>> {
+        let (source, _) = enter(py, || self.opened(&env, Rates::default().in_flight))?;
+        enter_async(py, async move { unknown_columns(&Arc::new(source), &wanted, Deadline::within(LISTING)).await })
     }
 
     /// The listing as JSON.

@@ -130,8 +130,7 @@ impl PyTensor {
 #[pyclass(name = "RaggedTensor", module = "penstock._native", frozen)]
 pub struct PyRagged {
     values: Tensor,
-    offsets: Tensor,
-    strings: Option<Tensor>,
+    offsets: Vec<Tensor>,
     #[pyo3(get)]
     is_bytes: bool,
 }
@@ -144,23 +143,17 @@ impl PyRagged {
     }
 
     #[getter]
-    fn offsets(&self) -> PyTensor {
-        PyTensor(self.offsets.clone())
-    }
-
-    #[getter]
-    fn strings(&self) -> Option<PyTensor> {
-        self.strings.clone().map(PyTensor)
+    fn offsets(&self) -> Vec<PyTensor> {
+        self.offsets.iter().cloned().map(PyTensor).collect()
     }
 
     #[getter]
     fn nbytes(&self) -> usize {
-        let strings = self.strings.as_ref().map_or(0, Tensor::size_bytes);
-        self.values.size_bytes() + self.offsets.size_bytes() + strings
+        self.values.size_bytes() + self.offsets.iter().map(Tensor::size_bytes).sum::<usize>()
     }
 
     fn __len__(&self) -> usize {
-        self.offsets.shape[0] - 1
+        self.offsets.first().map_or(0, |offsets| offsets.shape[0] - 1)
     }
 }
 
@@ -184,9 +177,7 @@ impl PyCudaDevice {
 pub(crate) fn set_column(dict: &Bound<'_, PyDict>, name: &str, column: Column) -> PyResult<()> {
     match column {
         Column::Tensor(tensor) => dict.set_item(name, PyTensor(tensor)),
-        Column::Ragged { values, offsets, strings, is_bytes } => {
-            dict.set_item(name, PyRagged { values, offsets, strings, is_bytes })
-        }
+        Column::Ragged { values, offsets, is_bytes } => dict.set_item(name, PyRagged { values, offsets, is_bytes }),
         Column::Padded { values, mask } => {
             dict.set_item(name, PyTensor(values))?;
             mask.map_or(Ok(()), |(name, mask)| dict.set_item(name, PyTensor(mask)))

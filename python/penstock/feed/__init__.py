@@ -10,7 +10,9 @@ from penstock.feed.columns import Ragged
 from penstock.feed.dataset import Dataset, Schema, open  # noqa: A004 - the verb is the API
 from penstock.feed.fields import (
     FieldSpec,
+    NestedSpec,
     PaddedSpec,
+    PresentSpec,
     RaggedSpec,
     RawListSpec,
     RawSpec,
@@ -30,6 +32,7 @@ from penstock.feed.image_fields import (
     keypoints,
     mask,
 )
+from penstock.feed.list_fields import list  # noqa: A004 - the name in the API
 from penstock.feed.loader import Loader
 from penstock.feed.mixture import Mixture, mix
 from penstock.feed.report import Report
@@ -46,7 +49,9 @@ __all__ = [
     "Loader",
     "MaskSpec",
     "Mixture",
+    "NestedSpec",
     "PaddedSpec",
+    "PresentSpec",
     "Ragged",
     "RaggedSpec",
     "RawListSpec",
@@ -59,6 +64,7 @@ __all__ = [
     "budget",
     "image",
     "keypoints",
+    "list",
     "mask",
     "mix",
     "open",

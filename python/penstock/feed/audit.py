@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import _native, env
 from penstock.errors import ConfigError, Unsupported
+from penstock.feed.columns import Ragged
 from penstock.feed.fields import tensor
 from penstock.feed.loader import Loader
 
@@ -127,19 +128,27 @@ def _digests(batch: Mapping[str, Any]) -> list[bytes]:
     rows: list[Any] = []
     for name in sorted(batch):
         column = batch[name]
-        if hasattr(column, "offsets"):
-            values, offsets = column.values, column.offsets
-            cells = [values[offsets[row] : offsets[row + 1]].tobytes() for row in range(len(offsets) - 1)]
-        elif isinstance(column, list):
-            cells = [item.encode() if isinstance(item, str) else bytes(item) for item in column]
+        if isinstance(column, Ragged):
+            cells = [_bytes(column.row(row)) for row in range(len(column.offsets) - 1)]
         else:
-            cells = [column[row].tobytes() for row in range(len(column))]
+            cells = [_bytes(cell) for cell in column]
         if not rows:
             rows = [hashlib.blake2b(digest_size=16) for _ in cells]
         for digest, cell in zip(rows, cells, strict=True):
             digest.update(f"{name}:{len(cell)}:".encode())
             digest.update(cell)
     return [digest.digest() for digest in rows]
+
+
+def _bytes(cell: Any) -> bytes:
+    """Return the bytes of one sample's value. Lists include the lengths of their items."""
+    if isinstance(cell, Ragged):
+        return bytes(cell.offsets.tobytes()) + _bytes(cell.values)
+    if isinstance(cell, list):
+        return b"".join(b"%d:%b" % (len(item), item) for item in map(_bytes, cell))
+    if isinstance(cell, str):
+        return cell.encode()
+    return cell if isinstance(cell, bytes) else bytes(cell.tobytes())
 
 
 def first_difference(a: Sequence[Sequence[str]], b: Sequence[Sequence[str]]) -> int | None:

@@ -78,22 +78,3 @@ def _folders(source: _native.Source) -> list[str]:
             hint='give labels from a file: penstock.formats.images(labels="labels.csv")',
         )
     return [key.partition("/")[0] for key in keys]
-
-
-def check_grown(old: _native.Source, new: _native.Source) -> None:
-    """Check that the labels of class folders keep their meaning when folders are added.
-
-    Raises:
-        ConfigError: A new class folder sorts before an old one.
-    """
-    if not (has_folder_labels(new) and has_folders(old)):
-        return
-    before, now = names(old), names(new)
-    if now[: len(before)] != before:
-        added = [name for name in now if name not in before]
-        raise ConfigError(
-            f"state: the dataset has {len(now) - len(before):,} new class folders ({', '.join(added[:3])}"
-            f"{', …' if len(added) > len(added[:3]) else ''}) that sort before old ones, so that labels have another meaning now",
-            where="state",
-            hint="set the classes, the old ones first: format=penstock.formats.images(classes=[...])",
-        )

@@ -13,14 +13,43 @@ from penstock import _native
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["Ragged", "adapt", "byte_rows", "rows"]
+__all__ = ["Ragged", "adapt", "byte_rows", "ragged", "rows"]
 
 
 class Ragged(NamedTuple):
-    """A field whose samples differ in length: sample i is `values[offsets[i]:offsets[i + 1]]`."""
+    """A field whose samples differ in length: sample i is `values[offsets[i]:offsets[i + 1]]`.
+
+    For lists of lists, `values` is a `Ragged` of the inner lists: sample i is its lists `offsets[i]` to `offsets[i + 1]`.
+    """
 
     values: Any
     offsets: Any
+
+    @property
+    def flat_values(self) -> Any:
+        """Items of the innermost lists, concatenated."""
+        return self.values.flat_values if isinstance(self.values, Ragged) else self.values
+
+    @property
+    def nested_offsets(self) -> tuple[Any, ...]:
+        """Offsets of each level, the outermost first."""
+        return (self.offsets, *(self.values.nested_offsets if isinstance(self.values, Ragged) else ()))
+
+    def row(self, index: int) -> Any:
+        """Return one sample: an array of its items or, for lists of lists, a `Ragged` of its lists."""
+        return _between(self.values, int(self.offsets[index]), int(self.offsets[index + 1]))
+
+    def to_list(self) -> list[Any]:
+        """Return the samples as Python lists."""
+        values = self.values.to_list() if isinstance(self.values, Ragged) else self.values.tolist()
+        return [values[start:end] for start, end in pairwise(self.offsets.tolist())]
+
+
+def _between(values: Any, start: int, end: int) -> Any:
+    if not isinstance(values, Ragged):
+        return values[start:end]
+    offsets = values.offsets[start : end + 1]
+    return Ragged(_between(values.values, int(offsets[0]), int(offsets[-1])), offsets - offsets[0])
 
 
 def adapt(columns: Mapping[str, Any], array: Callable[[_native.Tensor], Any]) -> dict[str, Any]:
@@ -33,29 +62,33 @@ def _column(column: Any, array: Callable[[_native.Tensor], Any]) -> Any:
         return column
     if not isinstance(column, _native.RaggedTensor):
         return array(column)
-    if not column.is_bytes:
-        return Ragged(array(column.values), array(column.offsets))
-    return byte_rows(column)
+    return byte_rows(column) if column.is_bytes else ragged(column, array)
+
+
+def ragged(column: _native.RaggedTensor, array: Callable[[_native.Tensor], Any]) -> Ragged:
+    """Convert a native ragged column of numbers with `array`, without a copy."""
+    inner, *outer = reversed(column.offsets)
+    made = Ragged(array(column.values), array(inner))
+    for offsets in outer:
+        made = Ragged(made, array(offsets))
+    return made
 
 
 def byte_rows(column: _native.RaggedTensor) -> list[Any]:
-    """Return the `bytes` of each row of a raw field; for a list of byte strings, return a list for each row."""
+    """Return the `bytes` of each row of a raw field; for lists of byte strings, return nested lists for each row."""
     # Tensors support the buffer protocol, but type checkers know this protocol only from Python 3.12 on.
     values = memoryview(cast("Any", column.values))
-    offsets = memoryview(cast("Any", column.offsets)).tolist()
-    if column.strings is None:
-        return [values[start:end].tobytes() for start, end in pairwise(offsets)]
-    bounds = memoryview(cast("Any", column.strings)).tolist()
-    strings = [values[start:end].tobytes() for start, end in pairwise(bounds)]
-    return [strings[start:end] for start, end in pairwise(offsets)]
+    inner, *outer = (memoryview(cast("Any", offsets)).tolist() for offsets in reversed(column.offsets))
+    made: list[Any] = [values[start:end].tobytes() for start, end in pairwise(inner)]
+    for offsets in outer:
+        made = [made[start:end] for start, end in pairwise(offsets)]
+    return made
 
 
 def rows(batch: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
     """Convert a batch that `adapt` returned to one dict per sample."""
 
     def row(column: Any, at: int) -> Any:
-        if isinstance(column, Ragged):
-            return column.values[int(column.offsets[at]) : int(column.offsets[at + 1])]
-        return column[at]
+        return column.row(at) if isinstance(column, Ragged) else column[at]
 
     return [{name: row(column, at) for name, column in batch.items()} for at in range(count)]

@@ -23,6 +23,7 @@ from penstock.feed import (
     image_fields,
     labels,
     node_cache,
+    optional_parts,
     pool_locality,
     selection,
     url_list_pattern,
@@ -78,6 +79,8 @@ class _Counts:
     found: _native.Counted | None = None
     schema: Schema | None = None
     scan: RecordScan | None = None
+    known_columns: set[tuple[str, ...]] = field(default_factory=set)
+    """Columns of fields with a default that were found in the files."""
 
     def __reduce__(self) -> tuple[type[_Counts], tuple[_native.Counted | None, Schema | None]]:
         return (_Counts, (self.found, self.schema))  # a scan belongs to its process
@@ -112,7 +115,7 @@ class Dataset(DatasetBase):
                 raise ConfigError(
                     f"fields: {name} must be a penstock.tensor(dtype, shape) or another field", where="fields"
                 )
-        return replace(self, specs=image_fields.follow(specs))
+        return replace(self, specs=image_fields.follow(kinds.with_masks(specs)))
 
     def patches(
         self,
@@ -412,6 +415,7 @@ class Dataset(DatasetBase):
     def batch_fields(self) -> dict[str, Any]:
         """Return the fields of a batch: those set by `fields()`, otherwise those of `schema()`."""
         if self.specs:
+            optional_parts.refuse_unknown(self.source, self.specs, self._counts.known_columns)
             return dict(self.specs)
         for name, reason in self.schema().left_out:
             _LOG.warning("%s: the default fields do not include `%s`: %s", self.url, name, reason)
@@ -542,9 +546,6 @@ class Dataset(DatasetBase):
         """Return the part of this dataset that `state` was saved from, if all of its objects still exist.
 
         The old objects are either the first by name or the oldest. The fingerprint of the state proves which.
-
-        Raises:
-            ConfigError: Class folders were added between the old ones, so that the old labels have another meaning now.
         """
         old = state.get("objects")
         if any(name in STORED_STEPS for name, _, _ in self.steps):
@@ -556,7 +557,6 @@ class Dataset(DatasetBase):
             source = self.source.subset(list(chosen))
             found = source.counted([records[number] for number in chosen], self.rung)
             if found.fingerprint == state.get("fingerprint"):
-                class_folders.check_grown(source, self.source)
                 return replace(self, source=source, _counts=_Counts(found, self._counts.schema))
         return None
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import operator
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex
 
 from penstock.errors import ConfigError
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FieldSpec",
+    "NestedSpec",
     "PaddedSpec",
+    "PresentSpec",
     "RaggedSpec",
     "RawListSpec",
     "RawSpec",
@@ -27,6 +29,7 @@ __all__ = [
     "raw_list",
     "tensor",
     "to_json",
+    "with_masks",
 ]
 
 _FORMATS = {
@@ -48,7 +51,11 @@ _FORMATS = {
 
 @dataclass(frozen=True, slots=True)
 class FieldSpec:
-    """Base class of all field kinds. `parts` are the names of the record parts that a field can be read from."""
+    """Base class of all field kinds. `parts` are the names of the record parts that a field can be read from. `presence`
+    is the name of another field of the batch, which is True for the samples that have the value (`mask=`).
+    """
+
+    presence: str | None = field(default=None, kw_only=True)
 
     def of(self, names: str) -> Self:
         """Return the field, read from the first of these parts that a record has: `.of("jpg;jpeg;png")`.
@@ -76,10 +83,10 @@ class TensorSpec(FieldSpec):
 
     def to_dict(self) -> dict[str, Any]:
         spec_dict = {"kind": "tensor", "dtype": self.dtype, "shape": list(self.shape), "of": list(self.parts)}
-        return spec_dict if self.default is None else {**spec_dict, "default": _packed(self.dtype, self.default).hex()}
+        return spec_dict if self.default is None else {**spec_dict, "default": packed(self.dtype, self.default).hex()}
 
     def __str__(self) -> str:
-        return f"{self.dtype} {list(self.shape)}{_or(self.default)}"
+        return f"{self.dtype} {list(self.shape)}{or_default(self.default, self.presence)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +97,7 @@ class RaggedSpec(FieldSpec):
     shape: tuple[int, ...] = ()
     parts: tuple[str, ...] = ()
     follows: str = ""
+    default: tuple[()] | None = None
 
     def like(self, name: str) -> Self:
         """Return the field with one item for each box of the field `name`. The items of boxes that a crop removes are
@@ -99,7 +107,9 @@ class RaggedSpec(FieldSpec):
 
     def to_dict(self) -> dict[str, Any]:
         spec_dict = {"kind": "ragged", "dtype": self.dtype, "shape": list(self.shape), "of": list(self.parts)}
-        return {**spec_dict, **self.annotation()} if self.follows else spec_dict
+        if self.follows:
+            spec_dict |= self.annotation()
+        return spec_dict if self.default is None else {**spec_dict, "default": ""}
 
     def annotation(self) -> dict[str, Any]:
         """Return what the core reads about a field that follows another."""
@@ -146,12 +156,16 @@ class RaggedSpec(FieldSpec):
             )
         if mask is not None and (not isinstance(mask, str) or not mask):
             raise ConfigError(f"mask: must be the name of a column (got {mask!r})", where="fields")
-        spec = PaddedSpec(self.dtype, self.shape, self.parts, to, multiple_of, value, mask, bool(truncate))
+        spec = PaddedSpec(
+            *(self.dtype, self.shape, self.parts, to, multiple_of, value, mask, bool(truncate)),
+            default=self.default,
+            presence=self.presence,
+        )
         spec.to_dict()
         return spec
 
     def __str__(self) -> str:
-        return f"ragged {self.dtype} {list(self.shape)}"
+        return f"ragged {self.dtype} {list(self.shape)}{or_default(self.default, self.presence)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,11 +180,12 @@ class PaddedSpec(FieldSpec):
     value: float = 0
     mask: str | None = None
     truncate: bool = False
+    default: tuple[()] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         padding = {
             "to": {self.to: self.multiple_of} if isinstance(self.to, str) else {"length": self.to},
-            "value": _packed(self.dtype, self.value, "value").hex(),
+            "value": packed(self.dtype, self.value, "value").hex(),
             "mask": self.mask,
             "truncates": self.truncate,
         }
@@ -178,7 +193,7 @@ class PaddedSpec(FieldSpec):
 
     def ragged(self) -> RaggedSpec:
         """Return the field without padding."""
-        return RaggedSpec(self.dtype, self.shape, self.parts)
+        return RaggedSpec(self.dtype, self.shape, self.parts, default=self.default, presence=self.presence)
 
     @property
     def width(self) -> int | None:
@@ -202,7 +217,7 @@ class RawSpec(FieldSpec):
         return spec_dict if self.default is None else {**spec_dict, "default": self.default.hex()}
 
     def __str__(self) -> str:
-        return f"bytes{_or(self.default)}"
+        return f"bytes{or_default(self.default, self.presence)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,12 +225,52 @@ class RawListSpec(FieldSpec):
     """Field with any number of byte strings per sample, each unchanged."""
 
     parts: tuple[str, ...] = ()
+    default: tuple[()] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        return {"kind": "bytes_list", "of": list(self.parts)}
+        spec_dict: dict[str, Any] = {"kind": "bytes_list", "of": list(self.parts)}
+        return spec_dict if self.default is None else {**spec_dict, "default": ""}
 
     def __str__(self) -> str:
-        return "list of bytes"
+        return f"list of bytes{or_default(self.default, self.presence)}"
+
+
+@dataclass(frozen=True, slots=True)
+class NestedSpec(FieldSpec):
+    """Field of lists in `depth` levels, at least 2. Their items have this element type (None for byte strings) and
+    shape. Created by `penstock.list`.
+    """
+
+    dtype: str | None
+    shape: tuple[int, ...]
+    depth: int
+    parts: tuple[str, ...] = ()
+    default: tuple[()] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        spec_dict: dict[str, Any] = {"kind": "nested", "depth": self.depth, "of": list(self.parts)}
+        if self.dtype is not None:
+            spec_dict |= {"dtype": self.dtype, "shape": list(self.shape)}
+        return spec_dict if self.default is None else {**spec_dict, "default": ""}
+
+    def __str__(self) -> str:
+        item = "bytes" if self.dtype is None else f"{self.dtype} {list(self.shape)}"
+        return f"{'list of ' * self.depth}{item}{or_default(self.default, self.presence)}"
+
+
+@dataclass(frozen=True, slots=True)
+class PresentSpec(FieldSpec):
+    """Field of one boolean: True if the sample has the value. Made from the `mask=` of another field."""
+
+    parts: tuple[str, ...] = ()
+    dtype = "bool"
+    shape = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": "present", "of": list(self.parts), "default": "00"}
+
+    def __str__(self) -> str:
+        return "mask"
 
 
 def dtype_name(dtype: object) -> str:
@@ -236,11 +291,19 @@ def _shape(shape: Sequence[SupportsIndex]) -> tuple[int, ...]:
     return sides
 
 
-def _or(default: object) -> str:
-    return "" if default is None else f", default {default!r}"
+def or_default(default: object, mask: str | None) -> str:
+    """Return the end of a field's description: its default and its mask."""
+    return ("" if default is None else f", default {default!r}") + ("" if mask is None else f", mask {mask}")
 
 
-def _packed(dtype: str, value: float, name: str = "default") -> bytes:
+def _empty(default: object, mask: str | None) -> tuple[()] | None:
+    """Return the default of a list: `()`, if it was given or the field has a mask."""
+    if default is not None and default != ():
+        raise ConfigError(f"default: a list can only be empty, `()` (got {default!r})", where="fields")
+    return () if default is not None or mask is not None else None
+
+
+def packed(dtype: str, value: float, name: str = "default") -> bytes:
     """Convert a value to the little-endian bytes of one element."""
     try:
         if dtype != "bool" or value in (0, 1):
@@ -250,56 +313,86 @@ def _packed(dtype: str, value: float, name: str = "default") -> bytes:
     raise ConfigError(f"{name}: {value!r} is not a value of type {dtype}", where="fields")
 
 
-def tensor(dtype: object, shape: Sequence[SupportsIndex], *, default: float | None = None) -> TensorSpec:
+def tensor(
+    dtype: object, shape: Sequence[SupportsIndex], *, default: float | None = None, mask: str | None = None
+) -> TensorSpec:
     """Create a field of fixed type and shape: `tensor("int16", (128, 128, 128, 4))`. Also accepts NumPy and torch
     dtypes.
 
     Args:
         default: Value of every element if the sample has no value: a feature that is missing or empty in a tf.Example
-            (as with `FixedLenFeature(default_value=)`), a member that is missing in a tar, or a null.
+            (as with `FixedLenFeature(default_value=)`), a member that is missing in a tar, a column that is missing in
+            some files, or a null.
+        mask: Name of a boolean field that is added to the batch: True for the samples that have the value. The
+            default is then 0.
     Raises:
         ConfigError: A dimension is not an integer of at least 0, or the default is not a value of dtype. The loader,
             not this function, rejects an unknown dtype.
     """
-    spec = TensorSpec(dtype_name(dtype), _shape(shape), default=default)
+    default = 0 if mask is not None and default is None else default
+    spec = TensorSpec(dtype_name(dtype), _shape(shape), default=default, presence=mask)
     spec.to_dict()
     return spec
 
 
-def ragged(dtype: object, shape: Sequence[SupportsIndex] = ()) -> RaggedSpec:
+def ragged(
+    dtype: object, shape: Sequence[SupportsIndex] = (), *, default: tuple[()] | None = None, mask: str | None = None
+) -> RaggedSpec:
     """Create a field of any number of items per sample, each of this type and shape. Batches contain a `Ragged`.
 
     A sample without a value (a missing feature of a tf.Example, a missing member of a tar, a null) has no items.
 
+    Args:
+        default: `()`: a sample whose file lacks the column has no items, too.
+        mask: As in `tensor`. The default is then `()`.
     Raises:
-        ConfigError: A dimension is not an integer of at least 1.
+        ConfigError: A dimension is not an integer of at least 1, or the default is not `()`.
     """
     sides = _shape(shape)
     if 0 in sides:
         raise ConfigError(f"shape: no side may be 0 (got {shape!r})", where="shape")
-    return RaggedSpec(dtype_name(dtype), sides)
+    return RaggedSpec(dtype_name(dtype), sides, default=_empty(default, mask), presence=mask)
 
 
-def raw(*, default: bytes | None = None) -> RawSpec:
+def raw(*, default: bytes | None = None, mask: str | None = None) -> RawSpec:
     """Create a field of stored bytes: one `bytes` object per sample, and a list of these in batches.
 
     Args:
         default: Value if the sample has none, as in `tensor`.
+        mask: As in `tensor`. The default is then `b""`.
     Raises:
         ConfigError: The default is not `bytes`.
     """
     if not isinstance(default, bytes | None):
         raise ConfigError(f"default: must be bytes (got {default!r})", where="fields")
-    return RawSpec(default=default)
+    return RawSpec(default=b"" if mask is not None and default is None else default, presence=mask)
 
 
-def raw_list() -> RawListSpec:
+def raw_list(*, default: tuple[()] | None = None, mask: str | None = None) -> RawListSpec:
     """Create a field of any number of byte strings: a list of `bytes` per sample, and a list of such lists in batches.
 
     It reads Parquet's lists of strings or binaries, the `bytes_list` of a tf.Example, and a feature list of a
-    tf.SequenceExample whose steps contain one byte string each.
+    tf.SequenceExample whose steps contain one byte string each. `default` and `mask` are as in `ragged`.
     """
-    return RawListSpec()
+    return RawListSpec(default=_empty(default, mask), presence=mask)
+
+
+def with_masks(specs: dict[str, FieldSpec]) -> dict[str, FieldSpec]:
+    """Return the fields, each followed by its mask.
+
+    Raises:
+        ConfigError: A mask has the name of another field.
+    """
+    made: dict[str, FieldSpec] = {}
+    for name, spec in specs.items():
+        made.setdefault(name, spec)
+        if spec.presence is None:
+            continue
+        mask = PresentSpec(getattr(spec, "parts", ()) or (name,))
+        if specs.get(spec.presence, mask) != mask or made.get(spec.presence, mask) != mask:
+            raise ConfigError(f"mask: {name} and another field both set {spec.presence}", where="fields")
+        made[spec.presence] = mask
+    return made
 
 
 def to_json(specs: Iterable[tuple[str, FieldSpec]]) -> str:
@@ -312,15 +405,18 @@ def from_json(text: str) -> tuple[tuple[str, FieldSpec], ...]:
 
     def spec(spec_dict: dict[str, Any]) -> FieldSpec:
         parts = tuple(spec_dict["of"])
+        empty = None if spec_dict.get("default") is None else ()
         match spec_dict["kind"]:
             case "tensor":
                 dtype, default = spec_dict["dtype"], spec_dict.get("default")
                 value = None if default is None else struct.unpack(f"<{_FORMATS[dtype]}", bytes.fromhex(default))[0]
                 return TensorSpec(dtype, tuple(spec_dict["shape"]), parts, value)
             case "ragged":
-                return RaggedSpec(spec_dict["dtype"], tuple(spec_dict["shape"]), parts)
+                return RaggedSpec(spec_dict["dtype"], tuple(spec_dict["shape"]), parts, default=empty)
             case "bytes_list":
-                return RawListSpec(parts)
+                return RawListSpec(parts, empty)
+            case "nested":
+                return NestedSpec(spec_dict["dtype"], tuple(spec_dict["shape"]), spec_dict["depth"], parts, empty)
             case _:
                 default = spec_dict.get("default")
                 return RawSpec(parts, None if default is None else bytes.fromhex(default))

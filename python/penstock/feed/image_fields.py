@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from penstock.deprecation import renamed_parameters
 from penstock.errors import ConfigError
-from penstock.feed.fields import FieldSpec, RaggedSpec, TensorSpec, dtype_name
+from penstock.feed.fields import FieldSpec, RaggedSpec, TensorSpec, dtype_name, or_default, packed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,6 +44,7 @@ class ImageSpec(FieldSpec):
     exact: bool = False
     parts: tuple[str, ...] = ()
     steps: tuple[tuple[str, tuple[float, ...], float, int], ...] = ()
+    default: float | None = None
 
     def jitter(
         self,
@@ -109,7 +110,8 @@ class ImageSpec(FieldSpec):
         spec_dict = {name: getattr(self, name) for name in names}
         steps = [{"op": op, "values": list(values), "p": p, "fill": fill} for op, values, p, fill in self.steps]
         spec_dict["augment"] = steps
-        return {"kind": "image", "dtype": self.dtype, "of": list(self.parts), "image": spec_dict}
+        made = {"kind": "image", "dtype": self.dtype, "of": list(self.parts), "image": spec_dict}
+        return made if self.default is None else {**made, "default": packed(self.dtype, self.default).hex()}
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -124,7 +126,7 @@ class ImageSpec(FieldSpec):
 
     def __str__(self) -> str:
         colours = {1: ", grey", 4: ", RGBA"}.get(self.channels, "")
-        return f"image {self.dtype} {self.height}x{self.width} {self.layout}{colours}"
+        return f"image {self.dtype} {self.height}x{self.width} {self.layout}{colours}{or_default(self.default, self.presence)}"
 
 
 @renamed_parameters({"most_pixels": "max_pixels"})
@@ -145,6 +147,8 @@ def image(
     orient: bool = False,
     max_pixels: int = MAX_PIXELS,
     exact: bool = False,
+    default: float | None = None,
+    mask: str | None = None,
 ) -> ImageSpec:
     """Create a field of images (JPEG, PNG, WebP, TIFF), which the feed's threads decode directly into the batch.
 
@@ -167,6 +171,8 @@ def image(
         exact: Decode JPEGs at full size, then resize: within 2 levels of Pillow and torchvision, at more CPU.
             Otherwise, a JPEG that is at least twice the sample's size is first decoded at 1/2, 1/4 or 1/8 scale, which
             differs more.
+        default, mask: As in `penstock.tensor`: the value of every element of an image that a sample lacks, and the name
+            of a boolean field. No mask, boxes or keypoints may follow such an image in a sample that lacks it.
     Raises:
         ConfigError: A size is missing, or mean or std does not have one value per colour channel. The loader rejects other invalid
             values.
@@ -176,8 +182,8 @@ def image(
         raise ConfigError(f"image: {height} x {width} is not a valid size", where="image")
     colours = 1 if channels == 1 else 3
     found: dict[str, tuple[float, ...]] = {}
-    for name, given, default in (("mean", mean, 0.0), ("std", std, 1.0)):
-        values = (default,) * colours if given is None else tuple(float(value) for value in given)
+    for name, given, usual in (("mean", mean, 0.0), ("std", std, 1.0)):
+        values = (usual,) * colours if given is None else tuple(float(value) for value in given)
         if len(values) != colours:
             raise ConfigError(
                 f"image: {name} must have {colours} values, one per channel (got {len(values)})", where="image"
@@ -200,6 +206,8 @@ def image(
         orient=orient,
         max_pixels=max_pixels,
         exact=bool(exact),
+        default=0 if mask is not None and default is None else default,
+        presence=mask,
     )
 
 

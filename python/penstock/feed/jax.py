@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from penstock.errors import ConfigError
-from penstock.feed.fields import PaddedSpec, TensorSpec
+from penstock.feed.fields import PaddedSpec, PresentSpec, TensorSpec
 from penstock.feed.image_fields import ImageSpec
 from penstock.feed.loader import BaseLoader
 from penstock.feed.numpy import array
@@ -83,7 +83,7 @@ class Loader(BaseLoader[dict[str, Any]]):
         ):  # the outputs of functions are known only from the batches
             return
         for name, spec in self.dataset.batch_fields().items():
-            if not isinstance(spec, (TensorSpec, ImageSpec, PaddedSpec)):
+            if not isinstance(spec, (TensorSpec, ImageSpec, PaddedSpec, PresentSpec)):
                 raise _no_array(name, str(spec))
             if self.sharding is not None and isinstance(spec, PaddedSpec) and spec.to == "longest":
                 raise ConfigError(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, MapFailed
 from penstock.feed import map_worker
-from penstock.feed.columns import byte_rows
+from penstock.feed.columns import Ragged, byte_rows, ragged
 from penstock.feed.map_pool import MapTask
 
 if TYPE_CHECKING:
@@ -210,7 +210,11 @@ def _add(rows: map_worker.Rows, name: str, value: Any, array: Callable[[Any], An
         if getattr(value, "is_bytes", False):
             rows.lists[name] = byte_rows(value)
         else:
-            rows.ragged[name] = (array(value.values), array(value.offsets))
+            made = ragged(value, array)
+            if isinstance(made.values, Ragged):  # lists of lists
+                rows.lists[name] = [made.row(at) for at in range(len(value))]
+            else:
+                rows.ragged[name] = (made.values, made.offsets)
     else:
         rows.arrays[name] = array(value)
 

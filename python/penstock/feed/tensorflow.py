@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from penstock.errors import ConfigError
 from penstock.feed.columns import Ragged
-from penstock.feed.fields import PaddedSpec, RaggedSpec, RawListSpec, TensorSpec
+from penstock.feed.fields import NestedSpec, PaddedSpec, PresentSpec, RaggedSpec, RawListSpec, TensorSpec
 from penstock.feed.image_fields import ImageSpec
 from penstock.feed.loader import Loader
 
@@ -30,7 +30,8 @@ def dataset(ds: DatasetBase, *, batch: int | None = None, epoch: int = 0, **argu
     """Return a batched `tf.data.Dataset` of dicts of tensors: `penstock.tf.dataset(ds, batch=32)`.
 
     Tensors and images are `tf.Tensor`s, `ragged` fields are `tf.RaggedTensor`s with one ragged dimension, raw fields
-    are strings, and `raw_list` fields are `tf.RaggedTensor`s of strings.
+    are strings, and `raw_list` fields are `tf.RaggedTensor`s of strings. Lists of lists are `tf.RaggedTensor`s with one
+    ragged dimension for each level.
 
     Each pass over it is the next epoch, starting at `epoch`. To save a state and resume from it, iterate a
     `penstock.Loader` instead, because `tf.data` prefetches and does not report which batches were consumed.
@@ -86,15 +87,27 @@ def _type_spec(spec: FieldSpec) -> Any:
         return tf.TensorSpec((None, spec.width, *spec.shape), tf.as_dtype(spec.dtype))
     if isinstance(spec, RawListSpec):
         return tf.RaggedTensorSpec((None, None), tf.string, ragged_rank=1)
-    if isinstance(spec, (TensorSpec, ImageSpec)):
+    if isinstance(spec, NestedSpec):
+        dtype = tf.string if spec.dtype is None else tf.as_dtype(spec.dtype)
+        return tf.RaggedTensorSpec((None,) * (spec.depth + 1) + spec.shape, dtype, ragged_rank=spec.depth)
+    if isinstance(spec, (TensorSpec, ImageSpec, PresentSpec)):
         return tf.TensorSpec((None, *spec.shape), tf.as_dtype(spec.dtype))
     return tf.TensorSpec((None,), tf.string)
 
 
 def _column(spec: FieldSpec | None, column: Any) -> Any:
     if isinstance(column, Ragged):
-        return tf.RaggedTensor.from_row_splits(column.values, column.offsets, validate=False)
+        return tf.RaggedTensor.from_nested_row_splits(column.flat_values, column.nested_offsets, validate=False)
     if isinstance(spec, RawListSpec):
-        strings = tf.constant([string for strings in column for string in strings], tf.string)
-        return tf.RaggedTensor.from_row_lengths(strings, [len(strings) for strings in column], validate=False)
+        return _strings(column, 1)
+    if isinstance(spec, NestedSpec):
+        return _strings(column, spec.depth)
     return column
+
+
+def _strings(lists: list[Any], depth: int) -> Any:
+    """Convert lists of byte strings to a `tf.RaggedTensor`."""
+    if depth == 0:
+        return tf.constant(lists, tf.string)
+    items = _strings([item for each in lists for item in each], depth - 1)
+    return tf.RaggedTensor.from_row_lengths(items, [len(each) for each in lists], validate=False)

@@ -147,6 +147,10 @@ impl Record for Partitioned<'_> {
     fn may_lack_parts(&self) -> bool {
         self.record.may_lack_parts()
     }
+
+    fn takes_defaults(&self) -> bool {
+        self.record.takes_defaults()
+    }
 }
 
 #[cfg(test)]

@@ -57,6 +57,11 @@ impl Framing for Mds {
         self.shards.get(object as usize).map(|shard| shard.samples)
     }
 
+    fn columns_of_object(&self, object: u64) -> Option<Vec<String>> {
+        let columns = &self.shards.get(object as usize)?.columns;
+        Some(columns.iter().map(|column| column.name.clone()).collect())
+    }
+
     /// Uses the column's declared type; the digits of the first value do not matter.
     fn proposes(&self, name: &str, _part: &Value<'_>) -> Option<Kind> {
         let column = self.shards.iter().flat_map(|shard| &shard.columns).find(|column| column.name == name)?;
@@ -98,6 +103,10 @@ impl Record for Sample<'_> {
                 Value::Array(Array { dtype: spec.dtype, shape: spec.shape, bytes: Cow::Borrowed(data) })
             }
         }))
+    }
+
+    fn takes_defaults(&self) -> bool {
+        true
     }
 
     fn names(&self) -> Vec<String> {

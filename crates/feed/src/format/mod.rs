@@ -331,9 +331,13 @@ pub(crate) trait Record {
     fn part(&self, name: &str) -> Result<Option<Value<'_>>>;
     /// Names of the record's values.
     fn names(&self) -> Vec<String>;
-    /// True if other records of the dataset may have values that this one lacks.
+    /// True if other records of the dataset may have values that this one lacks. Lists that are missing are then empty.
     fn may_lack_parts(&self) -> bool {
         false
+    }
+    /// True if a field with a default uses it for a value that this record lacks.
+    fn takes_defaults(&self) -> bool {
+        self.may_lack_parts()
     }
 }
 
@@ -455,6 +459,17 @@ pub(crate) trait Framing: Send + Sync + fmt::Debug {
     /// Reads the record count of a table of `size` bytes from the table's last bytes.
     fn count_of_end(&self, _end: &[u8], _size: u64, place: &str) -> Result<TrailerCount> {
         Err(Error::bug(format!("the end of {place} contains no count")))
+    }
+
+    /// Names of the values in the records of object `_object`, if they are known without its content.
+    fn columns_of_object(&self, _object: u64) -> Option<Vec<String>> {
+        None
+    }
+
+    /// Reads the column names of a table of `size` bytes from the table's last bytes, which contain its record count.
+    /// `None` if they do not contain the names.
+    fn columns_of_end(&self, _end: &[u8], _size: u64, _place: &str) -> Result<Option<Vec<String>>> {
+        Ok(None)
     }
 
     /// Kind of field proposed for a value if the user gives no fields. `None` derives it from the value's content.

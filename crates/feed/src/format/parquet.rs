@@ -8,11 +8,12 @@ use std::cell::OnceCell;
 use std::ops::Range;
 
 use bytes::Bytes;
-use penstock_record::parquet::footer::{footer_len, rows_of_end};
+use penstock_record::parquet::footer::{columns_of_end, footer_len, rows_of_end};
 use penstock_record::parquet::{Element, Table as File, Values};
 use penstock_types::{Error, Result};
 
 use super::{Each, EachRow, Framing, Record, RecordId, Table, TrailerCount};
+use crate::nested::Nested;
 use crate::value::{Array, Value};
 use penstock_dataset::record_index::Span;
 
@@ -47,6 +48,10 @@ impl Framing for Parquet {
             return Ok(TrailerCount::Wants(footer));
         }
         rows_of_end(end, size, place).map(TrailerCount::Count)
+    }
+
+    fn columns_of_end(&self, end: &[u8], size: u64, place: &str) -> Result<Option<Vec<String>>> {
+        columns_of_end(end, size, place).map(Some)
     }
 }
 
@@ -100,7 +105,7 @@ impl Rows {
                     Err((column, error)) => {
                         // Reading a list requires all earlier rows of the row group, so the later rows cannot be read
                         // either.
-                        if matches!(error, Error::Corrupt { .. }) && self.file.columns()[column].list {
+                        if matches!(error, Error::Corrupt { .. }) && !self.file.columns()[column].lists.is_empty() {
                             let first = from + at;
                             let rest = records.len() - (step * STEP + at);
                             (first..first + rest).for_each(|at| each(at, Err(error.clone())));
@@ -157,6 +162,10 @@ impl Record for Cells<'_> {
         self.cell(column, values.as_ref().map_err(Clone::clone)?, self.row).map(Some)
     }
 
+    fn takes_defaults(&self) -> bool {
+        true
+    }
+
     fn names(&self) -> Vec<String> {
         self.rows.file.columns().iter().map(|column| column.name.clone()).collect()
     }
@@ -167,8 +176,9 @@ impl Cells<'_> {
     fn cell<'a>(&self, column: usize, values: &'a Values, first: u64) -> Result<Value<'a>> {
         let column = &self.rows.file.columns()[column];
         let (place, at) = (&self.rows.place, (self.row - first) as usize);
+        let is_list = !column.lists.is_empty();
         if values.nulls.binary_search(&self.row).is_ok() {
-            if !column.list {
+            if !is_list {
                 return Ok(Value::Null);
             }
             return Err(Error::mismatch(place.as_str(), format!("column `{}` contains a null", column.name)));
@@ -176,10 +186,15 @@ impl Cells<'_> {
         let Ok(element) = column.element else { return Err(Error::bug("values of a refused column")) };
         let lost =
             || Error::corrupt(place.as_str(), format!("is damaged Parquet: column `{}` is truncated", column.name));
-        let (from, to) = match column.list {
-            true => values.rows.get(at).copied().zip(values.rows.get(at + 1).copied()).ok_or_else(lost)?,
-            false => (at, at + 1),
-        };
+        // For lists, follow the offsets of each level to the range of the row's values.
+        let (mut from, mut to, mut ends) = (at, at + 1, Vec::new());
+        for (level, starts) in std::iter::once(&values.rows).chain(&values.inner).take(column.lists.len()).enumerate() {
+            let bounds = starts.get(from..=to).ok_or_else(lost)?;
+            (from, to) = (bounds[0], bounds[bounds.len() - 1]);
+            if level > 0 {
+                ends.push(bounds[1..].iter().map(|end| end - from).collect());
+            }
+        }
         let string = |at: usize| {
             let range = match element {
                 Element::Fixed(len) => at * len..(at + 1) * len,
@@ -187,19 +202,25 @@ impl Cells<'_> {
             };
             values.data.get(range)
         };
-        Ok(match element {
+        let value = match element {
             Element::Scalar(dtype) => {
                 let bytes = values.data.get(from * dtype.size()..to * dtype.size()).ok_or_else(lost)?;
-                let (shape, bytes) = (if column.list { vec![to - from] } else { Vec::new() }, Cow::Borrowed(bytes));
+                let (shape, bytes) = (if is_list { vec![to - from] } else { Vec::new() }, Cow::Borrowed(bytes));
                 let array = Array { dtype, shape, bytes };
-                if column.list { Value::List(array) } else { Value::Array(array) }
+                if is_list { Value::List(array) } else { Value::Array(array) }
             }
-            _ if column.list => {
+            _ if is_list => {
                 let strings: Option<Vec<&[u8]>> = (from..to).map(string).collect();
                 Value::Strings(strings.ok_or_else(lost)?)
             }
             _ if column.text => Value::Text(string(at).ok_or_else(lost)?),
             _ => Value::Bytes(Cow::Borrowed(string(at).ok_or_else(lost)?)),
-        })
+        };
+        let value = match ends.is_empty() {
+            true => value,
+            false => Value::Nested(Nested { ends, items: Box::new(value) }),
+        };
+        let is_null = values.empty.binary_search(&self.row).is_ok();
+        Ok(if is_null { Value::NullAs(Box::new(value)) } else { value })
     }
 }

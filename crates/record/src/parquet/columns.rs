@@ -3,8 +3,8 @@
 
 use std::collections::HashMap;
 
-use ::parquet::basic::{ConvertedType, LogicalType, Type as Physical};
-use ::parquet::schema::types::ColumnDescriptor;
+use ::parquet::basic::{ConvertedType, LogicalType, Repetition, Type as Physical};
+use ::parquet::schema::types::{ColumnDescriptor, SchemaDescriptor, Type};
 use penstock_types::DType;
 
 /// Type of a column's values.
@@ -18,36 +18,118 @@ pub enum Element {
     Fixed(usize),
 }
 
+/// Maximum depth of lists of lists.
+const MAX_LISTS: usize = 8;
+
 /// A column of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Column {
-    /// Path of the column, joined with dots, without the two levels that a list adds. Columns with equal paths are
-    /// numbered (`s.a#2`).
+    /// Path of the column, joined with dots, without the two levels that each list adds: `boxes`, or `people.name` for a
+    /// list of structs. Columns with equal names are numbered (`s.a#2`).
     pub name: String,
+    /// Path of the column as stored (`people.list.element.name`).
+    pub path: String,
     /// Type of a value, or the name of an unsupported type.
     pub element: std::result::Result<Element, String>,
-    /// True if a row contains a list of values.
-    pub list: bool,
+    /// For each level of lists, the outermost first: the definition level at which the list has an element. Empty for a
+    /// column without lists.
+    pub lists: Vec<i16>,
     /// True if the byte strings are declared to be text.
     pub text: bool,
 }
 
-pub(super) fn describe(column: &ColumnDescriptor) -> Column {
-    let list = column.max_rep_level() > 0;
-    let mut path: Vec<&str> = column.path().parts().iter().map(String::as_str).collect();
-    // Remove the two levels of each list (`x.list.element`, or the names that older writers used for them).
-    for _ in 0..column.max_rep_level() {
-        if path.len() >= 3
-            && let [.., "list" | "bag" | "array", "element" | "item" | "array_element"] = path[..]
-        {
-            path.truncate(path.len() - 2);
+/// Columns of a schema, in stored order.
+pub(super) fn describe(schema: &SchemaDescriptor) -> Vec<Column> {
+    let mut paths = Vec::new();
+    for field in schema.root_schema().get_fields() {
+        Path::default().walk(field, true, &mut paths);
+    }
+    // Both follow the schema's leaves in order.
+    paths.into_iter().zip(schema.columns()).map(|(path, column)| path.column(column)).collect()
+}
+
+/// Path from the root of a schema to a node.
+#[derive(Default, Clone)]
+struct Path {
+    stored: Vec<String>,
+    shown: Vec<String>,
+    defined: i16,
+    lists: Vec<i16>,
+}
+
+impl Path {
+    /// Adds `node` and all nodes below it; appends the paths of the leaves to `found`.
+    fn walk(mut self, node: &Type, is_shown: bool, found: &mut Vec<Self>) {
+        let info = node.get_basic_info();
+        self.stored.push(info.name().to_owned());
+        if is_shown {
+            self.shown.push(info.name().to_owned());
+        }
+        let repetition = if info.has_repetition() { info.repetition() } else { Repetition::REQUIRED };
+        self.defined += i16::from(repetition != Repetition::REQUIRED);
+        if repetition == Repetition::REPEATED {
+            self.lists.push(self.defined);
+        }
+        if node.is_primitive() {
+            return found.push(self);
+        }
+        let list = list_of(node);
+        for child in node.get_fields() {
+            match list {
+                // A list adds a repeated level, and usually an element level.
+                Some(has_element) => {
+                    let mut inner = self.clone();
+                    if !has_element {
+                        inner.walk(child, false, found);
+                        continue;
+                    }
+                    inner.stored.push(child.name().to_owned());
+                    inner.defined += 1;
+                    inner.lists.push(inner.defined);
+                    child.get_fields().iter().for_each(|element| inner.clone().walk(element, false, found));
+                }
+                None => self.clone().walk(child, true, found),
+            }
         }
     }
-    let element = if column.max_rep_level() > 1 { Err("a list of lists".to_owned()) } else { element(column) };
-    let logical = column.logical_type_ref();
-    let text = matches!(logical, Some(LogicalType::String | LogicalType::Enum | LogicalType::Json))
-        || matches!(column.converted_type(), ConvertedType::UTF8 | ConvertedType::ENUM | ConvertedType::JSON);
-    Column { name: path.join("."), element, list, text }
+
+    fn column(self, column: &ColumnDescriptor) -> Column {
+        let logical = column.logical_type_ref();
+        let text = matches!(logical, Some(LogicalType::String | LogicalType::Enum | LogicalType::Json))
+            || matches!(column.converted_type(), ConvertedType::UTF8 | ConvertedType::ENUM | ConvertedType::JSON);
+        let element = match self.lists.len() {
+            0..=MAX_LISTS => element(column),
+            levels => Err(format!("lists in {levels} levels")),
+        };
+        Column { name: self.shown.join("."), path: self.stored.join("."), element, lists: self.lists, text }
+    }
+}
+
+/// If a group is a list: whether its elements are one level below the repeated level. Follows the rules of Parquet's
+/// format for files of older writers.
+fn list_of(group: &Type) -> Option<bool> {
+    let info = group.get_basic_info();
+    let is_list =
+        matches!(info.logical_type_ref(), Some(LogicalType::List)) || info.converted_type() == ConvertedType::LIST;
+    let [repeated] = group.get_fields() else { return None };
+    let repeated_info = repeated.get_basic_info();
+    if !repeated_info.has_repetition() || repeated_info.repetition() != Repetition::REPEATED {
+        return None;
+    }
+    let element = match repeated.is_group() {
+        true => match repeated.get_fields() {
+            [element] => Some(element.name()),
+            _ => None,
+        },
+        false => None,
+    };
+    if !is_list {
+        // Some writers do not mark their lists.
+        let names = (repeated.name(), element?);
+        return matches!(names, ("list" | "bag" | "array", "element" | "item" | "array_element")).then_some(true);
+    }
+    let is_tuple = repeated.name() == format!("{}_tuple", group.name());
+    Some(element.is_some_and(|element| !is_tuple && (repeated.name() != "array" || element == "array_element")))
 }
 
 /// Numbers columns with equal names as `s.a#1`, `s.a#2`, so that no column is read in place of another. This happens if

@@ -75,3 +75,10 @@ pub fn rows_of_end(end: &[u8], size: u64, place: &str) -> Result<u64> {
     });
     sum.ok_or_else(|| Error::corrupt(place, "is damaged Parquet: the sum of its row groups is out of range"))
 }
+
+/// Reads the names and stored paths of a file's columns. `end` holds the last bytes of the file, and must contain the
+/// whole footer.
+pub fn columns_of_end(end: &[u8], size: u64, place: &str) -> Result<Vec<String>> {
+    let columns = super::columns_of(&metadata(end, size, place)?);
+    Ok(columns.into_iter().flat_map(|column| [column.name, column.path]).collect())
+}

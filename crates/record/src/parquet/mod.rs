@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Parquet: reads rows of selected columns of one file in memory.
 //!
-//! It supports scalars, byte strings, fixed-size byte strings, and lists of scalars or byte strings. A column in a
+//! It supports scalars, byte strings, fixed-size byte strings, and lists of these, also lists of lists. A column in a
 //! struct is named by its path (`image.bytes`); a list is named by the path without its own two levels. A null list or
-//! string is read as empty. Any other null (a null scalar, or a null or null struct inside a list) is an error that
-//! names its row. Lists of lists, decimals and 96-bit times are rejected.
+//! string is read as empty. Any other null (a null scalar, or a null, null struct or null list inside a list) is an
+//! error that names its row. Decimals and 96-bit times are rejected.
 //!
 //! The `parquet` crate decodes values column by column, without Arrow. Pages are read by [`pages`], which enforces the
 //! caller's memory limit. If the crate panics on a file, the file is reported as damaged.
@@ -45,17 +45,40 @@ pub struct Values {
     pub data: Vec<u8>,
     /// For byte strings: the start offset of each value, then the end offset of the last one.
     pub strings: Vec<usize>,
-    /// For lists: the index of each row's first value, then the total number of values.
+    /// For lists: the index of each row's first item, then the total number of items. An item is a value or, in lists of
+    /// lists, a list.
     pub rows: Vec<usize>,
+    /// For lists of lists: for each level of inner lists, the outermost first, the index of each list's first item, then
+    /// the total number of items.
+    pub inner: Vec<Vec<usize>>,
     /// Numbers of the rows with a null that is not allowed, in ascending order, counted from the start of the file. The
     /// values of these rows are zero.
     pub nulls: Vec<u64>,
+    /// Numbers of the rows with a null list or a null string, which is read as empty, in ascending order.
+    pub empty: Vec<u64>,
 }
 
 impl Values {
     /// Size in bytes.
     pub fn size_bytes(&self) -> usize {
-        self.data.len() + size_of::<u64>() * (self.strings.len() + self.rows.len() + self.nulls.len())
+        let inner: usize = self.inner.iter().map(Vec::len).sum();
+        let indexes = self.strings.len() + self.rows.len() + inner + self.nulls.len() + self.empty.len();
+        self.data.len() + size_of::<u64>() * indexes
+    }
+
+    /// Start indices of the lists of a level.
+    fn level(&mut self, level: usize) -> &mut Vec<usize> {
+        if level == 0 { &mut self.rows } else { &mut self.inner[level - 1] }
+    }
+
+    /// Number of items read so far in the lists of a level.
+    fn items(&self, level: usize, element: Element) -> usize {
+        match (self.inner.get(level), element) {
+            (Some(lists), _) => lists.len(),
+            (None, Element::Bytes) => self.strings.len(),
+            (None, Element::Scalar(dtype)) => self.data.len() / dtype.size(),
+            (None, Element::Fixed(len)) => self.data.len() / len,
+        }
     }
 
     /// Appends a byte string, unless the values would then exceed the memory limit.
@@ -94,9 +117,7 @@ impl Table {
     /// Parses the footer of the file `bytes`; `place` names the file in messages.
     pub fn open(bytes: Bytes, place: &str) -> Result<Self> {
         let metadata = footer::metadata(&bytes, bytes.len() as u64, place)?;
-        let described = metadata.file_metadata().schema_descr().columns();
-        let mut columns: Vec<Column> = described.iter().map(|column| describe(column)).collect();
-        number_namesakes(&mut columns);
+        let columns = columns_of(&metadata);
         let mut groups = vec![0u64];
         for group in metadata.row_groups() {
             let rows = u64::try_from(group.num_rows()).ok().and_then(|rows| rows.checked_add(*groups.last()?));
@@ -112,9 +133,13 @@ impl Table {
         &self.columns
     }
 
-    /// Index of the column with this name.
+    /// Index of the column with this name or, if there is none, with this stored path.
     pub fn column(&self, name: &str) -> Option<usize> {
-        self.columns.iter().position(|column| column.name == name)
+        let of_name = self.columns.iter().position(|column| column.name == name);
+        of_name.or_else(|| {
+            let mut of_path = (0..self.columns.len()).filter(|&at| self.columns[at].path == name);
+            of_path.next().filter(|_| of_path.next().is_none())
+        })
     }
 
     /// Number of rows.
@@ -143,7 +168,7 @@ impl Table {
 
     /// Like [`Table::read`], but reports rows with disallowed nulls in [`Values::nulls`] instead of returning an error.
     pub fn read_nulls(&self, column: usize, rows: Range<u64>, limit: usize) -> Result<Values> {
-        let Some(Column { name, element, list, .. }) = self.columns.get(column) else {
+        let Some(Column { name, element, lists, .. }) = self.columns.get(column) else {
             return Err(Error::bug(format!("{} has no column {column}", self.place)));
         };
         let place = format!("column `{name}` of {}", self.place);
@@ -159,26 +184,24 @@ impl Table {
         if rows.start > rows.end || rows.end > self.rows() {
             return Err(Error::bug(format!("rows {rows:?} are outside {place}, which has {}", self.rows())));
         }
-        let mut values = Values::default();
+        let inner = vec![Vec::new(); lists.len().saturating_sub(1)];
+        let mut values = Values { inner, ..Values::default() };
         for (group, bounds) in self.groups.windows(2).enumerate() {
             let wanted = rows.start.max(bounds[0])..rows.end.min(bounds[1]);
             if wanted.start < wanted.end {
                 let within = wanted.start - bounds[0]..wanted.end - bounds[0];
-                let run = Run { element, list: *list, first: bounds[0], rows: within, limit, place: &place };
+                let run = Run { element, lists, first: bounds[0], rows: within, limit, place: &place };
                 self.read_group(group, column, &run, &mut values)?;
             }
         }
-        // Append the end offsets. If no rows were read, the lists contain only these.
+        // Append the end offsets, the outermost level first, because each is the length of the next level. If no rows
+        // were read, the lists contain only these.
+        for level in 0..lists.len() {
+            let items = values.items(level, element);
+            values.level(level).push(items);
+        }
         if element == Element::Bytes {
             values.strings.push(values.data.len());
-        }
-        if *list {
-            let count = match element {
-                Element::Bytes => values.strings.len() - 1,
-                Element::Scalar(dtype) => values.data.len() / dtype.size(),
-                Element::Fixed(len) => values.data.len() / len,
-            };
-            values.rows.push(count);
         }
         Ok(values)
     }
@@ -189,12 +212,7 @@ impl Table {
             chunk.ok_or_else(|| Error::corrupt(run.place, "is damaged Parquet: a row group lacks the column"))?;
         let (descriptor, decoded) = (chunk.column_descr_ptr(), Arc::new(AtomicUsize::new(0)));
         let pages = Pages::new(self.file.clone(), chunk, run.limit, decoded.clone(), run.place)?;
-        let levels = Levels {
-            element: descriptor.repeated_ancestor_def_level(),
-            value: descriptor.max_def_level(),
-            one_by_one: pages::may_be_prefixed(chunk),
-            decoded,
-        };
+        let levels = Levels { value: descriptor.max_def_level(), one_by_one: pages::may_be_prefixed(chunk), decoded };
         let reader = guarded(run.place, || Ok(get_column_reader(descriptor, Box::new(pages))))?;
         fn le<const N: usize>(out: &mut Vec<u8>, bytes: [u8; N], size: usize) -> Result<()> {
             out.extend_from_slice(&bytes[..size]);
@@ -236,7 +254,8 @@ impl Table {
 /// Read of one column in one row group.
 struct Run<'a> {
     element: Element,
-    list: bool,
+    /// As in [`Column`].
+    lists: &'a [i16],
     /// Row number in the file of the group's first row.
     first: u64,
     rows: Range<u64>,
@@ -246,8 +265,6 @@ struct Run<'a> {
 
 /// Definition levels of a column, and state of its decoder.
 struct Levels {
-    /// Minimum definition level at which a list has an element; 0 for a column without lists.
-    element: i16,
     /// Definition level at which a value is present.
     value: i16,
     /// True if values must be decoded one by one, because several decoded values may need far more memory than their
@@ -282,7 +299,8 @@ impl Run<'_> {
         }
         let (mut defined, mut repeated, mut decoded) = (Vec::new(), Vec::new(), Vec::new());
         let (mut at, mut row) = (self.rows.start, self.rows.start);
-        let mut run = if self.list || levels.one_by_one { 1 } else { RUN };
+        let is_list = !self.lists.is_empty();
+        let mut run = if is_list || levels.one_by_one { 1 } else { RUN };
         while at < self.rows.end {
             defined.clear();
             repeated.clear();
@@ -295,27 +313,30 @@ impl Run<'_> {
             if rows == 0 {
                 return Err(ends(at));
             }
-            if self.list && !levels.one_by_one {
+            if is_list && !levels.one_by_one {
                 run = if level_count < LIST_RUN { (run * 2).min(RUN) } else { (run / 2).max(1) };
             }
             let mut decoded = decoded[..found.min(decoded.len())].iter();
-            let level_count = if levels.value > 0 || self.list { level_count } else { rows };
+            let level_count = if levels.value > 0 || is_list { level_count } else { rows };
             for level in 0..level_count {
-                let first_of_row = !self.list || repeated.get(level).is_none_or(|&level| level == 0);
-                if first_of_row {
+                let repeated = if is_list { repeated.get(level).map_or(0, |&level| level.max(0) as usize) } else { 0 };
+                if repeated == 0 {
                     row += 1;
-                    if self.list {
-                        values.rows.push(self.made(values));
+                    if is_list {
+                        values.rows.push(values.items(0, self.element));
                     }
                 } else if row == self.rows.start {
                     return Err(Error::corrupt(self.place, "is damaged Parquet: a list continues without a beginning"));
                 }
                 let defined = if levels.value > 0 { defined.get(level).copied().unwrap_or(0) } else { levels.value };
+                if !self.begin(repeated, defined, row - 1, values) {
+                    continue;
+                }
                 if defined == levels.value {
                     let value = decoded.next();
                     let lost = || Error::corrupt(self.place, "is damaged Parquet: a value is missing");
                     write(value.ok_or_else(lost)?, values)?;
-                } else if !self.list || defined >= levels.element {
+                } else {
                     self.null(row - 1, values);
                 }
             }
@@ -327,13 +348,36 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Records a disallowed null in a row of the group, and adds an empty or zero value in its place.
-    fn null(&self, row: u64, values: &mut Values) {
-        if self.list || self.element != Element::Bytes {
-            let row = self.first + row;
-            if values.nulls.last() != Some(&row) {
-                values.nulls.push(row);
+    /// Begins the inner lists of an item at repetition level `repeated`. Returns false if a list is empty or null, so
+    /// that no value follows.
+    fn begin(&self, repeated: usize, defined: i16, row: u64, values: &mut Values) -> bool {
+        for (level, &has_item) in self.lists.iter().enumerate().skip(repeated.saturating_sub(1)) {
+            if defined < has_item {
+                if defined < has_item - 1 {
+                    // A null list, or a null struct around it.
+                    let row = self.first + row;
+                    let nulls = if level == 0 { &mut values.empty } else { &mut values.nulls };
+                    if nulls.last() != Some(&row) {
+                        nulls.push(row);
+                    }
+                }
+                return false;
             }
+            if level + 1 < self.lists.len() {
+                let start = values.items(level + 1, self.element);
+                values.level(level + 1).push(start);
+            }
+        }
+        true
+    }
+
+    /// Records a null in a row of the group, and adds an empty or zero value in its place.
+    fn null(&self, row: u64, values: &mut Values) {
+        let row = self.first + row;
+        let is_string = self.lists.is_empty() && self.element == Element::Bytes;
+        let nulls = if is_string { &mut values.empty } else { &mut values.nulls };
+        if nulls.last() != Some(&row) {
+            nulls.push(row);
         }
         match self.element {
             Element::Bytes => values.strings.push(values.data.len()),
@@ -341,15 +385,13 @@ impl Run<'_> {
             Element::Fixed(len) => values.data.resize(values.data.len() + len, 0),
         }
     }
+}
 
-    /// Number of values read so far.
-    fn made(&self, values: &Values) -> usize {
-        match self.element {
-            Element::Bytes => values.strings.len(),
-            Element::Scalar(dtype) => values.data.len() / dtype.size(),
-            Element::Fixed(len) => values.data.len() / len,
-        }
-    }
+/// Columns of the file with this metadata.
+pub(crate) fn columns_of(metadata: &ParquetMetaData) -> Vec<Column> {
+    let mut columns = describe(metadata.file_metadata().schema_descr());
+    number_namesakes(&mut columns);
+    columns
 }
 
 /// Creates a reader for a column chunk of `file` without lists; no page may need more than `limit` bytes.

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Finds fields whose values no object of a dataset has. Used for fields with a default, which would otherwise hide a
+//! misspelt name.
+
+use std::sync::Arc;
+
+use futures::{StreamExt, stream};
+use penstock_codec::Codec;
+use penstock_types::{Deadline, Result};
+
+use super::record_counts::{TRAILERS_IN_FLIGHT, table_end};
+use super::source::Source;
+
+/// Returns the indices of the entries of `wanted` (alternative names of one value) of which no object has any. Reads the
+/// end of the last table first, because newer files often have more columns, and then the ends of the others until all
+/// names are found. Empty if the format does not list the names of its values.
+pub async fn unknown_columns(source: &Arc<Source>, wanted: &[Vec<String>], deadline: Deadline) -> Result<Vec<usize>> {
+    let mut left: Vec<usize> = (0..wanted.len()).collect();
+    let objects = source.manifest().objects.len() as u64;
+    let last = objects.saturating_sub(1);
+    let order = (last..objects).chain(0..last);
+    let mut found = stream::iter(order).map(|object| columns(source, object, deadline));
+    // One object often suffices.
+    let Some(last) = found.next().await else { return Ok(Vec::new()) };
+    let mut names = last.await?;
+    let mut rest = found.buffer_unordered(TRAILERS_IN_FLIGHT);
+    while let Some(known) = names {
+        left.retain(|&at| !wanted[at].iter().any(|name| known.contains(name)));
+        if left.is_empty() {
+            break;
+        }
+        names = match rest.next().await {
+            Some(names) => names?,
+            None => return Ok(left),
+        };
+    }
+    Ok(Vec::new())
+}
+
+async fn columns(source: &Arc<Source>, object: u64, deadline: Deadline) -> Result<Option<Vec<String>>> {
+    let framing = source.framing();
+    if let Some(columns) = framing.columns_of_object(object) {
+        return Ok(Some(columns));
+    }
+    if !framing.is_table() || source.codec(object) != Codec::None {
+        return Ok(None);
+    }
+    let (end, _) = table_end(source, object, deadline).await?;
+    let mut columns = framing.columns_of_end(&end, source.entry(object).size, &source.place(object))?;
+    if let Some(columns) = &mut columns {
+        columns.extend(source.partitions().proposed().map(|(name, ..)| name.to_owned()));
+    }
+    Ok(columns)
+}

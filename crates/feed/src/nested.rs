@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Lists of lists: the value of a record, and the form in which a batch collects them.
+
+use std::borrow::Cow;
+
+use penstock_record::tf_example::Feature;
+use penstock_types::{TensorSpec, with_separators};
+
+use crate::value::Value;
+
+/// A list of lists. Its depth is `ends.len() + 1`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Nested<'a> {
+    /// For each level of inner lists, the outermost first: the end of each list, as an index in the next level or, for
+    /// the last level, in the items.
+    pub ends: Vec<Vec<usize>>,
+    /// Items of the innermost lists, concatenated: `Value::List` or `Value::Strings`.
+    pub items: Box<Value<'a>>,
+}
+
+/// Variable-length value of one row of a batch.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Lists {
+    /// Items, concatenated.
+    pub bytes: Vec<u8>,
+    /// As in [`Nested::ends`]. For byte strings, one more level follows: the end of each string in `bytes`.
+    pub ends: Vec<Vec<usize>>,
+}
+
+impl Lists {
+    pub(crate) fn size_bytes(&self) -> usize {
+        self.bytes.len() + size_of::<usize>() * self.ends.iter().map(Vec::len).sum::<usize>()
+    }
+}
+
+impl Nested<'_> {
+    fn depth(&self) -> usize {
+        self.ends.len() + 1
+    }
+
+    pub(crate) fn describe(&self) -> String {
+        let count = with_separators(self.ends.first().map_or(0, Vec::len) as u64);
+        let levels = if self.ends.len() > 1 { format!(" in {} levels", self.depth()) } else { String::new() };
+        let items = self.items.describe();
+        format!("a list of {count} lists{levels} ({} in all)", items.trim_start_matches("a list of "))
+    }
+
+    /// Checks that every list in the last levels has the length that `shape` states for it.
+    pub(crate) fn check_shape(&self, shape: &[usize]) -> Result<(), String> {
+        let first = self.ends.len().checked_sub(shape.len()).ok_or_else(|| self.wrong_depth(shape))?;
+        for (ends, &side) in self.ends[first..].iter().zip(shape) {
+            if let Some(at) = (0..ends.len()).find(|&at| ends[at] != side.saturating_mul(at + 1)) {
+                let len = ends[at] - at.checked_sub(1).map_or(0, |before| ends[before]);
+                return Err(format!("inner list {at} has {} items instead of {side}", with_separators(len as u64)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that all levels form an array of this shape.
+    pub(crate) fn check_array(&self, shape: &[usize]) -> Result<(), String> {
+        let Some((&rows, inner)) = shape.split_first().filter(|_| shape.len() == self.depth()) else {
+            return Err(self.wrong_depth(shape));
+        };
+        match self.ends[0].len() {
+            have if have == rows => self.check_shape(inner),
+            have => Err(format!("it has {} lists instead of {rows}", with_separators(have as u64))),
+        }
+    }
+
+    fn wrong_depth(&self, shape: &[usize]) -> String {
+        format!("it has {} levels of lists, but the shape has {} dimensions", self.depth(), shape.len())
+    }
+}
+
+/// Collects the end of each part of `lens` in the concatenation.
+fn ends(lens: impl Iterator<Item = usize>) -> Vec<usize> {
+    let mut end = 0;
+    lens.map(|len| {
+        end += len;
+        end
+    })
+    .collect()
+}
+
+fn of_strings(mut outer: Vec<Vec<usize>>, strings: &[&[u8]]) -> Lists {
+    outer.push(ends(strings.iter().map(|string| string.len())));
+    Lists { bytes: strings.concat(), ends: outer }
+}
+
+impl<'a> Value<'a> {
+    /// Size in bytes of the result of [`Value::lists`], computed without collecting.
+    pub(crate) fn lists_size(&self, item: Option<&TensorSpec>) -> usize {
+        let index = size_of::<usize>();
+        let strings = |strings: &[&[u8]]| strings.iter().map(|string| string.len() + index).sum::<usize>();
+        match (self, item) {
+            (Self::Nested(nested), _) => {
+                index * nested.ends.iter().map(Vec::len).sum::<usize>() + nested.items.lists_size(item)
+            }
+            (Self::NullAs(_) | Self::Null, _) => 0,
+            (Self::Strings(values) | Self::Feature(Feature::Bytes(values)), _) => strings(values),
+            (Self::Steps(steps), None) => {
+                let step = |step: &Feature<'_>| match step {
+                    Feature::Bytes(values) => strings(values),
+                    _ => 0,
+                };
+                steps.steps().iter().flatten().map(step).sum::<usize>() + index * steps.len()
+            }
+            (Self::Steps(steps), Some(item)) => self.gathered_len(item) + index * steps.len(),
+            (_, Some(item)) => self.gathered_len(item),
+            (_, None) => 0,
+        }
+    }
+
+    /// Returns lists of `depth` levels, whose items have the type `item`, or are byte strings if it is `None`.
+    pub(crate) fn lists(&self, item: Option<&TensorSpec>, depth: usize) -> Result<Lists, String> {
+        let want = || match (item, depth) {
+            (Some(item), 1) => format!("any number of {} {:?}", item.dtype, item.shape),
+            (Some(item), _) => format!("lists in {depth} levels of {} {:?}", item.dtype, item.shape),
+            (None, 1) => "a list of byte strings".to_owned(),
+            (None, _) => format!("lists in {depth} levels of byte strings"),
+        };
+        match (self, item) {
+            (Self::Null | Self::NullAs(_), _) => Ok(Lists::default()),
+            (Self::Nested(nested), Some(item)) if nested.depth() == depth + item.shape.len() => {
+                nested.check_shape(&item.shape).map_err(|why| self.unlike_why(&want(), &why))?;
+                let scalar = TensorSpec { dtype: item.dtype, shape: Vec::new() };
+                let bytes = nested.items.gather(&scalar)?;
+                Ok(Lists { bytes, ends: nested.ends[..depth - 1].to_vec() })
+            }
+            (Self::Nested(nested), None) if nested.depth() == depth => match nested.items.as_ref() {
+                Self::Strings(strings) => Ok(of_strings(nested.ends.clone(), strings)),
+                _ => Err(self.unlike(&want())),
+            },
+            (Self::Steps(steps), Some(item)) if depth == 2 => {
+                let mut lists = Lists { bytes: Vec::new(), ends: vec![Vec::new()] };
+                let size = item.shape.iter().product::<usize>() * item.dtype.size();
+                for step in steps.steps() {
+                    if let Some(step) = step {
+                        lists.bytes.extend(Value::Feature(step.clone()).gather(item)?);
+                    }
+                    lists.ends[0].push(lists.bytes.len().checked_div(size).unwrap_or(0));
+                }
+                Ok(lists)
+            }
+            (Self::Steps(steps), None) if depth == 2 => {
+                let mut strings: Vec<&[u8]> = Vec::new();
+                let mut outer = Vec::new();
+                for step in steps.steps() {
+                    match step {
+                        Some(Feature::Bytes(values)) => strings.extend(values),
+                        None => {}
+                        Some(_) => return Err(self.unlike(&want())),
+                    }
+                    outer.push(strings.len());
+                }
+                Ok(of_strings(vec![outer], &strings))
+            }
+            (_, Some(item)) if depth == 1 => Ok(Lists { bytes: self.gather(item)?, ends: Vec::new() }),
+            (_, None) if depth == 1 => Ok(of_strings(Vec::new(), &self.strings()?)),
+            _ => Err(self.unlike(&want())),
+        }
+    }
+
+    /// Returns the value's byte strings. For a feature list, each step must be one byte string.
+    fn strings(&self) -> Result<Cow<'_, [&[u8]]>, String> {
+        match self {
+            Self::Strings(strings) | Self::Feature(Feature::Bytes(strings)) => Ok(Cow::Borrowed(strings)),
+            Self::Steps(steps) => {
+                let string = |(at, step): (usize, &Option<Feature<'a>>)| match step {
+                    Some(Feature::Bytes(values)) if values.len() == 1 => Ok(values[0]),
+                    _ => Err(self.unlike_why(
+                        "byte strings",
+                        &format!("step {at} is not one byte string; use list(raw_list()) for any number per step"),
+                    )),
+                };
+                steps.steps().iter().enumerate().map(string).collect::<Result<_, _>>().map(Cow::Owned)
+            }
+            _ => Err(self.unlike("a list of byte strings")),
+        }
+    }
+}

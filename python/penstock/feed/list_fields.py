@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock.list`: fields of lists, and of lists of lists."""
+
+from __future__ import annotations
+
+from penstock.errors import ConfigError
+from penstock.feed.fields import FieldSpec, NestedSpec, RaggedSpec, RawListSpec, RawSpec, TensorSpec, ragged, raw_list
+
+__all__ = ["list"]
+
+_MAX_DEPTH = 8
+
+
+def list(  # noqa: A001 - the name in the API
+    item: FieldSpec, *, default: tuple[()] | None = None, mask: str | None = None
+) -> RaggedSpec | RawListSpec | NestedSpec:
+    """Create a field of any number of items per sample, each of which is another field: `list(ragged("float32"))`.
+
+    `list(tensor(dtype, shape))` is `ragged(dtype, shape)`, and `list(raw())` is `raw_list()`. Lists of lists have up to
+    8 levels. In a batch, lists of numbers are a `Ragged` whose `values` are a `Ragged`, one for each level; lists of
+    byte strings are Python lists.
+
+    They are read from Parquet's lists of lists; inner lists that all have the same length are also `ragged(dtype,
+    shape)` or `tensor(dtype, shape)`. `list(ragged(dtype))` and `list(raw_list())` also read feature lists of a
+    tf.SequenceExample, with any number of values per step.
+
+    Args:
+        item: A tensor, ragged, raw, raw_list or list field, without `of`, `default` or `mask`.
+        default, mask: As in `ragged`.
+    Raises:
+        ConfigError: The item is another kind of field, or has `of`, a default or a mask.
+    """
+    if getattr(item, "parts", ()) or getattr(item, "default", None) is not None or getattr(item, "presence", None):
+        raise ConfigError("list: set of, default and mask for the list, not for its items", where="fields")
+    dtype: str | None
+    match item:
+        case TensorSpec():
+            return ragged(item.dtype, item.shape, default=default, mask=mask)
+        case RawSpec():
+            return raw_list(default=default, mask=mask)
+        case RaggedSpec():
+            dtype, shape, depth = item.dtype, item.shape, 2
+        case RawListSpec():
+            dtype, shape, depth = None, (), 2
+        case NestedSpec():
+            dtype, shape, depth = item.dtype, item.shape, item.depth + 1
+        case _:
+            raise ConfigError(
+                f"list: the items must be tensor, ragged, raw, raw_list or list fields (got {item!s})", where="fields"
+            )
+    if depth > _MAX_DEPTH:
+        raise ConfigError(f"list: {depth} levels of lists (at most {_MAX_DEPTH} are supported)", where="fields")
+    outer = raw_list(default=default, mask=mask)
+    return NestedSpec(dtype, shape, depth, default=outer.default, presence=mask)

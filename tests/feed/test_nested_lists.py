@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests lists of lists: of Parquet (also written by pyarrow) and of a tf.SequenceExample's steps."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pickle
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock
+from penstock.errors import BudgetExceeded, ConfigError, Corrupt, Mismatch, Unsupported
+
+from .nested_parquet import nested_bytes
+from .tfrecords import example, frame, sequence_example
+
+# Columns of pyarrow with several settings, and their rows as JSON; see make_nested_parquet.py beside the archive.
+GOLDEN = Path(__file__).parents[2] / "crates/record/tests/golden/nested_parquet.tar.gz"
+
+BOXES = [[[1, 2, 3, 4], [5, 6, 7, 8]], [], None, [[9, 10, 11, 12]]]
+WORDS = [[[b"a", b"bc"], []], [[b""]], [], None]
+
+
+@pytest.fixture(scope="module")
+def golden(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("golden")
+    with tarfile.open(GOLDEN) as archive:
+        archive.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+    return folder
+
+
+@pytest.fixture
+def table(tmp_path):
+    rows = [{"boxes": box, "words": words} for box, words in zip(BOXES, WORDS, strict=True)]
+    (tmp_path / "a.parquet").write_bytes(nested_bytes({"boxes": [["int64"]], "words": [["text"]]}, rows, group=3))
+    return penstock.open(tmp_path / "a.parquet")
+
+
+def loaded(dataset, size=64, **fields):
+    (batch,) = penstock.Loader(dataset.fields(**fields) if fields else dataset, batch_size=size)
+    return batch
+
+
+def lists(column):
+    """Lists of a column, with text as text."""
+    if isinstance(column, penstock.Ragged):
+        return column.to_list()
+    if isinstance(column, np.ndarray):
+        return column.tolist()
+    return [lists(each) if isinstance(each, list) else each.decode() for each in column]
+
+
+@pytest.mark.parametrize("kind", ["snappy", "pages", "plain2"])
+def test_nested_lists_of_pyarrow_are_read_as_it_wrote_them(golden, kind):
+    rows = json.loads((golden / "rows.json").read_text())
+    dataset = penstock.open(golden / f"{kind}.parquet")
+    schema = dataset.schema()
+    assert schema.left_out == ()
+    assert {name for name, _ in schema.specs} == set(rows)
+    batch = loaded(dataset)
+    for name, want in rows.items():
+        assert lists(batch[name]) == [[] if row is None else row for row in want], name
+    # Any part of the rows, in any order.
+    dataset = dataset.fields(**dict(schema.specs)).shuffle(seed=3)
+    for name in rows:
+        found = [row for batch in penstock.Loader(dataset, batch_size=3) for row in lists(batch[name])]
+        assert sorted(found) == sorted(row or [] for row in rows[name])
+
+
+def test_inner_lists_of_one_length_are_ragged_or_tensors(golden):
+    rows = json.loads((golden / "rows.json").read_text())
+    batch = loaded(
+        penstock.open(golden / "snappy.parquet"),
+        boxes=penstock.ragged("float32", (4,)),
+        array2d=penstock.tensor("float32", (2, 3)),
+        pages=penstock.list(penstock.ragged("float32", (4,))),
+    )
+    assert [row.tolist() for row in map(batch["boxes"].row, range(12))] == [row or [] for row in rows["boxes"]]
+    assert batch["array2d"].tolist() == rows["array2d"]
+    assert batch["pages"].values.values.shape[1:] == (4,)
+    assert batch["pages"].to_list() == rows["pages"]
+
+
+def test_lists_of_lists_are_nested_by_default(table):
+    schema = table.schema()
+    assert schema["boxes"] == penstock.list(penstock.list(penstock.tensor("int64", ())))
+    assert schema["words"] == penstock.list(penstock.raw_list())
+    assert (str(schema["boxes"]), str(schema["words"])) == ("list of list of int64 []", "list of list of bytes")
+    batch = loaded(pickle.loads(pickle.dumps(table)))
+    boxes = batch["boxes"]
+    assert [offsets.tolist() for offsets in boxes.nested_offsets] == [[0, 2, 2, 2, 3], [0, 4, 8, 12]]
+    assert boxes.flat_values.tolist() == list(range(1, 13))
+    assert batch["words"] == [row or [] for row in WORDS]
+    sample = boxes.row(3)
+    assert (sample.values.tolist(), sample.offsets.tolist()) == ([9, 10, 11, 12], [0, 4])
+
+
+def test_lists_of_lists_that_do_not_fit_say_so(table):
+    for field, problem in {
+        penstock.ragged("int64"): r"any number of int64 \[\], but .* a list of 2 lists \(8 int64 in all\): use",
+        penstock.ragged("int64", (3,)): r"inner list 0 has 4 items instead of 3",
+        penstock.tensor("int64", (3, 4)): r"it has 2 lists instead of 3",
+        penstock.tensor("int64", (8,)): r"it has 2 levels of lists, but the shape has 1 dimensions",
+        penstock.list(penstock.list(penstock.ragged("int64"))): r"lists in 3 levels of int64 \[\], but",
+        penstock.list(penstock.ragged("float16")): r"int64 cannot be converted to float16",
+        penstock.list(penstock.raw_list()): r"lists in 2 levels of byte strings, but",
+        penstock.raw(): r"expects bytes, but",
+    }.items():
+        with pytest.raises(Mismatch, match=r"record 0: field `boxes` .*" + problem):
+            loaded(table, boxes=field)
+    with pytest.raises(Mismatch, match=r"lists in 3 levels of byte strings, but .* a list of 2 lists"):
+        loaded(table, words=penstock.list(penstock.list(penstock.raw_list())))
+
+
+def test_list_refuses_items_with_settings_of_their_own():
+    for item in (penstock.raw(default=b""), penstock.tensor("int8", ()).of("x"), penstock.ragged("int8", mask="m")):
+        with pytest.raises(ConfigError, match="for the list, not for its items"):
+            penstock.list(item)
+    with pytest.raises(ConfigError, match="items must be tensor"):
+        penstock.list(penstock.image(8))
+    deep = penstock.raw()
+    for _ in range(8):
+        deep = penstock.list(deep)
+    with pytest.raises(ConfigError, match="9 levels of lists"):
+        penstock.list(deep)
+
+
+def test_structs_in_lists_are_aligned_lists(tmp_path):
+    people = [[{"name": "ann", "tags": [1, 2]}, {"name": "bob", "tags": []}], [], [{"name": "cy", "tags": [3]}]]
+    (tmp_path / "a.parquet").write_bytes(
+        nested_bytes({"people": [{"name": "text", "tags": ["int64"]}]}, [{"people": row} for row in people])
+    )
+    dataset = penstock.open(tmp_path)
+    batch = loaded(dataset)
+    assert batch["people.name"] == [[b"ann", b"bob"], [], [b"cy"]]
+    assert batch["people.tags"].to_list() == [[[1, 2], []], [], [[3]]]
+    # The stored path is accepted, too.
+    assert loaded(dataset, name=penstock.raw_list().of("people.list.element.name"))["name"] == batch["people.name"]
+
+
+KINDS = st.recursive(
+    st.sampled_from(["int64", "bytes", "text"]),
+    lambda kinds: st.one_of(kinds.map(lambda kind: [kind]), st.dictionaries(st.sampled_from("ab"), kinds, min_size=1)),
+    max_leaves=4,
+).filter(lambda kind: str(kind).count("[") <= 8)
+
+
+def values(kind):
+    if isinstance(kind, list):
+        return st.lists(values(kind[0]), max_size=3)
+    if isinstance(kind, dict):
+        return st.fixed_dictionaries({name: values(of) for name, of in kind.items()})
+    return st.integers(-(2**63), 2**63 - 1) if kind == "int64" else st.binary(max_size=3)
+
+
+def leaves(kind, value, name):
+    """Lists of each leaf of a value, by name."""
+    if isinstance(kind, list):
+        each = [leaves(kind[0], item, name) for item in value]
+        return {leaf: [item[leaf] for item in each] for leaf in leaves(kind[0], blank(kind[0]), name)}
+    if isinstance(kind, dict):
+        return {leaf: of for key in kind for leaf, of in leaves(kind[key], value[key], f"{name}.{key}").items()}
+    return {name: value}
+
+
+def blank(kind):
+    return (
+        [] if isinstance(kind, list) else {key: blank(of) for key, of in kind.items()} if isinstance(kind, dict) else 0
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_prop_nested_columns_round_trip_through_parquet(tmp_path_factory, data):
+    kind = data.draw(KINDS)
+    rows = data.draw(st.lists(values(kind), min_size=1, max_size=6))
+    file = tmp_path_factory.mktemp("prop") / "a.parquet"
+    file.write_bytes(nested_bytes({"x": kind}, [{"x": row} for row in rows], group=data.draw(st.integers(1, 4))))
+    batch = loaded(penstock.open(file))
+    want = [leaves(kind, row, "x") for row in rows]
+    assert batch.keys() == want[0].keys()
+    for name, column in batch.items():
+        found = (
+            column if isinstance(column, list) else column.to_list() if isinstance(column, tuple) else column.tolist()
+        )
+        assert found == [row[name] for row in want]
+
+
+def test_nulls_inside_nested_lists_cost_only_their_rows(tmp_path):
+    rows = [[[1], None], [[2]], [[3, None]], None, [None], [[]]]
+    (tmp_path / "a.parquet").write_bytes(nested_bytes({"x": [["int64"]]}, [{"x": row} for row in rows]))
+    dataset = penstock.open(tmp_path).fields(x=penstock.list(penstock.ragged("int64")))
+    with pytest.raises(Mismatch, match=r"record 0: column `x` contains a null"):
+        loaded(dataset)
+    (batch,) = penstock.Loader(dataset, batch_size=8, on_error="skip")
+    assert batch["x"].to_list() == [[[2]], [], [[]]]
+
+
+def test_nested_lists_go_through_torch_and_map(table):
+    torch = pytest.importorskip("torch")
+    (batch,) = penstock.torch.Loader(table, batch_size=4, device="cpu")
+    boxes = batch["boxes"]
+    assert boxes.to_list() == [row or [] for row in BOXES]
+    jagged = torch.nested.nested_tensor_from_jagged(boxes.flat_values, boxes.values.offsets)
+    assert [each.tolist() for each in jagged.unbind()] == [box for row in BOXES for box in row or []]
+    sample = penstock.torch.MapDataset(table)[0]
+    assert (sample["boxes"].to_list(), sample["words"]) == (BOXES[0], WORDS[0])
+    for workers in (0, 1):
+        mapped = table.map(count, workers=workers)
+        assert loaded(mapped)["lengths"] == [[4, 4], [], [], [4]]
+
+
+def count(sample):
+    return {"lengths": np.diff(sample["boxes"].offsets).tolist()}
+
+
+def test_values_of_nested_lists_are_counted_in_the_budget(tmp_path):
+    (tmp_path / "a.parquet").write_bytes(nested_bytes({"x": [["int64"]]}, [{"x": [[]] * 200_000}]))
+    dataset = penstock.open(tmp_path).fields(x=penstock.list(penstock.ragged("int64")))
+    with pytest.raises(BudgetExceeded):
+        list(penstock.Loader(dataset, batch_size=1, memory_bytes=1_500_000))
+    (batch,) = penstock.Loader(dataset, batch_size=1)
+    assert len(batch["x"].values.offsets) == 200_001
+
+
+def test_damaged_nested_files_are_errors(tmp_path):
+    rows = [{"x": [[[at, 2]], []], "s": [[b"ab"]]} for at in range(6)]
+    good = nested_bytes({"x": [[["int64"]]], "s": [["text"]]}, rows, group=2)
+    rng, file = np.random.default_rng(5), tmp_path / "a.parquet"
+    fields = {"x": penstock.list(penstock.list(penstock.ragged("int64"))), "s": penstock.list(penstock.raw_list())}
+    for _ in range(80):
+        bent = bytearray(good)
+        for at in rng.integers(0, len(good), 2):
+            bent[at] = rng.integers(256)
+        file.write_bytes(bent)
+        with contextlib.suppress(Corrupt, Unsupported, BudgetExceeded, ConfigError):
+            loaded(penstock.open(file), **fields)
+    # A truncated file.
+    file.write_bytes(good[: len(good) // 2])
+    with pytest.raises(Corrupt, match="is not Parquet, or truncated"):
+        loaded(penstock.open(file), **fields)
+
+
+def write(tmp_path, *payloads):
+    (tmp_path / "a.tfrecord").write_bytes(b"".join(frame(payload) for payload in payloads))
+    return penstock.open(tmp_path / "a.tfrecord")
+
+
+def test_steps_of_a_sequence_have_any_number_of_values(tmp_path):
+    ids, words = [[[0], [1, 1], []], [[2]]], [[[b"x", b"yz"], [b""]], []]
+    records = [sequence_example({"n": [at]}, ids=ids[at], words=words[at]) for at in range(2)]
+    dataset = write(tmp_path, *records, example(n=[2]))
+    schema = dataset.schema()
+    assert schema["ids"] == penstock.list(penstock.ragged("int64"))
+    assert schema["words"] == penstock.list(penstock.raw_list())
+    batch = loaded(dataset)
+    assert batch["ids"].to_list() == [*ids, []]
+    assert batch["words"] == [*words, []]
+    assert batch["n"].tolist() == [0, 1, 2]
+    # Context and lists of one name are told apart.
+    both = write(tmp_path, sequence_example({"n": [7]}, n=[[1], [2, 3]]))
+    batch = loaded(both)
+    assert (batch["context/n"].tolist(), batch["feature_lists/n"].to_list()) == ([7], [[[1], [2, 3]]])
+    with pytest.raises(Mismatch, match="is both in the context and in the feature lists"):
+        loaded(both, n=penstock.ragged("int64"))
+
+
+def test_steps_of_pairs_are_lists_of_items(tmp_path):
+    dataset = write(tmp_path, sequence_example({}, points=[[1, 2, 3, 4], [], [5, 6]]))
+    batch = loaded(dataset, points=penstock.list(penstock.ragged("int32", (2,))))
+    assert batch["points"].to_list() == [[[[1, 2], [3, 4]], [], [[5, 6]]]]
+    with pytest.raises(Mismatch, match=r"any number of int64 \[3\]"):
+        loaded(dataset, points=penstock.list(penstock.ragged("int64", (3,))))

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from .conftest import dataset, write
+from .nested_parquet import nested_bytes
 from .test_formats import png
 from .tfrecords import example, frame
 
@@ -324,3 +325,36 @@ def test_tf_dataset_reads_default_fields_raw_ragged_and_pictures(tmp_path):
         (batch,) = pictures
         axis = 3 if layout == "HWC" else 1
         assert (np.moveaxis(batch["png"].numpy(), axis, 3) == [9, 8, 7]).all()
+
+
+@pytest.mark.needs_tf
+def test_tf_dataset_reads_lists_of_lists_and_masks(tmp_path):
+    import tensorflow as tf
+
+    import penstock
+    from penstock.tf import dataset as of
+
+    rows = [
+        {"boxes": [[1, 2], []], "points": [[[1, 2], [3, 4]]], "words": [[b"a"], []], "label": 3},
+        {"boxes": [], "points": [], "words": None, "label": None},
+    ]
+    kinds = {"boxes": [["int64"]], "points": [[["int64"]]], "words": [["bytes"]], "label": "int64"}
+    (tmp_path / "a.parquet").write_bytes(nested_bytes(kinds, rows))
+    ds = penstock.open(tmp_path).fields(
+        boxes=penstock.list(penstock.ragged("int32")),
+        points=penstock.list(penstock.ragged("int64", (2,))),
+        words=penstock.list(penstock.raw_list()),
+        label=penstock.tensor("int64", (), mask="labelled"),
+    )
+    made = of(ds, batch=2)
+    assert made.element_spec == {
+        "boxes": tf.RaggedTensorSpec((None, None, None), tf.int32, ragged_rank=2),
+        "points": tf.RaggedTensorSpec((None, None, None, 2), tf.int64, ragged_rank=2),
+        "words": tf.RaggedTensorSpec((None, None, None), tf.string, ragged_rank=2),
+        "label": tf.TensorSpec((None,), tf.int64),
+        "labelled": tf.TensorSpec((None,), tf.bool),
+    }
+    (batch,) = made
+    for name in ("boxes", "points", "words"):
+        assert batch[name].to_list() == [row[name] or [] for row in rows]
+    assert (batch["label"].numpy().tolist(), batch["labelled"].numpy().tolist()) == ([3, 0], [True, False])

@@ -18,6 +18,7 @@ import penstock
 from penstock.errors import BudgetExceeded, ConfigError, Corrupt, Mismatch, Unsupported
 
 from .nested_parquet import nested_bytes
+from .test_formats import png
 from .tfrecords import example, frame, sequence_example
 
 # Columns of pyarrow with several settings, and their rows as JSON; see make_nested_parquet.py beside the archive.
@@ -277,3 +278,18 @@ def test_steps_of_pairs_are_lists_of_items(tmp_path):
     assert batch["points"].to_list() == [[[[1, 2], [3, 4]], [], [[5, 6]]]]
     with pytest.raises(Mismatch, match=r"any number of int64 \[3\]"):
         loaded(dataset, points=penstock.list(penstock.ragged("int64", (3,))))
+
+
+def test_boxes_in_lists_of_lists_follow_their_image(tmp_path):
+    objects = [[{"bbox": [1, 2, 5, 6], "label": 7}, {"bbox": [0, 0, 12, 12], "label": 8}], []]
+    rows = [{"image": png((1, 2, 3)), "objects": each} for each in objects]
+    kinds = {"image": "bytes", "objects": [{"bbox": ["int64"], "label": "int64"}]}
+    (tmp_path / "a.parquet").write_bytes(nested_bytes(kinds, rows))
+    batch = loaded(
+        penstock.open(tmp_path),
+        image=penstock.image(24, crop="none"),
+        boxes=penstock.boxes().of("objects.bbox").like("image"),
+        label=penstock.ragged("int64").of("objects.label").like("boxes"),
+    )
+    assert batch["boxes"].to_list() == [[[2, 4, 10, 12], [0, 0, 24, 24]], []]
+    assert batch["label"].to_list() == [[7, 8], []]

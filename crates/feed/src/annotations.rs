@@ -170,9 +170,9 @@ fn labels_of(array: &Array<'_>) -> Result<Mask, String> {
     Ok(Mask { size, labels: Labels::I64(labels) })
 }
 
-/// Returns the numbers of a value. A step of a feature list must have `per` numbers.
+/// Returns the numbers of a value. A step of a feature list, or an inner list, must have `per` numbers.
 fn numbers(value: &Value<'_>, per: usize) -> Result<Vec<f64>, String> {
-    let shape = if matches!(value, Value::Steps(_)) { vec![per] } else { Vec::new() };
+    let shape = if matches!(value, Value::Steps(_) | Value::Nested(_)) { vec![per] } else { Vec::new() };
     let gathered = |dtype| value.gather(&TensorSpec { dtype, shape: shape.clone() });
     match value.number_type() {
         Some(DType::F64) => {

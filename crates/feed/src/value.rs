@@ -110,6 +110,7 @@ impl<'a> Value<'a> {
             Self::Patch(patch) => Some(patch.dtype),
             Self::Feature(feature) => of_feature(feature),
             Self::Steps(steps) => steps.steps().iter().flatten().next().and_then(of_feature),
+            Self::Nested(nested) => nested.items.number_type(),
             Self::Digits(_) => Some(DType::F64),
             Self::Int(_) => Some(DType::I64),
             _ => None,

@@ -1,6 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 """Public alias of `penstock.feed.formats`, for `penstock.open(url, format=...)`."""
 
-from penstock.feed.formats import Format, fixed, hdf5, images, mds, npy, npz, parquet, tar, tfrecord, tokens, zarr
+from penstock.feed.formats import (
+    Format,
+    files,
+    fixed,
+    hdf5,
+    images,
+    mds,
+    npy,
+    npz,
+    parquet,
+    tar,
+    tfrecord,
+    tokens,
+    zarr,
+)
 
-__all__ = ["Format", "fixed", "hdf5", "images", "mds", "npy", "npz", "parquet", "tar", "tfrecord", "tokens", "zarr"]
+__all__ = [
+    "Format",
+    "files",
+    "fixed",
+    "hdf5",
+    "images",
+    "mds",
+    "npy",
+    "npz",
+    "parquet",
+    "tar",
+    "tfrecord",
+    "tokens",
+    "zarr",
+]

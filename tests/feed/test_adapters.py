@@ -56,6 +56,15 @@ batch = next(iter(loader))
 assert np.asarray(batch["y"])[:, 0].tolist() == want[0]
 assert {shard.data.shape for shard in batch["y"].addressable_shards} == {(4, 2)}
 
+drops = of_y.decode(lambda sample: {"y": sample["y"]} if sample["y"][0] % 2 else None, rebatch=True)
+kept = [y for batch in want for y in batch if y % 2]
+got = list(Loader(drops, global_batch=4, sharding=NamedSharding(mesh, P("data"))))
+assert [int(y) for batch in got for y in np.asarray(batch["y"])[:, 0]] == [int(y) for y in kept[: len(got) * 4]]
+try:
+    next(iter(Loader(of_y.decode(drops.map_steps[0].function), global_batch=8, sharding=loader.sharding)))
+except ps.errors.ConfigError as error:
+    assert "rows cannot be divided" in str(error) and "rebatch=True" in error.hint, error
+
 state = json.loads(json.dumps(loader.state_dict()))
 other = Loader(ds, global_batch=8, sharding=NamedSharding(mesh, P("data")))
 other.load_state_dict(state)
@@ -281,6 +290,21 @@ def test_tf_dataset_gives_the_order_with_its_element_spec(tmp_path):
     assert [batch.numpy()[:, 0].tolist() for batch in doubled] == [[2 * y for y in ys] for ys in want]
     with pytest.raises(penstock.errors.ConfigError, match="map"):
         of(ds.map(print), batch=8)
+
+    def decode(sample):
+        return [{"y": sample["y"], "name": f"{sample['y'][0]:.0f}"}] * (int(sample["y"][0]) % 3)
+
+    for rebatch in (False, True):
+        decoded = of(ds.decode(decode, rebatch=rebatch), batch=8)
+        assert decoded.element_spec == {
+            "y": tf.TensorSpec((None, 4), tf.float32),
+            "name": tf.TensorSpec((None,), tf.string),
+        }
+        assert int(decoded.cardinality()) == (tf.data.UNKNOWN_CARDINALITY if rebatch else 3)
+        names = [name.decode() for batch in decoded for name in batch["name"].numpy()]
+        assert names == [f"{y:.0f}" for ys in want for y in ys for _ in range(int(y) % 3)]
+    with pytest.raises(penstock.errors.Unsupported, match="`y` is a list of list values"):
+        of(ds.decode(lambda sample: {"y": [1, 2]}), batch=8)
 
 
 @pytest.mark.needs_tf

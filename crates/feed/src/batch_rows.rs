@@ -143,7 +143,7 @@ impl Rows {
                 }
                 put(Lists { bytes, ends: Vec::new() })
             }
-            Kind::Bytes => {
+            Kind::Bytes | Kind::Record => {
                 let bytes = part.bytes().map_err(mismatch)?;
                 admit(bytes.len())?;
                 put(Lists { bytes: bytes.into_owned(), ends: Vec::new() })

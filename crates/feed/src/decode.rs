@@ -2,6 +2,7 @@
 //! Decodes the stored bytes of an object into rows of batches: decompresses them, finds and checks the records, and
 //! copies each value once.
 
+use std::borrow::Cow;
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -18,6 +19,7 @@ use super::memory::PartHold;
 use super::object_content::Content;
 use super::record_values::{Named, in_record, named};
 use super::source::Source;
+use super::value::Value;
 use penstock_dataset::record_index::Span;
 
 /// An object to decode.
@@ -145,7 +147,7 @@ fn decode_table(
         let written = record.and_then(|record| {
             let rows = rows(want.batch).ok_or_else(|| Error::bug(format!("batch {} has no rows", want.batch)))?;
             let record = Partitioned { record, values: &partitions };
-            fill(&record, &id, want.row, (object.key)(want), fields, rows)
+            fill(&record, None, &id, want.row, (object.key)(want), fields, rows)
         });
         bad.extend(written.err().map(|error| (sorted[at], error)));
     });
@@ -238,13 +240,16 @@ impl Cut<'_> {
         let (number, record, memory) = (object.number, want.record, object.memory);
         let id = RecordId { place, object: number, record, offset: span.offset, memory };
         let key = (object.key)(want);
-        framing.read(bytes, head, id, &mut |record| fill(record, &id, want.row, key, fields, rows))
+        let whole = framing.whole(bytes);
+        framing.read(bytes, head, id, &mut |record| fill(record, whole, &id, want.row, key, fields, rows))
     }
 }
 
-/// Writes every field of a record into the record's row.
+/// Writes every field of a record into the record's row. `whole` are the bytes of the whole record, if its format has
+/// such bytes.
 pub(crate) fn fill(
     record: &dyn Record,
+    whole: Option<&[u8]>,
     id: &RecordId<'_>,
     number: u32,
     key: u64,
@@ -253,7 +258,11 @@ pub(crate) fn fill(
 ) -> Result<()> {
     let place = || format!("{} record {}", id.place, id.record);
     for (column, field) in fields.iter().enumerate() {
-        let Named { found, absent } = named(record, id, key, field)?;
+        let Named { found, absent } = if field.kind == Kind::Record {
+            Named { found: whole.map(|bytes| Value::Bytes(Cow::Borrowed(bytes))), absent: None }
+        } else {
+            named(record, id, key, field)?
+        };
         let takes_nothing = match (&field.default, &absent) {
             // A default is only used if the value is null or the format allows missing values. For a value that no
             // record has, a default would hide the mistake: see `unknown_columns`.
@@ -311,6 +320,12 @@ fn missing(field: &Field, record: &dyn Record) -> String {
         (false, 0) => shown.join(", "),
         (false, more) => format!("{} and {more} more", shown.join(", ")),
     };
+    if field.kind == Kind::Record {
+        return format!(
+            "field `{}` is the whole record, but this format's records are separate values: {holds}",
+            field.name
+        );
+    }
     let asked = field.parts().join("`, `");
     let hint = match field.default.is_none() && record.takes_defaults() {
         true => "; give the field a default if not every file has the value",

@@ -49,6 +49,8 @@ pub enum Kind {
     },
     /// Whether the sample has the value, as a boolean.
     Present,
+    /// The bytes of the whole record, as its format stores it.
+    Record,
     /// An image, which is decoded, cropped and resized.
     Image(ImageSpec),
 }
@@ -86,7 +88,7 @@ impl Kind {
     /// Number of levels of offsets besides those of the rows.
     pub(crate) fn inner_levels(&self) -> usize {
         match self {
-            Self::Tensor(_) | Self::Image(_) | Self::Present | Self::Bytes => 0,
+            Self::Tensor(_) | Self::Image(_) | Self::Present | Self::Bytes | Self::Record => 0,
             Self::Ragged(_) | Self::Padded(..) => 0,
             Self::BytesList => 1,
             Self::Nested { item, depth } => depth - usize::from(item.is_some()),
@@ -95,7 +97,7 @@ impl Kind {
 
     /// True for a field of byte strings.
     pub(crate) fn is_bytes(&self) -> bool {
-        matches!(self, Self::Bytes | Self::BytesList | Self::Nested { item: None, .. })
+        matches!(self, Self::Bytes | Self::BytesList | Self::Record | Self::Nested { item: None, .. })
     }
 }
 
@@ -173,7 +175,9 @@ impl Field {
             Kind::Tensor(spec) => Some(spec.clone()),
             Kind::Image(spec) => Some(spec.tensor()),
             Kind::Present => Some(TensorSpec { dtype: DType::Bool, shape: Vec::new() }),
-            Kind::Ragged(_) | Kind::Padded(..) | Kind::Bytes | Kind::BytesList | Kind::Nested { .. } => None,
+            Kind::Ragged(_) | Kind::Padded(..) | Kind::Bytes | Kind::BytesList | Kind::Nested { .. } | Kind::Record => {
+                None
+            }
         }
     }
 
@@ -182,7 +186,7 @@ impl Field {
         match &self.kind {
             Kind::Tensor(_) | Kind::Image(_) | Kind::Present => None,
             Kind::Ragged(spec) | Kind::Padded(spec, _) | Kind::Nested { item: Some(spec), .. } => Some(spec.clone()),
-            Kind::Bytes | Kind::BytesList | Kind::Nested { item: None, .. } => {
+            Kind::Bytes | Kind::BytesList | Kind::Record | Kind::Nested { item: None, .. } => {
                 Some(TensorSpec { dtype: DType::U8, shape: Vec::new() })
             }
         }
@@ -293,6 +297,7 @@ impl Field {
                 }
             },
             "present" => Kind::Present,
+            "record" => Kind::Record,
             "image" => {
                 let image = document.image.as_ref();
                 let image =
@@ -321,6 +326,7 @@ impl Field {
             Kind::Bytes => ("bytes", None),
             Kind::BytesList => ("bytes_list", None),
             Kind::Present => ("present", None),
+            Kind::Record => ("record", None),
             Kind::Nested { item, depth: levels } => {
                 depth = Some(*levels);
                 ("nested", item.clone())
@@ -367,6 +373,7 @@ fn default_of(name: &str, kind: &Kind, text: &str) -> Result<Box<[u8]>> {
         Kind::Present => bytes == [0],
         Kind::Bytes => true,
         Kind::Ragged(_) | Kind::Padded(..) | Kind::BytesList | Kind::Nested { .. } => bytes.is_empty(),
+        Kind::Record => false,
     };
     bytes_of(text)
         .filter(|bytes| fits(bytes))
@@ -408,6 +415,7 @@ mod tests {
             ),
             Field::of_kind("documents", Kind::Nested { item: None, depth: 3 }),
             Field { default: Some([0].into()), ..Field::of_kind("has_x", Kind::Present) },
+            Field::of_kind("record", Kind::Record),
             Field {
                 of: vec!["jpg".into()],
                 ..Field::of_kind(

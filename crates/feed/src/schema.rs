@@ -8,7 +8,7 @@ use bytes::Bytes;
 use penstock_codec::{Codec, StreamDecoder, decompress_into};
 use penstock_record::tf_example::Feature;
 use penstock_record::tfrecord::frame_len;
-use penstock_types::{DType, Deadline, Error, Result, TensorSpec};
+use penstock_types::{DType, Deadline, Error, Result, TensorSpec, with_separators};
 
 use super::field::{Field, Kind};
 use super::format::{Framing, Record, RecordId};
@@ -33,6 +33,9 @@ const MAX_RECORDS: usize = 100;
 
 /// Maximum decoded bytes: of one column in the first row of a table, and of all columns together in the other rows.
 const MAX_CELL: u64 = 256 << 20;
+
+/// Name of the default field for records without named values: the whole record.
+const RECORD: &str = "record";
 
 /// A value found in the first records.
 #[derive(Debug, Clone)]
@@ -252,18 +255,29 @@ fn look(source: &Source, object: u64, start: &Start) -> Result<Schema> {
         }
     }
     let others = spans.into_iter().filter(|span| span.offset > first.offset).take(MAX_RECORDS - 1);
-    let (mut survey, memory) = (Survey::default(), PartMemory::new(0, MAX_HEAD as u64));
+    let (mut survey, mut whole, memory) = (Survey::default(), None, PartMemory::new(0, MAX_HEAD as u64));
     for (number, span) in std::iter::once(first).chain(others).enumerate() {
         let memory = &memory.hold();
         let id = RecordId { place: &place, object, record: number as u64, offset: span.offset, memory };
-        let read = slice(span.range())
-            .ok_or_else(|| Error::corrupt(&*place, "ends inside its first record"))
-            .and_then(|bytes| framing.read(bytes, head, id, &mut |record| survey.add(framing, record)));
+        let read = slice(span.range()).ok_or_else(|| Error::corrupt(&*place, "ends inside its first record")).and_then(
+            |bytes| {
+                whole = whole.or(framing.whole(bytes).map(<[u8]>::len));
+                framing.read(bytes, head, id, &mut |record| survey.add(framing, record))
+            },
+        );
         match read {
             Err(error) if number == 0 => return Err(error),
             Err(_) => break,
             Ok(()) => {}
         }
+    }
+    if survey.known.is_empty()
+        && let Some(len) = whole
+    {
+        // For example, TFRecords whose messages are not tf.Examples.
+        let holds = format!("{} bytes", with_separators(len as u64));
+        let field = Field::of_kind(RECORD, Kind::Record);
+        return Ok(Schema { seen: vec![Seen { holds, field }], left_out: Vec::new() });
     }
     survey.schema(&place)
 }
@@ -373,7 +387,7 @@ impl Survey {
             _ if !schema.seen.is_empty() => Ok(schema),
             Some(error) => Err(error),
             None => Err(Error::Unsupported {
-                what: format!("{place} (its records have no named values; TFRecords need tf.Example)"),
+                what: format!("{place} (its records have no named values)"),
                 by: "the feed".to_owned(),
             }),
         }

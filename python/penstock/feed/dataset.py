@@ -27,6 +27,7 @@ from penstock.feed import (
     pool_locality,
     selection,
     url_list_pattern,
+    whole_record,
 )
 from penstock.feed import patches as array_patches
 from penstock.feed import resample as resampling
@@ -145,7 +146,7 @@ class Dataset(DatasetBase):
             Unsupported: The dataset does not consist of Zarr or HDF5 arrays.
         """
         if self.steps or self.map_steps or self.seed is not None:
-            raise ConfigError("patches: must come before shuffle, take, shard, repeat and map", where="patches")
+            raise ConfigError("patches: must come before shuffle, take, shard, repeat, map and decode", where="patches")
         if not self.indexed:
             raise ConfigError("patches: cannot be combined with indexed=False", where="patches")
         source = array_patches.cut(self.source, shape, stride, edges)
@@ -179,7 +180,7 @@ class Dataset(DatasetBase):
         if window is not None and not 1 <= window < 2**63:
             raise ConfigError(f"window: {window} is not within 1 to 2^63 - 1", where="window")
         if self.map_steps:
-            raise ConfigError("shuffle: must come before map()", where="shuffle")
+            raise ConfigError("shuffle: must come before map() and decode()", where="shuffle")
         if not self.indexed:
             if window is not None:
                 raise ConfigError(
@@ -416,7 +417,7 @@ class Dataset(DatasetBase):
         """Return the fields of a batch: those set by `fields()`, otherwise those of `schema()`."""
         if self.specs:
             optional_parts.refuse_unknown(self.source, self.specs, self._counts.known_columns)
-            return dict(self.specs)
+            return whole_record.resolve(self)
         for name, reason in self.schema().left_out:
             _LOG.warning("%s: the default fields do not include `%s`: %s", self.url, name, reason)
         return dict(self.schema().specs)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Base class of datasets and mixtures: take, shard, repeat and map, and the properties that a loader reads.
+"""Base class of datasets and mixtures: take, shard, repeat, map and decode, and the properties that a loader reads.
 
 Implements the steps that turn a sample order into the positions of an epoch, and estimates the object reads per batch.
 Every step is arithmetic; none reads a sample.
@@ -136,9 +136,56 @@ class DatasetBase:
 
         return replace(self, map_steps=(*self.map_steps, MapStep.of(fn, workers)))
 
+    def decode(
+        self,
+        fn: Callable[..., Any],
+        workers: int = 0,
+        threads: int | None = None,
+        *,
+        rebatch: bool = False,
+        timeout_s: float = 600.0,
+    ) -> Self:
+        """Decode every sample by `fn` before batching. `fn` may drop a sample, or make several of it.
+
+        `fn(sample)` takes a dict as in `map`, or only the record's `bytes` if the whole record is the only field. It
+        returns a dict (one sample), None (none), or an iterable of dicts (any number). Seeds, the kinds of values and
+        later functions are as in `map`. In threads, the global random generators are not seeded; take `seed` instead.
+
+        Batch k contains the outputs of the samples of the usual batch k, so it is smaller or larger than usual if `fn`
+        drops or adds samples. The number of batches, resuming on any number of ranks and a state that is equal on all
+        ranks are then as without `decode`. With `rebatch`, every batch has the usual number of outputs instead. Ranks may
+        then end after different numbers of batches, a loader has no length, and a state is valid only for the same rank,
+        world size and global batch.
+
+        If `fn` raises, the loader's `on_error` decides: `raise` ends the pass with the record and the traceback; `skip`
+        leaves the sample out and counts it in the report; `substitute` does the same with `rebatch`, because the next
+        output takes its place, and raises without it.
+
+        Args:
+            workers: Number of processes per rank, for Python code. 0 runs `fn` in this process.
+            threads: Number of threads instead, for functions that release the GIL.
+            rebatch: Form batches of equal size from the outputs.
+            timeout_s: Maximum seconds for one sample, in workers and threads. After that, the pass ends with an error.
+        """
+        from penstock.feed.map_step import MapStep
+
+        step = MapStep.of(fn, workers, threads=threads, timeout_s=timeout_s, decodes=True, rebatch=rebatch)
+        return replace(self, map_steps=(*self.map_steps, step))
+
+    @property
+    def decodes(self) -> bool:
+        """True if functions may drop or add samples."""
+        return any(step.decodes for step in self.map_steps)
+
+    @property
+    def rebatches(self) -> bool:
+        """True if batches of equal size are formed from the outputs of functions."""
+        return any(step.rebatch for step in self.map_steps)
+
     def _step(self, *step: Any) -> Self:
         if self.map_steps:
-            raise ConfigError(f"{step[0]}: must come before map()", where=step[0])
+            last = "decode" if self.map_steps[0].decodes else "map"
+            raise ConfigError(f"{step[0]}: must come before {last}()", where=step[0])
         return replace(self, steps=(*self.steps, step))
 
     def _steps_repr(self) -> str:
@@ -147,7 +194,10 @@ class DatasetBase:
         ]
         for each in self.map_steps:
             name = getattr(each.function, "__qualname__", None) or repr(each.function)
-            parts.append(f"map {name}" + (f" in {each.workers} workers" if each.workers else ""))
+            where = (
+                f" in {each.workers} workers" if each.workers else f" in {each.threads} threads" if each.threads else ""
+            )
+            parts.append(f"{'decode' if each.decodes else 'map'} {name}{where}")
         return "".join(f", {text}" for text in parts)
 
     # Properties that a subclass defines.

@@ -207,12 +207,19 @@ class PaddedSpec(FieldSpec):
 
 @dataclass(frozen=True, slots=True)
 class RawSpec(FieldSpec):
-    """Field of stored bytes, unchanged."""
+    """Field of stored bytes, unchanged: of a part or, with `record`, of the whole record."""
 
     parts: tuple[str, ...] = ()
     default: bytes | None = None
+    record: bool = False
+
+    def __post_init__(self) -> None:
+        if self.record and (self.parts or self.default is not None):
+            raise ConfigError("fields: raw(record=True) takes neither .of(...) nor a default", where="fields")
 
     def to_dict(self) -> dict[str, Any]:
+        if self.record:
+            return {"kind": "record", "of": []}
         spec_dict: dict[str, Any] = {"kind": "bytes", "of": list(self.parts)}
         return spec_dict if self.default is None else {**spec_dict, "default": self.default.hex()}
 
@@ -354,18 +361,23 @@ def ragged(
     return RaggedSpec(dtype_name(dtype), sides, default=_empty(default, mask), presence=mask)
 
 
-def raw(*, default: bytes | None = None, mask: str | None = None) -> RawSpec:
+def raw(*, default: bytes | None = None, mask: str | None = None, record: bool = False) -> RawSpec:
     """Create a field of stored bytes: one `bytes` object per sample, and a list of these in batches.
+
+    A field that is named `record` contains the whole record, unless the dataset has a part with that name.
 
     Args:
         default: Value if the sample has none, as in `tensor`.
         mask: As in `tensor`. The default is then `b""`.
+        record: Deliver the whole record, under any name: the payload of a TFRecord, a file, an MDS sample. Samples of
+            tar, Parquet, Zarr and HDF5 consist of separate parts, so they have no such bytes.
     Raises:
-        ConfigError: The default is not `bytes`.
+        ConfigError: The default is not `bytes`, or is combined with `record`.
     """
     if not isinstance(default, bytes | None):
         raise ConfigError(f"default: must be bytes (got {default!r})", where="fields")
-    return RawSpec(default=b"" if mask is not None and default is None else default, presence=mask)
+    default = b"" if mask is not None and default is None else default
+    return RawSpec(default=default, record=bool(record), presence=mask)
 
 
 def raw_list(*, default: tuple[()] | None = None, mask: str | None = None) -> RawListSpec:
@@ -417,6 +429,8 @@ def from_json(text: str) -> tuple[tuple[str, FieldSpec], ...]:
                 return RawListSpec(parts, empty)
             case "nested":
                 return NestedSpec(spec_dict["dtype"], tuple(spec_dict["shape"]), spec_dict["depth"], parts, empty)
+            case "record":
+                return RawSpec(record=True)
             case _:
                 default = spec_dict.get("default")
                 return RawSpec(parts, None if default is None else bytes.fromhex(default))

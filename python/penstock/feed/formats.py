@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Format",
     "LabelFile",
+    "files",
     "fixed",
     "hdf5",
     "images",
@@ -59,7 +60,9 @@ class Format:
 
 
 def tfrecord(*, compression: str | None = None) -> Format:
-    """TFRecords of tf.Example or tf.SequenceExample. The parts of a record are its features.
+    """TFRecords. The parts of a record are the features of its tf.Example or tf.SequenceExample.
+
+    Records of other messages have no parts: `penstock.raw(record=True)` reads their bytes, which is the default then.
 
     Args:
         compression: Compression (`gzip`, `zstd` or `lz4`) of objects whose names lack the suffix for it, as
@@ -191,6 +194,13 @@ def images(
     return Format("images", classes=given)
 
 
+def files() -> Format:
+    """Files of any kind, each of which is one record. Its parts are `record` (the content), `__key__` (the path) and,
+    if every file is in a class folder, `label` (the index of the folder, in name order).
+    """
+    return Format("files")
+
+
 def zarr(*arrays: str) -> Format:
     """Zarr, versions 2 and 3. Sample i is index i along the first axis. The parts are the arrays by name; a single
     array is the part `array`.
@@ -231,6 +241,7 @@ _PLAIN = {
     "tar": tar,
     "npy": npy,
     "npz": npz,
+    "files": files,
     "images": images,
     "mds": mds,
     "parquet": parquet,

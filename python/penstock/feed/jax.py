@@ -106,6 +106,13 @@ class Loader(BaseLoader[dict[str, Any]]):
         size = self.global_batch if self._batch_by is None else len(rows) * self.world
         shape = (size, *rows.shape[1:])
         first = size * self.rank // self.world
+        want = size * (self.rank + 1) // self.world - first
+        if len(rows) != want:
+            raise ConfigError(
+                f"sharding: a batch of {len(rows):,} rows cannot be divided, because the sharding needs {want:,}",
+                where="sharding",
+                hint="if decode() drops or adds samples, use decode(fn, rebatch=True)",
+            )
 
         def part(index: tuple[slice, ...]) -> np.ndarray[Any, Any]:
             start, stop, _ = index[0].indices(size)

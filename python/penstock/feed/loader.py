@@ -23,7 +23,7 @@ from penstock import _native, env, ranks
 from penstock.deprecation import renamed_parameters
 from penstock.errors import ConfigError, MapFailed, Unsupported
 from penstock.extras import require
-from penstock.feed import columns, fields, states
+from penstock.feed import columns, fields, rebatch_state, states
 from penstock.feed import report as reporting
 from penstock.feed.dataset_base import SOURCE
 from penstock.feed.epoch import Delivery, Epoch
@@ -35,8 +35,10 @@ if TYPE_CHECKING:
 
     from penstock.feed.batch_by import BatchBy, BatchPlan
     from penstock.feed.dataset_base import DatasetBase
+    from penstock.feed.map_functions import Functions
     from penstock.feed.map_pool import WorkerPool
     from penstock.feed.map_step import MapRun
+    from penstock.feed.map_threads import ThreadPool
     from penstock.feed.node_cache import NodeCache
     from penstock.feed.report import Report
 
@@ -172,12 +174,18 @@ class BaseLoader(Generic[Batch]):
                 where="on_error",
                 hint='use substitute, or tail="pad"',
             )
-        if on_error == "skip" and dataset.map_steps:
+        if on_error == "skip" and dataset.map_steps and not dataset.decodes:
             raise ConfigError(
                 'on_error: "skip" cannot be combined with map(), because it changes the row positions that seed map '
                 "functions",
                 where="on_error",
-                hint="use substitute",
+                hint="use substitute, or decode() instead of map()",
+            )
+        if on_error == "skip" and tail == "pad" and dataset.decodes:
+            raise ConfigError(
+                'on_error: "skip" cannot be combined with tail="pad" and decode(), which leaves rows out',
+                where="on_error",
+                hint='use tail="ragged"',
             )
         batch_size, global_batch, rank, world = map(_whole, (batch_size, global_batch, rank, world))
         memory_bytes, read_ahead, threads = map(_whole, (memory_bytes, read_ahead, threads))
@@ -205,6 +213,16 @@ class BaseLoader(Generic[Batch]):
             raise ConfigError(
                 "batch_by: requires counted records, but the dataset was opened with indexed=False", where="batch_by"
             )
+        if batch_by is not None and dataset.decodes and (dataset.rebatches or on_error == "skip"):
+            what = "decode(rebatch=True)" if dataset.rebatches else 'decode() and on_error="skip"'
+            raise ConfigError(f"batch_by: cannot be combined with {what}", where="batch_by")
+        # Tail of the feed's own batches.
+        self.source_tail = tail
+        if dataset.rebatches:
+            rebatch_state.check_loader(self)
+            self.source_tail = "ragged"
+        if dataset.decodes and on_error == "skip":
+            self.source_tail = "pad"  # keeps the row of a damaged record, so that each row's position is known
         self._unindexed = (
             None
             if dataset.indexed
@@ -239,7 +257,7 @@ class BaseLoader(Generic[Batch]):
         # The complete dataset, while an epoch of its old part is finished.
         self._whole_dataset: DatasetBase | None = None
         self._batch_plan: BatchPlan | None = None
-        self._worker_pool: WorkerPool | None = None
+        self._worker_pool: WorkerPool | ThreadPool | None = None
         self._live: weakref.ref[Epoch[Batch]] | None = None
         self._measured = reporting.EpochMeasurements()
 
@@ -311,10 +329,14 @@ class BaseLoader(Generic[Batch]):
         holds the dataset; otherwise, it may differ slightly, and each epoch is planned once to count its batches.
 
         Raises:
-            TypeError: The dataset is unindexed, so the number is unknown.
+            TypeError: The dataset is unindexed or rebatched by `decode`, so the number is unknown.
         """
         if self._unindexed is not None:
             raise TypeError(f"a loader of {self.dataset!r} has no length, because its records are not counted")
+        if self.dataset.rebatches:
+            raise TypeError(
+                f"a loader of {self.dataset!r} has no length, because functions decide the number of samples"
+            )
         if (plan := self._plan()) is not None:
             return plan.native.count(self._epoch, self.tail)
         samples = self.dataset.samples
@@ -368,7 +390,7 @@ class BaseLoader(Generic[Batch]):
             global_batch=self.global_batch,
             rank=self.rank,
             world=self.world,
-            tail=self.tail,
+            tail=self.source_tail,
             caches=[None if cache is None else astuple(cache) for cache in self.caches],
             node=self._node,
             batch_by=None if plan is None else plan.native,
@@ -382,22 +404,36 @@ class BaseLoader(Generic[Batch]):
         """Return the node cache of each dataset; None for a dataset without a cache."""
         return self.dataset.caches()
 
-    def worker_pool(self) -> WorkerPool | None:
-        """Return the processes that run the dataset's functions, or None without workers. They start at first use and
-        persist.
+    @cached_property
+    def functions(self) -> Functions:
+        """The dataset's functions."""
+        from penstock.feed.map_step import functions_of
+
+        return functions_of(self.dataset, on_error=self._settings["on_error"])
+
+    def worker_pool(self) -> WorkerPool | ThreadPool | None:
+        """Return the processes or threads that run the dataset's functions, or None without any. They start at first
+        use and persist.
         """
-        if not any(mapping.workers for mapping in self.dataset.map_steps):
+        if not self.dataset.map_steps:
             return None
         if self._worker_pool is None or not self._worker_pool.is_alive:
-            from penstock.feed.map_pool import WorkerPool
+            from penstock.feed.map_step import new_pool
 
-            self._worker_pool = WorkerPool(self.dataset.map_steps)
+            self._worker_pool = pool = new_pool(self.dataset, self.functions)
+            if pool is not None:
+                weakref.finalize(self, pool.end)
         return self._worker_pool
 
     def _run(
         self, feed: _native.Feed | _native.UnindexedFeed | FirstEpochFeed, epoch: int, cursor: int
     ) -> _native.Run | FirstEpochRun | MapRun:
         """Start a pass of the feed. If the dataset has functions, the batches go through them."""
+        if self.dataset.rebatches:
+            from penstock.feed.rebatch import RebatchRun
+
+            place = rebatch_state.Place.of(cursor)
+            return RebatchRun(self, feed.start(epoch, place.start), epoch, place)
         run = feed.start(epoch, cursor)
         if not self.dataset.map_steps:
             return run
@@ -465,6 +501,8 @@ class BaseLoader(Generic[Batch]):
             return self._unindexed.is_spent(cursor)
         if cursor == 0 or not self.dataset.is_counted:
             return False
+        if self.dataset.rebatches:
+            return rebatch_state.Place.of(cursor).start >= self.dataset.samples
         left = self.dataset.samples - cursor
         return left < (self.global_batch if self.tail == "drop" and self._batch_by is None else 1)
 
@@ -492,11 +530,15 @@ class BaseLoader(Generic[Batch]):
     def state_dict(self) -> dict[str, Any]:
         """Return the loader's position after the delivered batches, as JSON under 1 KB that is identical on all ranks.
 
-        For an unindexed dataset, each rank has a different state, which is valid only for the same rank and number of
-        ranks.
+        For an unindexed dataset, and with `decode(rebatch=True)`, each rank has a different state, which is valid only
+        for the same rank and number of ranks.
         """
         if self._unindexed is not None:
             return {"version": states.STATE_VERSION, **self._unindexed.state(self._epoch, self._cursor)}
+        if self.dataset.rebatches:
+            place = rebatch_state.Place.of(self._cursor)
+            state = states.make(self.dataset, self._epoch, place.start)
+            return {**state, **rebatch_state.state_of_place(self, place)}
         return states.make(self.dataset, self._epoch, self._cursor, self._batches(self.dataset))
 
     def _batches(self, dataset: DatasetBase) -> str | None:
@@ -526,6 +568,8 @@ class BaseLoader(Generic[Batch]):
         dataset = self._whole_dataset or self.dataset
         part = states.old_part(state, dataset, grown)
         epoch, cursor = states.check(state, part or dataset, self._batches(part or dataset))
+        if dataset.rebatches:
+            cursor = rebatch_state.place_of_state(state, self, cursor).cursor()
         self._use(part or dataset, None if part is None else dataset)
         self._go_on(epoch, cursor)
 
@@ -584,7 +628,8 @@ class BaseLoader(Generic[Batch]):
 
     def __getstate__(self) -> dict[str, Any]:
         # Threads and connections cannot be pickled. The other process creates its own.
-        return {**self.__dict__, "_feed": None, "_live": None, "_worker_pool": None, "_batch_plan": None}
+        kept = {name: value for name, value in self.__dict__.items() if name != "functions"}
+        return {**kept, "_feed": None, "_live": None, "_worker_pool": None, "_batch_plan": None}
 
 
 class Loader(BaseLoader[dict[str, Any]]):

@@ -17,6 +17,7 @@ import torch
 
 from penstock import _native
 from penstock.deprecation import renamed_parameters
+from penstock.errors import Unsupported
 from penstock.feed.columns import adapt, rows
 from penstock.feed.loader import Loader, epoch_number
 from penstock.feed.map_step import run_here
@@ -100,6 +101,12 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):  # type: ignore[misc
         """Limits as for a loader, per process. A quarter of `memory_bytes` (default 1 GiB) caches decompressed
         objects.
         """
+        if dataset.decodes:
+            raise Unsupported(
+                "MapDataset: cannot be combined with decode(), which may drop or add samples, so that an index is not a "
+                "sample",
+                hint="use map(), if the function returns one sample for each record, or a penstock.torch.Loader",
+            )
         self.dataset = dataset
         self._shared = _SharedEpoch()
         # The workers of a DataLoader run in parallel, so the loader of each uses a single thread.

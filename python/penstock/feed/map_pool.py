@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Worker pool of `map`, in the process that iterates: manages the workers' pipes and the shared memory of batches.
+"""Worker pool of `map` and `decode`, in the process that iterates: manages the workers' pipes and the shared memory of batches.
 
 Only one thread at a time uses the pipes, and only in the process that started the workers. When a batch is dropped in
 any thread, its slot is queued, and the next `submit` or `wait` informs the worker. Until then, the batch's shared
@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import pickle
 import threading
+import time
 import weakref
 from collections import deque
 from contextlib import contextmanager, suppress
@@ -22,12 +23,10 @@ from multiprocessing import connection, reduction
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, MapFailed, SystemFault
-from penstock.feed import map_worker
+from penstock.feed import map_functions, map_worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    from penstock.feed.map_step import MapStep
 
 __all__ = ["MapTask", "WorkerPool"]
 
@@ -36,6 +35,12 @@ _TASKS_PER_WORKER = 2
 
 _MAX_SPARE_SLOTS = 2
 """Number of free result slots that a worker keeps for reuse."""
+
+_TRACE_WAIT_S = 0.5
+"""Maximum seconds to wait for the traceback of a worker whose function does not return."""
+
+_END_WAIT_S = 0.5
+"""Seconds for the workers to end by themselves; those that have not are killed."""
 
 
 class _Forks:
@@ -55,12 +60,16 @@ os.register_at_fork(after_in_parent=_Forks.add)
 
 @dataclass(slots=True)
 class MapTask:
-    """A batch for a worker. `passed` contains the columns that no function receives. `submit` sets the other fields."""
+    """A batch for a worker. `passed` contains the columns that no function receives. `submit` sets the fields from
+    `number` on.
+    """
 
     positions: Sequence[int]
     epoch: int
+    start: int
     cursor: int
     passed: dict[str, Any]
+    first_row: int = 0
     number: int = -1
     worker: _Worker | None = None
     slot: int = -1
@@ -82,6 +91,9 @@ class _Worker:
         theirs.close()
         self.tasks = 0
         self.is_ready = False
+        # The sample in progress, as (task, row), and the time at which this process first saw it.
+        self.seen: tuple[int, int] = (-1, 0)
+        self.seen_at = 0.0
         self.inputs: dict[int, mmap.mmap] = {}
         self.free_inputs: list[int] = []
         self.outputs: dict[int, mmap.mmap] = {}
@@ -89,6 +101,15 @@ class _Worker:
         # Slots without references, each with the fork count at delivery. Finalisers append at any time and in any
         # thread; a deque needs no lock for that.
         self.dropped: deque[tuple[int, int]] = deque()
+        self.trace, self.progress = self._share(map_worker.PROGRESS_SLOT, mmap.PAGESIZE)
+        map_worker.PROGRESS.pack_into(self.progress, 0, -1, 0)
+
+    def _share(self, slot: int, size: int) -> tuple[int, mmap.mmap]:
+        """Create an input slot. Return its file descriptor, which the caller closes, and its memory."""
+        descriptor, memory = map_worker.new_memory(size)
+        self.pipe.send(("input", slot, size))
+        reduction.send_handle(self.pipe, descriptor, self.process.pid)
+        return descriptor, memory
 
     def input(self, size: int) -> tuple[int, mmap.mmap]:
         """Return a slot for a task. If the free slots are too small, replaces one with a larger slot."""
@@ -97,9 +118,7 @@ class _Worker:
                 self.free_inputs.remove(slot)
                 return slot, self.inputs[slot]
         slot = self.free_inputs.pop() if self.free_inputs else len(self.inputs)
-        descriptor, memory = map_worker.new_memory(size)
-        self.pipe.send(("input", slot, size))
-        reduction.send_handle(self.pipe, descriptor, self.process.pid)
+        descriptor, memory = self._share(slot, size)
         os.close(descriptor)
         self.inputs[slot] = memory
         return slot, memory
@@ -115,21 +134,38 @@ class _Worker:
             with suppress(OSError):  # the worker has ended, and has released its memory
                 self.pipe.send(("drop", slot))
 
-    def end(self) -> None:
-        self.pipe.close()
-        self.process.join(0.5)
+    def overdue(self, timeout_s: float, now: float) -> tuple[int, int] | None:
+        """Return the sample, as (task, row), whose function has run for more than `timeout_s`."""
+        seen = map_worker.PROGRESS.unpack_from(self.progress)
+        if seen != self.seen or seen[0] < 0:
+            self.seen, self.seen_at = seen, now
+        return seen if now - self.seen_at > timeout_s else None
+
+    def traceback(self) -> str:
+        """Return the traceback of the function that runs now; empty if the worker does not write one."""
+        os.kill(self.process.pid or 0, map_worker.TRACE_SIGNAL)
+        until, found = time.monotonic() + _TRACE_WAIT_S, b""
+        while time.monotonic() < until and b"run_worker" not in found:
+            time.sleep(0.01)
+            found = os.pread(self.trace, 1 << 16, map_worker.TRACE_AT).replace(b"\0", b"")
+        return found.decode(errors="replace")
+
+    def end(self, wait_s: float) -> None:
+        self.process.join(wait_s)
         if self.process.is_alive():
             self.process.kill()
             self.process.join()
+        os.close(self.trace)
 
 
 class WorkerPool:
     """Worker processes of one loader, which persist from epoch to epoch."""
 
-    def __init__(self, map_steps: Sequence[MapStep]) -> None:
-        pickled = pickle.dumps([(mapping.function, mapping.wants_seed) for mapping in map_steps])
+    def __init__(self, functions: map_functions.Functions, workers: int, timeout_s: float) -> None:
+        pickled = pickle.dumps(functions)
         self.pid = os.getpid()
-        self.workers = [_Worker(number, pickled) for number in range(max(m.workers for m in map_steps))]
+        self._name, self._timeout_s = functions.name, timeout_s
+        self.workers = [_Worker(number, pickled) for number in range(workers)]
         self.tasks: dict[int, MapTask] = {}
         self._next = 0
         self._lock = threading.Lock()
@@ -181,35 +217,39 @@ class WorkerPool:
             finally:
                 self._holder = None
 
-    def submit(self, task: MapTask, rows: map_worker.Rows, seeds: Sequence[int]) -> None:
+    def submit(self, task: MapTask, rows: map_functions.Rows, seeds: Sequence[int | None]) -> None:
         """Copy a batch into a slot of the least busy worker, and send the task."""
         import numpy as np
 
         arrays = dict(rows.arrays)
         for name, (values, offsets) in rows.ragged.items():
             arrays[f"{name}/values"], arrays[f"{name}/offsets"] = values, offsets
-        fields, size = map_worker.layout([(name, array.dtype.str, array.shape) for name, array in arrays.items()])
+        fields, size = map_functions.layout([(name, array.dtype.str, array.shape) for name, array in arrays.items()])
         with self._pipes():
             chosen = task.worker = min(self.workers, key=lambda each: each.tasks)
             task.number, self._next = self._next, self._next + 1
             self.tasks[task.number] = task
             try:
                 task.slot, memory = chosen.input(size)
-                for name, view in map_worker.arrays_at(memory, fields).items():
+                for name, view in map_functions.arrays_at(memory, fields).items():
                     np.copyto(view, arrays[name])
                 task.offered = chosen.free_outputs.pop() if chosen.free_outputs else None
-                message = ("task", task.number, task.slot, fields, list(rows.ragged), rows.lists, seeds, task.offered)
-                chosen.pipe.send(message)
+                columns = (fields, list(rows.ragged), rows.raw, rows.lists)
+                chosen.pipe.send(("task", task.number, task.slot, *columns, seeds, task.offered))
             except ConnectionError:
                 self._lost(chosen)
             except OSError as error:
                 raise SystemFault(
-                    f"map: {size:,} bytes cannot be shared with a worker: {error.strerror}", where="map"
+                    f"{self._name}: {size:,} bytes cannot be shared with a worker: {error.strerror}", where=self._name
                 ) from None
             chosen.tasks += 1
 
     def wait(self, timeout_s: float) -> None:
-        """Process the workers' messages. Waits at most `timeout_s` for the first message."""
+        """Process the workers' messages. Waits at most `timeout_s` for the first message.
+
+        Raises:
+            FunctionHangs: A function has not returned within the limit for one sample.
+        """
         with self._pipes():
             ready = connection.wait([each.pipe for each in self.workers], timeout_s)
             for sender in [each for each in self.workers if each.pipe in ready]:
@@ -218,21 +258,26 @@ class WorkerPool:
                     self._take(sender, message)
                 except (EOFError, ConnectionError):
                     self._lost(sender)
+            now = time.monotonic()
+            for each in self.workers:
+                if (found := each.overdue(self._timeout_s, now)) and found[0] in self.tasks:
+                    why = f"fn has not returned after {self._timeout_s:g} s (worker {each.number})"
+                    raise map_functions.FunctionHangs(found[1], why, each.traceback(), self.tasks[found[0]])
 
     def _take(self, sender: _Worker, message: Any) -> None:
         if message[0] == "ready":
             sender.is_ready = True
         elif message[0] == "broken":
             self.end()
-            error = MapFailed("map: a worker could not load its function", where="map")
+            error = MapFailed(f"{self._name}: a worker could not load its function", where=self._name)
             error.add_note("the worker's traceback:\n" + message[1])
             raise error
         else:
             kind, number = message[:2]
-            used = message[4] if kind == "done" else None
-            if used is not None and message[6]:
+            used = message[3] if kind == "done" else None
+            if used is not None and message[5]:
                 descriptor = reduction.recv_handle(sender.pipe)
-                sender.outputs[used] = mmap.mmap(descriptor, message[5])
+                sender.outputs[used] = mmap.mmap(descriptor, message[4])
                 os.close(descriptor)
             sender.tasks -= 1
             task = self.tasks[number]
@@ -257,16 +302,22 @@ class WorkerPool:
         hint = None
         if code == -9:
             hint = "use fewer workers: signal 9 usually means that the system ran out of memory"
+            first, last = map_worker.MEMORY.unpack_from(lost.progress, map_worker.PROGRESS.size)
+            if last > 2 * first > 0:
+                how += f" after its memory had grown from {first / 1e6:,.0f} to {last / 1e6:,.0f} MB"
+                hint = "find what the function keeps from call to call: its memory grew until the worker was killed"
         elif not began:
             hint = 'put the main part of the script under `if __name__ == "__main__":`'
-        raise MapFailed(f"map: worker {lost.number} (process {lost.process.pid}) {how}{what}", where="map", hint=hint)
+        text = f"{self._name}: worker {lost.number} (process {lost.process.pid}) {how}{what}"
+        raise MapFailed(text, where=self._name, hint=hint)
 
-    def collect(self, task: MapTask) -> dict[str, Any] | None:
-        """Return the result of a task: arrays over shared memory, which then belongs to the caller. None if the task is
-        not complete.
+    def collect(self, task: MapTask) -> map_functions.Results | None:
+        """Return the results of a task: arrays over shared memory, which then belongs to the caller. None if the task
+        is not complete.
 
         Raises:
             ConfigError: Another thread has abandoned the task.
+            FunctionFailed: A function raised.
         """
         if task.result is None:
             return None
@@ -274,9 +325,9 @@ class WorkerPool:
             raise ConfigError("iterator: already ended", where="iterator")
         if task.result[0] == "failed":
             _, _, row, why, trace = task.result
-            raise map_worker.FunctionFailed(row, why, trace)
-        _, _, fields, lists, slot, _, _ = task.result
-        made: dict[str, Any] = dict(lists)
+            raise map_functions.FunctionFailed(row, why, trace)
+        results: map_functions.Results = task.result[2]
+        slot = task.result[3]
         sender = task.worker
         if sender is not None and slot is not None:
             memory = sender.outputs[slot]
@@ -284,16 +335,16 @@ class WorkerPool:
             # reuse.
             owner = (ctypes.c_char * len(memory)).from_buffer(memory)
             weakref.finalize(owner, sender.dropped.append, (slot, _Forks.count)).atexit = False
-            made.update(map_worker.arrays_at(owner, fields))
-        return made
+            results.arrays = map_functions.arrays_at(owner, results.fields)
+        return results
 
     def abandon(self) -> None:
         """Discard completed tasks and reuse their slots. Does not wait for a worker."""
         for number, task in list(self.tasks.items()):
             if task.result is None or self.tasks.pop(number, None) is None:
                 continue
-            if task.worker is not None and task.result[0] == "done" and task.result[4] is not None:
-                task.worker.dropped.append((task.result[4], _Forks.count))
+            if task.worker is not None and task.result[0] == "done" and task.result[3] is not None:
+                task.worker.dropped.append((task.result[3], _Forks.count))
 
     def settle(self) -> None:
         """Wait for all tasks of an ended pass, and discard their results."""
@@ -307,5 +358,6 @@ def _end_all(workers: list[_Worker], pid: int) -> None:
     if pid == os.getpid():  # a forked child inherits the pipes, but must not use the parent's workers
         for each in workers:
             each.pipe.close()
+        until = time.monotonic() + _END_WAIT_S
         for each in workers:
-            each.end()
+            each.end(max(0.0, until - time.monotonic()))

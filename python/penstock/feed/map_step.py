@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`map`: runs Python functions over the samples of a feed, in this process or in workers. Order and state are managed
-here.
+"""`map` and `decode`: run Python functions over the samples of a feed, in this process, in threads or in worker
+processes. Order and state are managed here.
 
 The least busy worker gets the next batch, and batches are delivered in order. If a worker dies, the pass ends with one
 error, because the cause would kill the next worker, too. The loader's state is then that of the last delivered batch.
@@ -18,9 +18,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, MapFailed
-from penstock.feed import map_worker
+from penstock.feed import global_seeds, map_functions, whole_record
 from penstock.feed.columns import Ragged, byte_rows, ragged
-from penstock.feed.map_pool import MapTask
+from penstock.feed.map_functions import Function, Functions, Results, Rows
+from penstock.feed.map_pool import MapTask, WorkerPool
+from penstock.feed.map_threads import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,9 +31,11 @@ if TYPE_CHECKING:
     from penstock.feed.dataset_base import DatasetBase
     from penstock.feed.first_epoch import FirstEpochRun
     from penstock.feed.loader import BaseLoader
-    from penstock.feed.map_pool import WorkerPool
 
-__all__ = ["MapRun", "MapStep", "run_here", "sample_seed"]
+__all__ = ["MapRun", "MapStep", "functions_of", "new_pool", "run_here", "sample_seed"]
+
+_MAX_ERRORS = 8
+"""Maximum number of error messages kept for the report."""
 
 _POLL_S = 0.005
 """Interval in seconds at which a free worker checks whether the feed has a batch."""
@@ -39,25 +43,43 @@ _POLL_S = 0.005
 
 @dataclass(frozen=True, slots=True)
 class MapStep:
-    """A function, whether it takes a seed, and its number of worker processes."""
+    """A function of `map` or `decode`, and where it runs."""
 
-    function: Callable[..., dict[str, Any]]
+    function: Callable[..., Any]
     wants_seed: bool
     workers: int
+    threads: int = 0
+    decodes: bool = False
+    rebatch: bool = False
+    timeout_s: float = 600.0
 
     @classmethod
-    def of(cls, function: Callable[..., dict[str, Any]], workers: int) -> MapStep:
+    def of(
+        cls,
+        function: Callable[..., Any],
+        workers: int,
+        *,
+        threads: int | None = None,
+        timeout_s: float = 600.0,
+        **how: bool,
+    ) -> MapStep:
         """Check a function.
 
         Raises:
-            ConfigError: The function is not callable, `workers` is invalid, or the function cannot be pickled although
+            ConfigError: The function is not callable, a number is invalid, or the function cannot be pickled although
                 there are workers.
         """
-        workers = operator.index(workers)
+        name = "decode" if how.get("decodes") else "map"
+        workers, threads = operator.index(workers), operator.index(0 if threads is None else threads)
         if not callable(function):
-            raise ConfigError(f"map: {function!r} is not callable", where="map")
-        if not 0 <= workers <= 1024:
-            raise ConfigError(f"workers: {workers} is not between 0 and 1024", where="workers")
+            raise ConfigError(f"{name}: {function!r} is not callable", where=name)
+        for what, count in (("workers", workers), ("threads", threads)):
+            if not 0 <= count <= 1024:
+                raise ConfigError(f"{what}: {count} is not between 0 and 1024", where=what)
+        if workers and threads:
+            raise ConfigError(f"{name}: give either workers or threads (got {workers} and {threads})", where=name)
+        if not timeout_s > 0:
+            raise ConfigError(f"timeout_s: {timeout_s} is not above 0 s", where="timeout_s")
         try:
             wants_seed = "seed" in inspect.signature(function).parameters
         except (TypeError, ValueError):
@@ -67,11 +89,41 @@ class MapStep:
                 pickle.dumps(function)
             except Exception as error:
                 raise ConfigError(
-                    f"map: {function!r} cannot be pickled for other processes: {error}",
-                    where="map",
+                    f"{name}: {function!r} cannot be pickled for other processes: {error}",
+                    where=name,
                     hint="define it at the top of a module, or set workers=0",
                 ) from None
-        return cls(function, wants_seed, workers)
+        return cls(function, wants_seed, workers, threads, timeout_s=timeout_s, **how)
+
+
+def functions_of(dataset: DatasetBase, *, on_error: str = "raise") -> Functions:
+    """Return the functions of a dataset's steps. A sample is left out after an error if batches need not keep their
+    rows.
+    """
+    steps = dataset.map_steps
+    unwraps = whole_record.sole_name(dataset.batch_fields()) if steps[0].decodes else None
+    skips = on_error == "skip" or (on_error == "substitute" and dataset.rebatches)
+    return Functions(
+        tuple(Function(step.function, step.wants_seed, step.decodes) for step in steps),
+        unwraps,
+        skips=skips and any(step.decodes for step in steps),
+        seeds_globals=not any(step.threads for step in steps),
+    )
+
+
+def new_pool(dataset: DatasetBase, functions: Functions) -> WorkerPool | ThreadPool | None:
+    """Start the processes or threads that run a dataset's functions. None if the consumer's thread runs them."""
+    workers, threads = (max(getattr(step, name) for step in dataset.map_steps) for name in ("workers", "threads"))
+    timeout_s = min(step.timeout_s for step in dataset.map_steps)
+    if workers:
+        return WorkerPool(functions, workers, timeout_s)
+    return ThreadPool(functions, threads, timeout_s, _room) if threads else None
+
+
+def _room(size: int) -> Any:
+    import numpy as np
+
+    return np.empty(size, dtype=np.uint8)
 
 
 def sample_seed(seed: int | None, epoch: int, position: int) -> int:
@@ -88,6 +140,7 @@ class _Pass:
 
     epoch: int
     read: int
+    skip_rows: int = 0
     under_way: deque[MapTask] = field(default_factory=deque)
     is_exhausted: bool = False
     is_closed: bool = False
@@ -97,124 +150,173 @@ class _Pass:
 class MapRun:
     """A native run whose batches go through functions. Has the same interface as the native run."""
 
-    def __init__(self, loader: BaseLoader[Any], run: _native.Run | FirstEpochRun, epoch: int, cursor: int) -> None:
+    def __init__(
+        self,
+        loader: BaseLoader[Any],
+        run: _native.Run | FirstEpochRun,
+        epoch: int,
+        cursor: int,
+        skip_rows: int = 0,
+    ) -> None:
+        """`skip_rows` is the number of rows of the first batch that no function receives."""
         from penstock.feed.numpy import array
 
         self._loader, self._run, self._array = loader, run, array
-        self._pass = _Pass(epoch, cursor)
-        self._functions = [(mapping.function, mapping.wants_seed) for mapping in loader.dataset.map_steps]
-        self._worker_pool = loader.worker_pool()
-        if self._worker_pool is not None:
-            self._worker_pool.settle()
+        self._pass = _Pass(epoch, cursor, skip_rows)
+        self._functions, self._pool = loader.functions, loader.worker_pool()
+        self._skipped, self._errors = 0, list[str]()
+        if self._pool is not None:
+            self._pool.settle()
 
     def next(self) -> tuple[dict[str, Any], int, int] | None:
         """Return the next batch in order, or None after the last."""
-        if self._worker_pool is None:
-            return self._next_here()
-        worker_pool, state = self._worker_pool, self._pass
+        got = self._next_results()
+        if got is None:
+            return None
+        task, results = got
+        passed, positions, counts = task.passed, task.positions, results.counts
+        rows = len(positions)
+        if counts is not None:
+            rows, passed = sum(counts), {name: values.repeat(counts) for name, values in passed.items()}
+            if not rows and positions and positions[0] < self._loader.dataset.samples:
+                raise MapFailed(
+                    f"decode: a batch is empty, because all samples from position {positions[0]:,} to {positions[-1]:,} "
+                    f"of epoch {task.epoch} were dropped",
+                    where="decode",
+                    hint="use decode(fn, rebatch=True), which fills batches, or larger batches",
+                )
+        return {**passed, **results.arrays, **results.lists}, rows, task.cursor
+
+    def _next_results(self) -> tuple[MapTask, Results] | None:
+        """Return the next batch's task and results, or None after the last."""
+        pool, state = self._pool, self._pass
+        if pool is None:
+            return self._results_here()
         while True:
-            self._fill(worker_pool)
+            self._fill(pool)
             if not state.under_way:
                 return None
             task = state.under_way[0]
             try:
-                made = worker_pool.collect(task)
-            except map_worker.FunctionFailed as failure:
-                raise _failed(failure, self._loader.dataset, state.epoch, task.positions) from None
-            if made is not None:
-                state.under_way.popleft()
-                return {**task.passed, **made}, len(task.positions), task.cursor
-            began = time.perf_counter()
-            worker_pool.wait(_POLL_S if worker_pool.has_room and not state.is_exhausted else 1.0)
-            state.wait_s += time.perf_counter() - began
+                results = pool.collect(task)
+                if results is not None:
+                    state.under_way.popleft()
+                    self._note_skipped(task, results)
+                    return task, results
+                began = time.perf_counter()
+                pool.wait(_POLL_S if pool.has_room and not state.is_exhausted else 1.0)
+                state.wait_s += time.perf_counter() - began
+            except map_functions.FunctionHangs as failure:
+                raise self._failed(failure, failure.task) from None
+            except map_functions.FunctionFailed as failure:
+                raise self._failed(failure, task) from failure.__cause__
 
-    def _fill(self, worker_pool: WorkerPool) -> None:
+    def _fill(self, pool: WorkerPool | ThreadPool) -> None:
         state = self._pass
         if state.is_closed:
             raise ConfigError("iterator: already ended", where="iterator")
-        while not state.is_exhausted and worker_pool.has_room and (not state.under_way or self._run.is_ready()):
+        while not state.is_exhausted and pool.has_room and (not state.under_way or self._run.is_ready()):
             got = self._run.next()
             if got is None:
                 state.is_exhausted = True
                 return
-            rows, passed, positions, cursor = self._rows(got)
-            task = MapTask(positions, state.epoch, cursor, passed)
-            worker_pool.submit(task, rows, _seeds(self._loader.dataset, state.epoch, positions))
+            rows, seeds, task = self._rows(got)
+            pool.submit(task, rows, seeds)
             state.under_way.append(task)
 
-    def _next_here(self) -> tuple[dict[str, Any], int, int] | None:
+    def _results_here(self) -> tuple[MapTask, Results] | None:
         got = self._run.next()
         if got is None:
             return None
-        rows, passed, positions, cursor = self._rows(got)
-        import numpy as np
-
+        rows, seeds, task = self._rows(got)
         began = time.perf_counter()
-        seeds = _seeds(self._loader.dataset, self._pass.epoch, positions)
         with _generators_kept():
             try:
-                results = map_worker.apply(self._functions, rows, seeds, lambda size: np.empty(size, dtype=np.uint8))
-            except map_worker.FunctionFailed as failure:
-                raise _failed(failure, self._loader.dataset, self._pass.epoch, positions) from failure.__cause__
+                results = map_functions.run(self._functions, rows, seeds, _room)
+            except map_functions.FunctionFailed as failure:
+                raise self._failed(failure, task) from failure.__cause__
         self._pass.wait_s += time.perf_counter() - began
-        return {**passed, **results.arrays, **results.lists}, len(positions), cursor
+        self._note_skipped(task, results)
+        return task, results
 
-    def _rows(self, got: tuple[dict[str, Any], int, int]) -> tuple[map_worker.Rows, dict[str, Any], Sequence[int], int]:
-        """Split a batch of the feed by kind of column, and compute the positions of its rows."""
+    def _failed(self, failure: map_functions.FunctionFailed, task: MapTask) -> MapFailed:
+        return _map_failed(self._functions.name, failure, self._loader.dataset, task.epoch, task.positions)
+
+    def _note_skipped(self, task: MapTask, results: Results) -> None:
+        """Count the samples that were left out because a function raised."""
+        self._skipped += len(results.skipped)
+        for row, why in results.skipped[: _MAX_ERRORS - len(self._errors)]:
+            self._errors.append(str(self._failed(map_functions.FunctionFailed(row, why, ""), task)))
+
+    def _rows(self, got: tuple[dict[str, Any], int, int]) -> tuple[Rows, list[int | None], MapTask]:
+        """Split a batch of the feed by kind of column, and compute the positions and seeds of its rows. A row without a
+        seed is left out.
+        """
         tensors, count, cursor = got
         loader, state = self._loader, self._pass
-        start = state.read
-        end = start + loader.global_batch if loader.tail == "pad" else cursor
+        is_padded, start = loader.source_tail == "pad", state.read
+        end = start + loader.global_batch if is_padded else cursor
         first = start + (end - start) * loader.rank // loader.world
         state.read = cursor
-        rows, passed = map_worker.Rows({}), {}
+        rows, passed = Rows({}), {}
         for name, value in tensors.items():
-            if name == "weight" and loader.tail == "pad":
+            if name == "weight" and is_padded:
                 passed[name] = self._array(value)
             else:
                 _add(rows, name, value, self._array)
+        skip, state.skip_rows = min(state.skip_rows, count), 0
         planned = self._run.positions()
-        return rows, passed, range(first, first + count) if planned is None else planned, cursor
+        positions = range(first, first + count) if planned is None else planned
+        task = MapTask(positions[skip:], state.epoch, start, cursor, passed, skip)
+        seeds: list[int | None] = list(_seeds(loader.dataset, state.epoch, task.positions))
+        if is_padded and loader.tail != "pad":
+            # The feed marks damaged records and repeated samples by weight 0. No function receives them.
+            for row, weight in enumerate(passed.pop("weight")[skip:]):
+                seeds[row] = seeds[row] if weight else None
+        return rows.after(skip) if skip else rows, seeds, task
 
     def timing(self) -> dict[str, float]:
         """Return the times of the native run, and the time spent waiting for functions."""
         return {**self._run.timing(), "wait_map_s": self._pass.wait_s}
 
     def error_counts(self) -> tuple[int, int, list[str]]:
-        """Return the errors that the native run skipped or substituted."""
-        return self._run.error_counts()
+        """Return the errors that the native run skipped or substituted, and those of functions that were skipped."""
+        skipped, substituted, errors = self._run.error_counts()
+        return skipped + self._skipped, substituted, [*errors, *self._errors][:_MAX_ERRORS]
 
     def is_ready(self) -> bool:
         """True if `next` would not wait. Always False without workers, because `next` then runs the functions
         itself.
         """
-        worker_pool, under_way = self._worker_pool, self._pass.under_way
-        if worker_pool is None or not under_way:
+        pool, under_way = self._pool, self._pass.under_way
+        if pool is None or not under_way:
             return False
-        worker_pool.wait(0)
+        pool.wait(0)
         return under_way[0].result is not None
 
     def close(self) -> None:
         """End the native run, from any thread. The workers are kept for the next pass."""
         self._pass.is_closed = True
         self._run.close()
-        if self._worker_pool is not None and self._worker_pool.is_alive:
-            self._worker_pool.abandon()
+        if self._pool is not None and self._pool.is_alive:
+            self._pool.abandon()
 
 
-def _add(rows: map_worker.Rows, name: str, value: Any, array: Callable[[Any], Any]) -> None:
+def _add(rows: Rows, name: str, value: Any, array: Callable[[Any], Any]) -> None:
     """Add a column of the feed to `rows`, according to its kind: fixed shape, ragged (values and offsets), or list."""
     if isinstance(value, list):
         rows.lists[name] = value
     elif hasattr(value, "offsets"):
-        if getattr(value, "is_bytes", False):
+        if value.is_bytes and len(value.offsets) > 1:  # lists of byte strings
             rows.lists[name] = byte_rows(value)
-        else:
-            made = ragged(value, array)
-            if isinstance(made.values, Ragged):  # lists of lists
-                rows.lists[name] = [made.row(at) for at in range(len(value))]
-            else:
-                rows.ragged[name] = (made.values, made.offsets)
+            return
+        made = ragged(value, array)
+        if isinstance(made.values, Ragged):  # lists of lists
+            rows.lists[name] = [made.row(at) for at in range(len(value))]
+            return
+        rows.ragged[name] = (made.values, made.offsets)
+        if value.is_bytes:
+            rows.raw |= {name}
     else:
         rows.arrays[name] = array(value)
 
@@ -228,15 +330,15 @@ def _seeds(dataset: DatasetBase, epoch: int, positions: Sequence[int]) -> list[i
     return [sample_seed(seed, epoch, position) for position in positions]
 
 
-def _failed(
-    failure: map_worker.FunctionFailed, dataset: DatasetBase, epoch: int, positions: Sequence[int]
+def _map_failed(
+    name: str, failure: map_functions.FunctionFailed, dataset: DatasetBase, epoch: int, positions: Sequence[int]
 ) -> MapFailed:
     position = positions[failure.row] % dataset.samples
     course = dataset.course()
     ((leaf, number, record),) = course.places(epoch, [position])
     source = course.sources[leaf]
-    text = f"map: record {record} of {source.url}{source.key(number)} (position {position:,} of epoch {epoch}): {failure.why}"
-    error = MapFailed(text, where="map", epoch=epoch, position=position)
+    place = f"record {record} of {source.url}{source.key(number)} (position {position:,} of epoch {epoch})"
+    error = MapFailed(f"{name}: {place}: {failure.why}", where=name, epoch=epoch, position=position)
     if failure.trace:
         error.add_note("the function's traceback:\n" + failure.trace)
     return error
@@ -253,18 +355,20 @@ def run_here(
     """
     from penstock.feed.numpy import array
 
-    rows = map_worker.Rows({})
+    rows = Rows({})
     for name, value in columns.items():
         _add(rows, name, value, array)
-    functions = [(mapping.function, mapping.wants_seed) for mapping in dataset.map_steps]
+    functions = functions_of(dataset)
     seeds = _seeds(dataset, epoch, positions)
     with _generators_kept():
         try:
-            results = map_worker.each(functions, rows, seeds)
-        except map_worker.FunctionFailed as failure:
-            raise _failed(failure, dataset, epoch, positions) from failure.__cause__
+            results = map_functions.each(functions, rows, seeds)
+        except map_functions.FunctionFailed as failure:
+            raise _map_failed(functions.name, failure, dataset, epoch, positions) from failure.__cause__
         drew = (
-            watches_draws and bool(seeds) and (any(wants for _, wants in functions) or map_worker.drew_since(seeds[-1]))
+            watches_draws
+            and bool(seeds)
+            and (any(step.wants_seed for step in functions.steps) or global_seeds.drew_since(seeds[-1]))
         )
     return results, drew
 
@@ -287,7 +391,7 @@ class _generators_kept:  # noqa: N801 - read as `with`
 
         import numpy as np
 
-        map_worker.torch_seeding.end()
+        global_seeds.torch_seeding.end()
         random.setstate(self._kept[0])
         np.random.set_state(self._kept[1])
         if self._kept[2] is not None:

@@ -188,7 +188,10 @@ def mix(
         if not isinstance(part, DatasetBase):
             raise ConfigError(f"mix: every part must be a penstock.Dataset (got {type(part).__name__})", where="mix")
         if part.map_steps:
-            raise ConfigError("mix: map() must come after mix()", where="mix", hint="write mix({a: 1, b: 1}).map(fn)")
+            step = "decode" if part.decodes else "map"
+            raise ConfigError(
+                f"mix: {step}() must come after mix()", where="mix", hint=f"write mix({{a: 1, b: 1}}).{step}(fn)"
+            )
         if weight is not None and (not math.isfinite(weight) or weight <= 0):
             raise ConfigError(f"mix: weights must be finite and above 0 (got {weight!r})", where="mix")
         if part.specs != pairs[0][0].specs:

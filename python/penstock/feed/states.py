@@ -61,6 +61,12 @@ def check(state: Mapping[str, Any], dataset: DatasetBase, batches: str | None = 
             where="state",
             hint="use penstock.open(url, indexed=False) to continue from this state",
         )
+    if "outputs" in state and not dataset.rebatches:
+        raise ConfigError(
+            "state: saved with decode(rebatch=True), but this loader's dataset does not use it",
+            where="state",
+            hint="give decode() rebatch=True to continue from this state",
+        )
     mine = make(dataset, 0, 0, batches)
     for name in ("version", "order", "fingerprint", "seed", "window", "samples", "steps", "batches"):
         if state.get(name) == mine.get(name):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, Unsupported
 from penstock.feed.columns import Ragged
 from penstock.feed.fields import NestedSpec, PaddedSpec, PresentSpec, RaggedSpec, RawListSpec, TensorSpec
 from penstock.feed.image_fields import ImageSpec
@@ -41,9 +41,10 @@ def dataset(ds: DatasetBase, *, batch: int | None = None, epoch: int = 0, **argu
         batch: Number of samples in this rank's batch. Alternatively, give `global_batch=`, over all ranks. Other
             arguments are the same as for `penstock.Loader`.
     Raises:
-        ConfigError: The dataset uses `map`, or `collate` was given. Chain `tf.data`'s own `map` instead.
+        ConfigError: The dataset uses `map` without `decode`, or `collate` was given. Chain `tf.data`'s own `map` instead.
+        Unsupported: A column that `decode` returned is neither an array nor texts.
     """
-    if ds.map_steps:
+    if ds.map_steps and not ds.decodes:
         raise ConfigError(
             "map: not supported for tf.data, which has its own map",
             where="map",
@@ -59,13 +60,18 @@ def dataset(ds: DatasetBase, *, batch: int | None = None, epoch: int = 0, **argu
         arguments["batch_size"] = batch
     loader = Loader(ds, **arguments)
     loader.set_epoch(epoch)
-    fields = ds.batch_fields()
-    signature = {name: _type_spec(spec) for name, spec in fields.items()}
-    for spec in fields.values():
-        if isinstance(spec, PaddedSpec) and spec.mask is not None:
-            signature[spec.mask] = tf.TensorSpec((None, spec.width), tf.bool)
-    if loader.tail == "pad":
-        signature["weight"] = tf.TensorSpec((None,), tf.float32)
+    fields = {} if ds.decodes else ds.batch_fields()
+    if ds.decodes:
+        # The first batch, which is read twice, shows the types that the function returns.
+        signature = {name: _type_of(name, column) for name, column in next(iter(loader), {}).items()}
+        loader.set_epoch(epoch)
+    else:
+        signature = {name: _type_spec(spec) for name, spec in fields.items()}
+        for spec in fields.values():
+            if isinstance(spec, PaddedSpec) and spec.mask is not None:
+                signature[spec.mask] = tf.TensorSpec((None, spec.width), tf.bool)
+        if loader.tail == "pad":
+            signature["weight"] = tf.TensorSpec((None,), tf.float32)
 
     def batches() -> Iterator[dict[str, Any]]:
         # With a ragged tail, a rank's last slice may be empty. It is still a batch, so that all ranks make the same
@@ -74,7 +80,7 @@ def dataset(ds: DatasetBase, *, batch: int | None = None, epoch: int = 0, **argu
             yield {name: _column(fields.get(name), column) for name, column in made.items()}
 
     made = tf.data.Dataset.from_generator(batches, output_signature=signature)
-    if arguments.get("batch_by") is not None:  # the number of batches may differ from epoch to epoch
+    if ds.rebatches or arguments.get("batch_by") is not None:  # the number of batches may differ from epoch to epoch
         return made
     return made.apply(tf.data.experimental.assert_cardinality(len(loader)))
 
@@ -93,6 +99,19 @@ def _type_spec(spec: FieldSpec) -> Any:
     if isinstance(spec, (TensorSpec, ImageSpec, PresentSpec)):
         return tf.TensorSpec((None, *spec.shape), tf.as_dtype(spec.dtype))
     return tf.TensorSpec((None,), tf.string)
+
+
+def _type_of(name: str, column: Any) -> Any:
+    """Return the `tf.data` type of a column that a function returned."""
+    if not isinstance(column, list):
+        return tf.TensorSpec((None, *column.shape[1:]), tf.as_dtype(column.dtype))
+    if all(isinstance(value, (str, bytes)) for value in column):
+        return tf.TensorSpec((None,), tf.string)
+    raise Unsupported(
+        f"decode: `{name}` is a list of {type(column[0]).__name__} values, but tf.data supports only arrays of equal "
+        "shape, str and bytes",
+        hint="pad the arrays in the function",
+    )
 
 
 def _column(spec: FieldSpec | None, column: Any) -> Any:

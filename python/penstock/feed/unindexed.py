@@ -34,7 +34,8 @@ class Unindexed:
 
     def __init__(self, dataset: Dataset, *, global_batch: int, rank: int, world: int, tail: str) -> None:
         if dataset.steps or dataset.map_steps:
-            what = dataset.steps[0][0] if dataset.steps else "map"
+            step = "decode" if dataset.decodes else "map"
+            what = dataset.steps[0][0] if dataset.steps else step
             raise ConfigError(
                 f"{what}: requires sample positions, which an unindexed dataset does not have",
                 where=what,

@@ -53,6 +53,10 @@ impl Framing for Rows {
         }
         each(&Row { parts: &self.parts, bytes })
     }
+
+    fn whole<'a>(&self, _bytes: &'a [u8]) -> Option<&'a [u8]> {
+        None
+    }
 }
 
 /// A patch of each array, in the decoded boxes of a block.

@@ -15,13 +15,17 @@ use crate::value::{Array, Value};
 use penstock_dataset::manifest::Manifest;
 use penstock_dataset::record_index::Span;
 
-/// Name of the value that holds the file's content.
-const FILE: &str = "image";
+/// Name of the value that holds an image file's content.
+pub(super) const IMAGE: &str = "image";
+/// Name of the value that holds the content of a file of any kind.
+pub(super) const RECORD: &str = "record";
 /// Name of the value that holds the label.
 const LABEL: &str = "label";
 
 #[derive(Debug)]
 pub(super) struct Files {
+    /// Name of the value that holds the file's content.
+    content: &'static str,
     keys: Arc<[Box<[u8]>]>,
     /// Label of each object; empty if neither class folders nor a label file exist.
     labels: Values,
@@ -114,11 +118,11 @@ fn label_values(keys: &[Box<[u8]>], labels: &Labels) -> Result<Values> {
 }
 
 impl Files {
-    pub(super) fn new(manifest: &Manifest, labels: Option<&Labels>) -> Result<Self> {
+    pub(super) fn new(content: &'static str, manifest: &Manifest, labels: Option<&Labels>) -> Result<Self> {
         let keys: Vec<Box<[u8]>> = manifest.objects.iter().map(|entry| entry.key.as_bytes().into()).collect();
         if let Some(labels) = labels {
             let labels = label_values(&keys, labels)?;
-            return Ok(Self { keys: keys.into(), labels });
+            return Ok(Self { content, keys: keys.into(), labels });
         }
         let class = |key: &[u8]| key.iter().position(|&byte| byte == b'/').map(|slash| key[..slash].to_vec());
         let classes: Vec<Option<Vec<u8>>> = keys.iter().map(|key| class(key)).collect();
@@ -126,7 +130,7 @@ impl Files {
         let number = |class: &Option<Vec<u8>>| Some(names.binary_search(&class.as_ref()?).ok()? as i64);
         // A file outside of the class folders has no class. In that case, no file gets a label.
         let labels = classes.iter().map(number).collect::<Option<Vec<i64>>>().unwrap_or_default();
-        Ok(Self { keys: keys.into(), labels: Values::Int(labels) })
+        Ok(Self { content, keys: keys.into(), labels: Values::Int(labels) })
     }
 }
 
@@ -143,11 +147,12 @@ impl Framing for Files {
     fn read(&self, bytes: &[u8], _head: &[u8], id: RecordId<'_>, each: Each<'_>) -> Result<()> {
         let at = id.object as usize;
         let key = self.keys.get(at).map(|key| &**key).unwrap_or_default();
-        each(&File { bytes, key, labels: &self.labels, at })
+        each(&File { content: self.content, bytes, key, labels: &self.labels, at })
     }
 }
 
 struct File<'a> {
+    content: &'static str,
     bytes: &'a [u8],
     key: &'a [u8],
     labels: &'a Values,
@@ -157,7 +162,7 @@ struct File<'a> {
 impl Record for File<'_> {
     fn part(&self, name: &str) -> Result<Option<Value<'_>>> {
         Ok(match name {
-            FILE => Some(Value::Bytes(Cow::Borrowed(self.bytes))),
+            name if name == self.content => Some(Value::Bytes(Cow::Borrowed(self.bytes))),
             LABEL => self.labels.part(self.at),
             KEY => Some(Value::Bytes(Cow::Borrowed(self.key))),
             _ => None,
@@ -165,7 +170,7 @@ impl Record for File<'_> {
     }
 
     fn names(&self) -> Vec<String> {
-        let names = [Some(KEY), Some(FILE), (self.at < self.labels.len()).then_some(LABEL)];
+        let names = [Some(KEY), Some(self.content), (self.at < self.labels.len()).then_some(LABEL)];
         names.into_iter().flatten().map(str::to_owned).collect()
     }
 }

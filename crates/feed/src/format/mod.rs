@@ -43,7 +43,7 @@ use penstock_dataset::record_index::Span;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "name", rename_all = "lowercase", deny_unknown_fields)]
 pub enum FormatSpec {
-    /// TFRecords of tf.Example or tf.SequenceExample.
+    /// TFRecords, of tf.Example, tf.SequenceExample or any bytes.
     TfRecord {
         /// Codec of objects whose names have no codec suffix.
         #[serde(default, skip_serializing_if = "is_none", with = "codec_text")]
@@ -93,6 +93,8 @@ pub enum FormatSpec {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         labels: Option<Labels>,
     },
+    /// One file of any kind per record.
+    Files {},
     /// Zarr arrays: each row or patch is a record.
     Zarr {
         /// Names of the arrays to read from a group; empty for all.
@@ -139,6 +141,7 @@ impl FormatSpec {
             Self::Npz {} => "npz",
             Self::Tar {} => "tar",
             Self::Images { .. } => "images",
+            Self::Files {} => "files",
             Self::Parquet {} => "parquet",
             Self::Mds { .. } => "mds",
             Self::Zarr { .. } => "zarr",
@@ -160,7 +163,7 @@ impl FormatSpec {
             // Codecs that are not supported are rejected by name after the index is read.
             Self::Mds { .. } => ends(&[b".mds", b".mds.zstd", b".mds.br", b".mds.bz2", b".mds.snappy"]),
             Self::Hdf5 { .. } => ends(&[b".h5", b".hdf5", b".he5"]),
-            Self::Fixed { .. } | Self::Tokens { .. } | Self::Zarr { .. } => None,
+            Self::Fixed { .. } | Self::Tokens { .. } | Self::Files {} | Self::Zarr { .. } => None,
         }
     }
 
@@ -436,6 +439,12 @@ pub(crate) trait Framing: Send + Sync + fmt::Debug {
     /// its first record.
     fn read(&self, bytes: &[u8], head: &[u8], id: RecordId<'_>, each: Each<'_>) -> Result<()>;
 
+    /// Bytes of the whole record, which `Kind::Record` delivers, among the bytes of its span. `None` if the format's
+    /// records consist of separate values, such as the members of a tar.
+    fn whole<'a>(&self, bytes: &'a [u8]) -> Option<&'a [u8]> {
+        Some(bytes)
+    }
+
     /// True if the values of a record are decompressed one by one, in memory reserved through [`RecordId::memory`].
     fn inflates_parts(&self) -> bool {
         false
@@ -491,7 +500,8 @@ pub(crate) fn framing(spec: &FormatSpec, manifest: &Manifest) -> Result<Box<dyn 
         FormatSpec::Tar {} => Box::new(tar::Tar),
         FormatSpec::Mds { index } => Box::new(mds::Mds::new(index.as_deref().unwrap_or_default(), manifest)?),
         FormatSpec::Parquet {} => Box::new(parquet::Parquet),
-        FormatSpec::Images { labels } => Box::new(files::Files::new(manifest, labels.as_ref())?),
+        FormatSpec::Images { labels } => Box::new(files::Files::new(files::IMAGE, manifest, labels.as_ref())?),
+        FormatSpec::Files {} => Box::new(files::Files::new(files::RECORD, manifest, None)?),
         FormatSpec::Zarr { .. } | FormatSpec::Hdf5 { .. } => {
             return Err(Error::bug("arrays are framed by their blocks"));
         }

@@ -39,6 +39,10 @@ impl Framing for Tar {
             _ => Err(Error::corrupt(id.place, format!("has no sample at byte {}", id.offset))),
         }
     }
+
+    fn whole<'a>(&self, _bytes: &'a [u8]) -> Option<&'a [u8]> {
+        None
+    }
 }
 
 struct Files<'a> {

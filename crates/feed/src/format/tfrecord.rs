@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! TFRecord format: a record is a frame, and its values are the features of its tf.Example.
+//! TFRecord format: a record is a frame. Its values are the features of its tf.Example; a frame of any other bytes has
+//! none, and is read whole.
 
 use penstock_codec::Codec;
 use penstock_codec::checksum::crc32c_masked;
@@ -49,7 +50,7 @@ impl Framing for TfRecord {
     }
 
     fn read(&self, bytes: &[u8], _head: &[u8], id: RecordId<'_>, each: Each<'_>) -> Result<()> {
-        let payload = bytes.get(HEADER_LEN..bytes.len().saturating_sub(FOOTER_LEN)).unwrap_or_default();
+        let payload = payload(bytes);
         let stated = bytes.first_chunk::<8>().map_or(0, |length| u64::from_le_bytes(*length));
         if frame_len(stated) != bytes.len() as u64 {
             return Err(Error::corrupt(
@@ -76,6 +77,15 @@ impl Framing for TfRecord {
         }
         each(&Features { payload, place: id.place })
     }
+
+    fn whole<'a>(&self, bytes: &'a [u8]) -> Option<&'a [u8]> {
+        Some(payload(bytes))
+    }
+}
+
+/// Payload of a frame.
+fn payload(frame: &[u8]) -> &[u8] {
+    frame.get(HEADER_LEN..frame.len().saturating_sub(FOOTER_LEN)).unwrap_or_default()
 }
 
 /// Returns an error if the content is compressed. TensorFlow's writer compresses files without adding a suffix to the

@@ -75,7 +75,8 @@ fn decode(shared: &Shared, job: &Job) -> Vec<(u32, Error)> {
         // The key depends only on the sample's location, so it is the same for any number of ranks.
         let key = feed.keys.key_of(shared.epoch, (object << 40) ^ record);
         let framing = feed.source.framing();
-        framing.read(bytes, &[], id, &mut |read| fill(read, &id, row, key, &feed.fields, &job.rows))
+        let whole = framing.whole(bytes);
+        framing.read(bytes, &[], id, &mut |read| fill(read, whole, &id, row, key, &feed.fields, &job.rows))
     };
     job.wants.iter().filter_map(|want| read(want).err().map(|error| (want.1, error))).collect()
 }

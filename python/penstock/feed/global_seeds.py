@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Seeds the global random generators of `random`, NumPy and torch for each sample."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+
+__all__ = ["drew_since", "seed_all", "torch_seeding"]
+
+
+class _TorchSeeding:
+    """Import hook that seeds torch when a function is the first to import it. Without it, that sample would not be
+    seeded.
+
+    It is in `sys.meta_path` while functions run and torch is not imported.
+    """
+
+    seed = 0
+
+    def watch(self, seed: int) -> None:
+        self.seed = seed
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+
+    def end(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
+        if name != "torch":
+            return None
+        self.end()
+        spec = find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                execute(module)
+                module.manual_seed(self.seed)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+torch_seeding = _TorchSeeding()
+
+
+def seed_all(seed: int) -> None:
+    """Seed all global generators. torch is seeded when it is imported, if that has not happened yet."""
+    import random
+
+    import numpy as np
+
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    torch = sys.modules.get("torch")
+    if torch is None:
+        torch_seeding.watch(seed)
+    else:
+        torch.manual_seed(seed)
+
+
+def drew_since(seed: int) -> bool:
+    """True if a global generator was used since it got this seed. Seeds all generators again."""
+    before = _states()
+    seed_all(seed)
+    return before != _states()
+
+
+def _states() -> list[Any]:
+    import random
+
+    import numpy as np
+
+    torch = sys.modules.get("torch")
+    return [random.getstate(), repr(np.random.get_state()), None if torch is None else torch.get_rng_state().tolist()]

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""States of loaders with `decode(rebatch=True)`. They belong to one rank, because the number of outputs before a batch is
+unknown on the other ranks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.feed.loader import BaseLoader
+
+__all__ = ["NOTICE", "Place", "check_loader", "place_of_state", "state_of_place"]
+
+NOTICE = "rebatched: a position of this rank, valid only for the same rank, world size and global batch"
+
+_BITS = 32
+
+
+class Place(NamedTuple):
+    """Position of a rank: the first position of its source batch, the row in the rank's slice of that batch, and the
+    number of outputs of that row that were delivered.
+    """
+
+    start: int
+    row: int = 0
+    outputs: int = 0
+
+    def cursor(self) -> int:
+        """Return the position as the cursor of a pass."""
+        return self.start << 2 * _BITS | self.row << _BITS | self.outputs
+
+    @classmethod
+    def of(cls, cursor: int) -> Place:
+        """Return the position of a cursor."""
+        mask = (1 << _BITS) - 1
+        return cls(cursor >> 2 * _BITS, cursor >> _BITS & mask, cursor & mask)
+
+
+def check_loader(loader: BaseLoader[Any]) -> None:
+    """Check that a loader's settings allow rebatching.
+
+    Raises:
+        ConfigError: The tail is padded, or the ranks' batches would differ in size.
+    """
+    if loader.tail == "pad":
+        raise ConfigError(
+            'tail: "pad" is not supported with decode(rebatch=True), because ranks end after different numbers of batches',
+            where="tail",
+            hint='use "drop" or "ragged"',
+        )
+    if loader.global_batch % loader.world:
+        raise ConfigError(
+            f"global_batch: must be a multiple of the number of ranks with decode(rebatch=True) (got "
+            f"{loader.global_batch} for {loader.world} ranks)",
+            where="global_batch",
+        )
+
+
+def _mine(loader: BaseLoader[Any]) -> dict[str, int]:
+    return {"rank": loader.rank, "world": loader.world, "global_batch": loader.global_batch}
+
+
+def state_of_place(loader: BaseLoader[Any], place: Place) -> dict[str, Any]:
+    """Return the part of a state that is specific to rebatching."""
+    return {"row": place.row, "outputs": place.outputs, **_mine(loader), "promise": NOTICE}
+
+
+def place_of_state(state: Mapping[str, Any], loader: BaseLoader[Any], start: int) -> Place:
+    """Return the position of a state whose source batch starts at `start`.
+
+    Raises:
+        ConfigError: The state is of another rank, number of ranks or batch size, or of a loader that does not rebatch.
+    """
+    if "outputs" not in state:
+        raise ConfigError(
+            "state: saved without decode(rebatch=True), but this loader's dataset uses it",
+            where="state",
+            hint="remove rebatch=True to continue from this state",
+        )
+    for name, value in _mine(loader).items():
+        if state.get(name) != value:
+            raise ConfigError(
+                f"state: {name} is {state.get(name)!r}, but this loader's {name} is {value!r}; with "
+                "decode(rebatch=True), a state is valid only for the same rank, world size and global batch",
+                where="state",
+                hint="load each rank's own state; without rebatch=True, any rank can load it",
+            )
+    row, outputs = state.get("row"), state["outputs"]
+    for name, number in (("row", row), ("outputs", outputs)):
+        if not isinstance(number, int) or not 0 <= number < 1 << _BITS:
+            raise ConfigError(f"state: {name} {number!r} is not valid", where="state")
+    return Place(start, row, outputs)  # type: ignore[arg-type]  # checked above

@@ -216,6 +216,16 @@ def test_map_seeds_torch_also_if_the_function_is_the_first_to_import_it(made, tm
     assert len(set(first)) == 8
 
 
+@pytest.mark.needs_torch
+def test_map_seeds_torch_without_queueing_calls_for_cuda(shuffled):
+    # `torch.manual_seed` keeps a stack trace of each call until CUDA is initialised.
+    import torch
+
+    queued = len(torch.cuda._queued_calls)
+    read(shuffled.map(mapped.draws_by_torch))
+    assert len(torch.cuda._queued_calls) == queued
+
+
 INTERRUPTED = """
 import sys
 sys.path.insert(0, sys.argv[2])

@@ -61,8 +61,11 @@ def seed_all(seed: int) -> None:
     torch = sys.modules.get("torch")
     if torch is None:
         torch_seeding.watch(seed)
-    else:
+    elif torch.cuda.is_initialized():
         torch.manual_seed(seed)
+    else:
+        # `torch.manual_seed` formats a stack trace, and appends it to a list that only an initialised CUDA empties.
+        torch.default_generator.manual_seed(seed)
 
 
 def drew_since(seed: int) -> bool:

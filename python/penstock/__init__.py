@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         raw,
         raw_list,
         tensor,
+        text,
     )
     from penstock.writer import write
 
@@ -58,6 +59,7 @@ __all__ = [
     "raw_list",
     "stage",
     "tensor",
+    "text",
     "tf",
     "torch",
     "write",
@@ -80,6 +82,7 @@ _HOMES = {
     "raw": "penstock.feed",
     "raw_list": "penstock.feed",
     "tensor": "penstock.feed",
+    "text": "penstock.feed",
     "write": "penstock.writer",
     "__version__": "penstock._native",
 }

@@ -3,11 +3,15 @@
 
 from penstock.feed.formats import (
     Format,
+    arrow,
+    csv,
     files,
     fixed,
     hdf5,
     images,
+    jsonl,
     mds,
+    megatron,
     npy,
     npz,
     parquet,
@@ -19,11 +23,15 @@ from penstock.feed.formats import (
 
 __all__ = [
     "Format",
+    "arrow",
+    "csv",
     "files",
     "fixed",
     "hdf5",
     "images",
+    "jsonl",
     "mds",
+    "megatron",
     "npy",
     "npz",
     "parquet",

@@ -53,13 +53,10 @@ def samples(dataset):
 
 
 FOREIGN = {
-    "a.jsonl": (JSONL, r"JSON text \(.*/a\.jsonl, the first of 1 objects with the suffix `\.jsonl`\)"),
-    "a.jsonl.gz": (gzip.compress(JSONL), r"JSON text \(.*`\.jsonl`"),
-    "a.csv": (b"x,y\n1,2\n", r"text \(.*`\.csv`"),
+    "a.json": (b"[1, 2]", r"JSON text \(.*/a\.json, the first of 1 objects with the suffix `\.json`\)"),
+    "a.json.gz": (gzip.compress(b"[1, 2]"), r"JSON text \(.*`\.json`"),
     "a.txt": ("naïve text".encode(), r"text \(.*`\.txt`"),
     "notes.md": (b"# Notes", r"text \(.*`\.md`"),
-    "data-00000-of-00001.arrow": (b"ARROW1\0\0" + bytes(99), r"an Arrow IPC file \(.*`\.arrow`"),
-    "stream.arrow": (b"\xff\xff\xff\xff\x10\x01\0\0" + bytes(99), r"an Arrow IPC stream \("),
     "a.avro": (b"Obj\x01" + bytes(99), r"an Avro file \("),
     "a.orc": (b"ORC" + bytes(99), r"an ORC file \("),
     "a.gif": (pillow("GIF"), r"a GIF image \("),

@@ -3,13 +3,14 @@
 //! written directly into the slot. Values of variable length are collected per row, and joined into values and offsets
 //! after the last row.
 
+use std::borrow::Cow;
 use std::sync::{Arc, Mutex};
 
 use penstock_record::image::decode_into;
-use penstock_types::{DType, Error, Result, TensorSpec, lock};
+use penstock_types::{DType, Error, Result, TensorSpec, lock, with_separators};
 
 use super::batch_buffer::{Layout, Pool, Slot, Tensor};
-use super::field::{Field, Kind, PadTo, Padding};
+use super::field::{Field, Kind, PadTo, Padding, TextErrors};
 use super::memory::Values;
 use super::nested::Lists;
 use super::value::Value;
@@ -54,6 +55,8 @@ pub enum Column {
         offsets: Vec<Tensor>,
         /// True if the rows are byte strings rather than numbers.
         is_bytes: bool,
+        /// True if the byte strings are valid UTF-8 and are delivered as text.
+        is_text: bool,
     },
     /// A field of variable length, padded to one array.
     Padded {
@@ -147,6 +150,13 @@ impl Rows {
                 let bytes = part.bytes().map_err(mismatch)?;
                 admit(bytes.len())?;
                 put(Lists { bytes: bytes.into_owned(), ends: Vec::new() })
+            }
+            Kind::Text(errors) => {
+                let bytes = part.bytes().map_err(mismatch)?;
+                let text = as_text(bytes, *errors)
+                    .map_err(|why| Error::corrupt(to.place, format!("field `{}` is not UTF-8: {why}", field.name)))?;
+                admit(text.len())?;
+                put(Lists { bytes: text, ends: Vec::new() })
             }
             Kind::Ragged(_) | Kind::BytesList | Kind::Nested { .. } => {
                 let (item, depth) = match &field.kind {
@@ -348,6 +358,21 @@ impl Rows {
             values: Tensor::new(slot.clone(), 0, item, total / size),
             offsets: (1..).zip(counts).map(|(at, count)| Tensor::new(slot.clone(), at, &offset, count)).collect(),
             is_bytes,
+            is_text: matches!(kind, Kind::Text(_)),
         })
+    }
+}
+
+/// Returns `bytes` as valid UTF-8. An error says where they are not.
+fn as_text(bytes: Cow<'_, [u8]>, errors: TextErrors) -> Result<Vec<u8>, String> {
+    let Err(error) = std::str::from_utf8(&bytes) else { return Ok(bytes.into_owned()) };
+    match errors {
+        TextErrors::Strict => {
+            let at = error.valid_up_to();
+            let (shown, all) = (with_separators(at as u64), with_separators(bytes.len() as u64));
+            Err(format!("byte {shown} of {all} is {:#04x}", bytes.get(at).copied().unwrap_or_default()))
+        }
+        TextErrors::Replace => Ok(String::from_utf8_lossy(&bytes).into_owned().into_bytes()),
+        TextErrors::Ignore => Ok(bytes.utf8_chunks().map(|chunk| chunk.valid()).collect::<String>().into_bytes()),
     }
 }

@@ -38,6 +38,8 @@ pub enum Kind {
     Padded(TensorSpec, Padding),
     /// The stored bytes.
     Bytes,
+    /// Text: the stored bytes, which must be UTF-8, or are made so as [`TextErrors`] says.
+    Text(TextErrors),
     /// A variable number of byte strings per sample.
     BytesList,
     /// Lists of lists.
@@ -88,7 +90,7 @@ impl Kind {
     /// Number of levels of offsets besides those of the rows.
     pub(crate) fn inner_levels(&self) -> usize {
         match self {
-            Self::Tensor(_) | Self::Image(_) | Self::Present | Self::Bytes | Self::Record => 0,
+            Self::Tensor(_) | Self::Image(_) | Self::Present | Self::Bytes | Self::Text(_) | Self::Record => 0,
             Self::Ragged(_) | Self::Padded(..) => 0,
             Self::BytesList => 1,
             Self::Nested { item, depth } => depth - usize::from(item.is_some()),
@@ -97,8 +99,21 @@ impl Kind {
 
     /// True for a field of byte strings.
     pub(crate) fn is_bytes(&self) -> bool {
-        matches!(self, Self::Bytes | Self::BytesList | Self::Record | Self::Nested { item: None, .. })
+        matches!(self, Self::Bytes | Self::Text(_) | Self::BytesList | Self::Record | Self::Nested { item: None, .. })
     }
+}
+
+/// Treatment of bytes that are not UTF-8 in a text field. The names are those of Python's `bytes.decode`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TextErrors {
+    /// The record is corrupt.
+    #[default]
+    Strict,
+    /// Each invalid sequence becomes U+FFFD.
+    Replace,
+    /// Invalid bytes are left out.
+    Ignore,
 }
 
 /// JSON form of a field, as written by Python.
@@ -120,6 +135,9 @@ struct FieldDocument {
     image: Option<ImageDocument>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     padding: Option<PaddingDocument>,
+    /// Only for a text: treatment of bytes that are not UTF-8.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    errors: Option<TextErrors>,
     /// Bytes of the default, in hexadecimal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     default: Option<String>,
@@ -175,9 +193,13 @@ impl Field {
             Kind::Tensor(spec) => Some(spec.clone()),
             Kind::Image(spec) => Some(spec.tensor()),
             Kind::Present => Some(TensorSpec { dtype: DType::Bool, shape: Vec::new() }),
-            Kind::Ragged(_) | Kind::Padded(..) | Kind::Bytes | Kind::BytesList | Kind::Nested { .. } | Kind::Record => {
-                None
-            }
+            Kind::Ragged(_)
+            | Kind::Padded(..)
+            | Kind::Bytes
+            | Kind::Text(_)
+            | Kind::BytesList
+            | Kind::Nested { .. }
+            | Kind::Record => None,
         }
     }
 
@@ -186,7 +208,7 @@ impl Field {
         match &self.kind {
             Kind::Tensor(_) | Kind::Image(_) | Kind::Present => None,
             Kind::Ragged(spec) | Kind::Padded(spec, _) | Kind::Nested { item: Some(spec), .. } => Some(spec.clone()),
-            Kind::Bytes | Kind::BytesList | Kind::Record | Kind::Nested { item: None, .. } => {
+            Kind::Bytes | Kind::Text(_) | Kind::BytesList | Kind::Record | Kind::Nested { item: None, .. } => {
                 Some(TensorSpec { dtype: DType::U8, shape: Vec::new() })
             }
         }
@@ -286,6 +308,7 @@ impl Field {
                 }
             },
             "bytes" => Kind::Bytes,
+            "text" => Kind::Text(document.errors.unwrap_or_default()),
             "bytes_list" => Kind::BytesList,
             "nested" => match document.depth {
                 Some(depth @ 2..=MAX_DEPTH) => Kind::Nested { item: dtype.map(|_| spec()).transpose()?, depth },
@@ -324,6 +347,7 @@ impl Field {
             Kind::Tensor(spec) => ("tensor", Some(spec.clone())),
             Kind::Ragged(spec) | Kind::Padded(spec, _) => ("ragged", Some(spec.clone())),
             Kind::Bytes => ("bytes", None),
+            Kind::Text(_) => ("text", None),
             Kind::BytesList => ("bytes_list", None),
             Kind::Present => ("present", None),
             Kind::Record => ("record", None),
@@ -348,6 +372,7 @@ impl Field {
                 Kind::Padded(_, padding) => Some(PaddingDocument::of(padding)),
                 _ => None,
             },
+            errors: if let Kind::Text(errors) = &self.kind { Some(*errors) } else { None },
             default: self.default.as_deref().map(hexadecimal),
             follows: self.follows.as_ref().map(|follows| fields[follows.field].name.clone()),
             annotation: self.follows.as_ref().map(|follows| AnnotationDocument::of(&follows.annotation)),
@@ -374,6 +399,7 @@ fn default_of(name: &str, kind: &Kind, text: &str) -> Result<Box<[u8]>> {
         Kind::Bytes => true,
         Kind::Ragged(_) | Kind::Padded(..) | Kind::BytesList | Kind::Nested { .. } => bytes.is_empty(),
         Kind::Record => false,
+        Kind::Text(_) => std::str::from_utf8(bytes).is_ok(),
     };
     bytes_of(text)
         .filter(|bytes| fits(bytes))
@@ -416,6 +442,7 @@ mod tests {
             Field::of_kind("documents", Kind::Nested { item: None, depth: 3 }),
             Field { default: Some([0].into()), ..Field::of_kind("has_x", Kind::Present) },
             Field::of_kind("record", Kind::Record),
+            Field { default: Some([0xc3, 0xa9].into()), ..Field::of_kind("text", Kind::Text(TextErrors::Replace)) },
             Field {
                 of: vec!["jpg".into()],
                 ..Field::of_kind(
@@ -438,6 +465,8 @@ mod tests {
         for bad in [
             r#"[{"name":"x","kind":"tensor"}]"#,
             r#"[{"name":"x","kind":"sound"}]"#,
+            r#"[{"name":"x","kind":"text","errors":"guess"}]"#,
+            r#"[{"name":"x","kind":"text","default":"ff"}]"#,
             r#"[{"name":"x","kind":"ragged","dtype":"int16","default":"0000"}]"#,
             r#"[{"name":"x","kind":"nested","dtype":"int16"}]"#,
             r#"[{"name":"x","kind":"nested","depth":9}]"#,

@@ -97,7 +97,7 @@ impl<'a> Value<'a> {
             (Self::Nested(nested), _) => {
                 index * nested.ends.iter().map(Vec::len).sum::<usize>() + nested.items.lists_size(item)
             }
-            (Self::NullAs(_) | Self::Null, _) => 0,
+            (Self::NullAs(_) | Self::Null | Self::Empty(_), _) => 0,
             (Self::Strings(values) | Self::Feature(Feature::Bytes(values)), _) => strings(values),
             (Self::Steps(steps), None) => {
                 let step = |step: &Feature<'_>| match step {
@@ -121,7 +121,7 @@ impl<'a> Value<'a> {
             (None, _) => format!("lists in {depth} levels of byte strings"),
         };
         match (self, item) {
-            (Self::Null | Self::NullAs(_), _) => Ok(Lists::default()),
+            (Self::Null | Self::NullAs(_) | Self::Empty(_), _) => Ok(Lists::default()),
             (Self::Nested(nested), Some(item)) if nested.depth() == depth + item.shape.len() => {
                 nested.check_shape(&item.shape).map_err(|why| self.unlike_why(&want(), &why))?;
                 let scalar = TensorSpec { dtype: item.dtype, shape: Vec::new() };

@@ -10,10 +10,10 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
-use penstock_codec::{Codec, StreamDecoder, gzip_size_hint};
+use penstock_codec::{Codec, StreamDecoder, decompress_into, gzip_size_hint};
 use penstock_types::{Deadline, Error, Result, with_separators};
 
-use super::format::{FormatSpec, TrailerCount};
+use super::format::{FormatSpec, NextGroup, TrailerCount};
 use super::scan::{Scanned, scan_object};
 use super::sidecar_indexes::{Imported, SidecarIndexes};
 use super::source::Source;
@@ -28,6 +28,12 @@ pub(super) const TRAILERS_IN_FLIGHT: usize = 64;
 /// Number of bytes first read from the end of a table for its row count. The footer of a few hundred column chunks
 /// fits.
 const END: u64 = 64 << 10;
+
+/// Number of bytes first read from the start of a group of rows.
+const GROUP: u64 = 64 << 10;
+
+/// Maximum decompressed size of a table that is held in memory to count its rows.
+const MAX_TABLE: u64 = 8 << 30;
 
 /// Maximum number of objects that are scanned concurrently.
 pub(super) const SCANS_IN_FLIGHT: usize = 4;
@@ -249,6 +255,9 @@ fn codecs_none(source: &Source) -> bool {
 async fn tables(source: &Arc<Source>, deadline: Deadline) -> Result<Vec<u64>> {
     let count = |object: u64| async move {
         match source.codec(object) {
+            _ if source.framing().next_group(&[], 0, 0, &source.place(object)).is_some() => {
+                rows_of_groups(source, object, deadline).await
+            }
             Codec::None => Ok(table_end(source, object, deadline).await?.1),
             _ => rows_of_compressed(source, object, deadline).await,
         }
@@ -270,6 +279,41 @@ pub(super) async fn table_end(source: &Arc<Source>, object: u64, deadline: Deadl
         }
     }
     Err(Error::corrupt(place, "changed while its footer was read"))
+}
+
+/// Adds up the rows of all groups of a table, whose starts are read one after another. A compressed table is read whole.
+async fn rows_of_groups(source: &Arc<Source>, object: u64, deadline: Deadline) -> Result<u64> {
+    let (place, size) = (source.place(object), source.entry(object).size);
+    if source.codec(object) != Codec::None {
+        let (stored, source) = (source.fetch(object, deadline).await?.bytes, source.clone());
+        let counted = tokio::task::spawn_blocking(move || {
+            let mut content = Vec::new();
+            decompress_into(source.codec(object), &stored, &mut content, MAX_TABLE, &place)?;
+            Ok(source.framing().table(content.into(), &place)?.records())
+        });
+        return counted.await.map_err(|error| Error::bug(format!("counting rows: {error}")))?;
+    }
+    // Several small groups are usually found in one read.
+    let (mut total, mut at, mut start, mut wants, mut read) = (0u64, 0, 0, GROUP, Bytes::new());
+    loop {
+        let known = read.get(usize::try_from(at - start).unwrap_or(usize::MAX)..).unwrap_or_default();
+        let next = source.framing().next_group(known, at, size, &place);
+        match next.ok_or_else(|| Error::bug("a table without groups"))?? {
+            NextGroup::End => return Ok(total),
+            NextGroup::Rows(rows, next) => {
+                total = total.saturating_add(rows);
+                at = next;
+            }
+            NextGroup::Wants(len) => {
+                if known.len() as u64 >= len {
+                    return Err(Error::bug("the start of a group does not contain its rows"));
+                }
+                wants = wants.max(len).min(size - at);
+                (start, read) = (at, source.stretch(object, at, wants, deadline).await?);
+                wants = GROUP;
+            }
+        }
+    }
 }
 
 /// Reads the row count from the end of a compressed table. The table is decompressed as a stream, of which only the end

@@ -252,7 +252,7 @@ impl Window {
     /// Appends the positions of the records in the window's first `len` bytes.
     fn spans(&self, framing: &dyn Framing, place: &str, len: usize, spans: &mut Vec<Span>) -> Result<()> {
         let from = spans.len();
-        let walked = framing.spans(&self.pending[..len], place, spans);
+        let walked = framing.spans_from(self.base, &self.pending[..len], place, spans);
         spans[from..].iter_mut().for_each(|span| span.offset += self.base);
         walked
     }

@@ -10,7 +10,7 @@ use penstock_record::tf_example::Feature;
 use penstock_record::tfrecord::frame_len;
 use penstock_types::{DType, Deadline, Error, Result, TensorSpec, with_separators};
 
-use super::field::{Field, Kind};
+use super::field::{Field, Kind, TextErrors};
 use super::format::{Framing, Record, RecordId};
 use super::memory::PartMemory;
 use super::record_counts::no_record;
@@ -65,6 +65,10 @@ pub async fn schema(source: &Arc<Source>, deadline: Deadline) -> Result<Schema> 
             field: Field::of_kind(name, Kind::Tensor(spec)),
         };
         return Ok(Schema { seen: blocks.parts().into_iter().map(seen).collect(), left_out: Vec::new() });
+    }
+    if let Some(fields) = source.framing().declares() {
+        let seen = |field: Field| Seen { holds: "as the index declares".to_owned(), field };
+        return Ok(Schema { seen: fields.into_iter().map(seen).collect(), left_out: Vec::new() });
     }
     for object in 0..source.manifest().objects.len() as u64 {
         let found = if source.framing().is_table() {
@@ -330,7 +334,7 @@ impl Survey {
                 Some(self.found.len() - 1)
             });
             let Some(found) = at.map(|at| &mut self.found[at]) else { continue };
-            if part == Value::Null {
+            if matches!(part, Value::Null | Value::Empty(_)) {
                 continue;
             }
             if matches!(&part, Value::Steps(steps) if steps.steps().iter().flatten().all(Feature::is_empty)) {
@@ -398,6 +402,11 @@ impl Survey {
 fn joined(known: Kind, other: &Kind) -> Kind {
     match (&known, other) {
         (Kind::Bytes | Kind::BytesList, Kind::BytesList) | (Kind::BytesList, Kind::Bytes) => Kind::BytesList,
+        // A column of text may contain texts that look like numbers.
+        (Kind::Text(_), Kind::Tensor(spec)) if spec.shape.is_empty() => known,
+        (Kind::Tensor(spec), Kind::Text(errors)) if spec.shape.is_empty() => Kind::Text(*errors),
+        (Kind::Tensor(a), Kind::Tensor(b)) if a.shape == b.shape && is_wider(b.dtype, a.dtype) => other.clone(),
+        (Kind::Ragged(a), Kind::Ragged(b)) if a.shape == b.shape && is_wider(b.dtype, a.dtype) => other.clone(),
         (Kind::Ragged(a), Kind::Ragged(b)) if a.dtype == b.dtype && a.shape != b.shape => lists_of(a.dtype),
         (Kind::Nested { item: Some(a), depth: 2 }, Kind::Ragged(b))
         | (Kind::Ragged(b), Kind::Nested { item: Some(a), depth: 2 })
@@ -415,6 +424,11 @@ fn joined(known: Kind, other: &Kind) -> Kind {
     }
 }
 
+/// True if a column of text or JSON with numbers of both types must be read as `wide`.
+fn is_wider(wide: DType, narrow: DType) -> bool {
+    matches!((narrow, wide), (DType::I64, DType::U64) | (DType::I64 | DType::U64, DType::F64))
+}
+
 /// Returns the field for a value that some records lack. For a record without it, the field has no numbers or no bytes.
 fn optional(field: Field) -> Field {
     match &field.kind {
@@ -422,7 +436,7 @@ fn optional(field: Field) -> Field {
             let kind = Kind::Ragged(TensorSpec { dtype: spec.dtype, shape: Vec::new() });
             Field { kind, ..field }
         }
-        Kind::Bytes => Field { default: Some([].into()), ..field },
+        Kind::Bytes | Kind::Text(_) => Field { default: Some([].into()), ..field },
         _ => field,
     }
 }
@@ -445,6 +459,11 @@ fn proposed(part: &Value<'_>) -> Result<Kind, &'static str> {
             _ => Kind::Nested { item: None, depth: nested.ends.len() + 1 },
         },
         Value::Strings(_) => Kind::BytesList,
+        Value::Empty(_) => Kind::Text(TextErrors::Strict),
+        Value::Numbers(numbers) => {
+            let shape = numbers.shape().get(1..).unwrap_or_default().to_vec();
+            Kind::Ragged(TensorSpec { dtype: numbers.dtype(), shape })
+        }
         Value::Digits(_) | Value::Int(_) => spec(DType::I64, &[]),
         Value::Array(array) => spec(array.dtype, &array.shape),
         Value::Patch(patch) => spec(patch.dtype, patch.shape),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Sidecar indexes: imports record indexes that other programs wrote for a dataset. Supports DALI's `.idx` files of
-//! TFRecords and tars, and the shard list of wids.
+//! TFRecords and tars, Megatron-LM's `.idx` files, and the shard list of wids.
 //!
 //! Owns the assignment of indexes to objects, and the conversion to rows of Penstock's own index. An index that does
 //! not match its object or cannot be read is ignored with a note; its object then counts as unindexed. Indexes of
@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use futures::{StreamExt, stream};
 use penstock_codec::{Codec, strip_suffix};
+use penstock_record::megatron;
 use penstock_record::sidecar_index::{parse_shard_list, parse_tar_index, parse_tfrecord_index};
 use penstock_record::tfrecord::frame_len;
 use penstock_store::{ObjectRef, Store, read_whole};
@@ -86,7 +87,7 @@ fn base_name(key: &[u8]) -> &[u8] {
 }
 
 /// Possible index names of an object, such as `a.tfrecord.idx` and `a.idx`.
-fn names_of(key: &[u8]) -> [Vec<u8>; 2] {
+pub(crate) fn names_of(key: &[u8]) -> [Vec<u8>; 2] {
     let logical = strip_suffix(key);
     let base = logical.len() - base_name(logical).len();
     let stem = logical[base..].iter().rposition(|&byte| byte == b'.').filter(|&dot| dot > 0);
@@ -174,6 +175,20 @@ impl SidecarIndexes {
                 Ok(spans.iter().map(|span| Span { offset: span.offset, len: frame_len(span.len), crc: 0 }).collect())
             }
             FormatSpec::Tar {} => tar_spans(&text, size, &place),
+            FormatSpec::Megatron { dtype, .. } => {
+                let have = megatron::header(&text, &place)?.dtype;
+                if dtype.as_deref().is_some_and(|dtype| dtype != have.name()) {
+                    let want = dtype.as_deref().unwrap_or_default();
+                    return Err(Error::corrupt(
+                        place,
+                        format!("declares tokens of {have}, but the first index {want}"),
+                    ));
+                }
+                let documents = megatron::documents(&text, size, &place)?;
+                let span =
+                    |range: std::ops::Range<u64>| Span { offset: range.start, len: range.end - range.start, crc: 0 };
+                Ok(documents.into_iter().map(span).collect())
+            }
             other => Err(Error::Unsupported { what: place, by: format!("the format {}", other.name()) }),
         }
     }

@@ -490,6 +490,17 @@ impl Source {
         self.range_of(entry, asked(entry, range), range.len, deadline).await
     }
 
+    /// Returns the size and version of an object that the listing does not contain.
+    pub(crate) async fn beside(&self, key: &[u8], deadline: Deadline) -> Result<Entry> {
+        let meta = self.store.head(&self.base.join(key), deadline).await?;
+        Ok(Entry { version: meta.version, ..Entry::new(Key::new(key.to_vec()), meta.size) })
+    }
+
+    /// Reads a range of an object that the listing does not contain.
+    pub(crate) async fn range_beside(&self, entry: &Entry, range: ByteRange, deadline: Deadline) -> Result<Bytes> {
+        Ok(self.range_of(entry, asked(entry, range), range.len, deadline).await?.0)
+    }
+
     /// Reads the ranges `reads` of an object.
     pub(crate) async fn fetch_reads(&self, object: u64, reads: &Reads, deadline: Deadline) -> Result<FetchedReads> {
         let Some(ranges) = &reads.ranges else { return self.fetch_whole(object, deadline).await };

@@ -12,6 +12,7 @@ use penstock_record::tf_sequence_example::FeatureList;
 use penstock_types::{DType, TensorSpec, with_separators};
 
 use crate::chunked_arrays::Patch;
+use crate::json_numbers::Numbers;
 use crate::nested::Nested;
 
 /// A named value of a record.
@@ -20,7 +21,11 @@ pub enum Value<'a> {
     /// Bytes without a known meaning, such as a file of an archive.
     Bytes(Cow<'a, [u8]>),
     /// Text: bytes that do not encode numbers.
-    Text(&'a [u8]),
+    Text(Cow<'a, [u8]>),
+    /// A JSON array of numbers.
+    Numbers(Numbers<'a>),
+    /// An empty cell of a table, or an empty JSON array, as it is stored.
+    Empty(&'static str),
     /// A list of byte strings.
     Strings(Vec<&'a [u8]>),
     /// A number as text, such as a `.cls` file of a tar.
@@ -78,6 +83,8 @@ impl<'a> Value<'a> {
         match self {
             Self::Bytes(bytes) => format!("{} bytes", with_separators(bytes.len() as u64)),
             Self::Text(text) => format!("a text of {} bytes", with_separators(text.len() as u64)),
+            Self::Numbers(numbers) => format!("a list of {} numbers", with_separators(numbers.elements() as u64)),
+            Self::Empty(text) => format!("the empty value `{text}`"),
             Self::Strings(strings) => format!("a list of {} byte strings", with_separators(strings.len() as u64)),
             Self::Digits(text) => {
                 format!("the text `{}`", String::from_utf8_lossy(&text[..text.len().min(32)]).escape_default())
@@ -123,6 +130,7 @@ impl<'a> Value<'a> {
             Self::Null | Self::NullAs(_) => true,
             Self::Feature(feature) => feature.is_empty(),
             Self::Steps(steps) => steps.is_empty(),
+            Self::Empty(_) => true,
             _ => false,
         }
     }
@@ -157,6 +165,9 @@ impl<'a> Value<'a> {
             }
             Self::List(array) if array.elements() == out.len() / spec.dtype.size() => {
                 convert(array.dtype, &array.bytes, spec.dtype, out).map_err(|why| self.unlike_because(spec, &why))
+            }
+            Self::Numbers(numbers) if numbers.elements() == out.len() / spec.dtype.size() => {
+                numbers.write(spec.dtype, out).map_err(|why| self.unlike_because(spec, &why))
             }
             Self::Digits(_) | Self::Int(_) if out.len() == spec.dtype.size() => {
                 self.scalar(spec.dtype, out).map_err(|why| self.unlike_because(spec, &why))
@@ -197,7 +208,8 @@ impl<'a> Value<'a> {
             Self::Array(array) | Self::List(array) => array.elements().saturating_mul(size),
             Self::Patch(patch) => (patch.size_bytes() / patch.dtype.size()).saturating_mul(size),
             Self::Nested(nested) => nested.items.gathered_len(item),
-            Self::Null | Self::NullAs(_) => 0,
+            Self::Numbers(numbers) => numbers.elements().saturating_mul(size),
+            Self::Null | Self::NullAs(_) | Self::Empty(_) => 0,
             Self::Digits(_) | Self::Int(_) => size,
         }
     }
@@ -260,7 +272,12 @@ impl<'a> Value<'a> {
                 problem.map_err(|why| self.unlike_why(&want(), &why))?;
                 nested.items.gather(&TensorSpec { dtype: item.dtype, shape: Vec::new() })?
             }
-            Self::Null | Self::NullAs(_) => Vec::new(),
+            Self::Numbers(numbers) => {
+                let mut out = vec![0; numbers.elements() * size];
+                numbers.write(item.dtype, &mut out).map_err(|why| self.unlike_why(&want(), &why))?;
+                out
+            }
+            Self::Null | Self::NullAs(_) | Self::Empty(_) => Vec::new(),
             Self::Digits(_) | Self::Int(_) => {
                 let mut out = vec![0; size];
                 self.scalar(item.dtype, &mut out).map_err(|why| self.unlike_why(&want(), &why))?;
@@ -275,7 +292,10 @@ impl<'a> Value<'a> {
     pub fn bytes(&self) -> Result<Cow<'_, [u8]>, String> {
         match self {
             Self::Bytes(bytes) => Ok(Cow::Borrowed(bytes)),
-            Self::Text(text) | Self::Digits(text) => Ok(Cow::Borrowed(text)),
+            Self::Text(text) => Ok(Cow::Borrowed(text)),
+            Self::Digits(text) => Ok(Cow::Borrowed(text)),
+            Self::Numbers(numbers) => Ok(Cow::Borrowed(numbers.text().as_bytes())),
+            Self::Empty(text) => Ok(Cow::Borrowed(text.as_bytes())),
             Self::Array(array) | Self::List(array) => Ok(Cow::Borrowed(&array.bytes)),
             Self::Patch(patch) => Ok(Cow::Owned(patch.to_vec())),
             Self::NullAs(empty) => empty.bytes(),
@@ -300,24 +320,9 @@ impl<'a> Value<'a> {
     }
 
     fn scalar(&self, dtype: DType, out: &mut [u8]) -> Result<(), String> {
-        let (int, float) = match self {
-            Self::Int(value) => (Some(i128::from(*value)), Some(*value as f64)),
-            Self::Digits(text) => {
-                let text = std::str::from_utf8(text).map_err(|_| "not UTF-8".to_owned())?.trim();
-                (text.parse::<i128>().ok(), text.parse::<f64>().ok())
-            }
-            _ => (None, None),
-        };
-        let done = match (dtype, int, float) {
-            (DType::F32, _, Some(value)) => {
-                out.copy_from_slice(&(value as f32).to_le_bytes());
-                true
-            }
-            (DType::F64, _, Some(value)) => {
-                out.copy_from_slice(&value.to_le_bytes());
-                true
-            }
-            (_, Some(value), _) => put_int(dtype, value, out),
+        let done = match self {
+            Self::Int(value) => put_number(dtype, Some(i128::from(*value)), || Some(*value as f64), out),
+            Self::Digits(text) => put_text(dtype, std::str::from_utf8(text).map_err(|_| "not UTF-8")?.trim(), out),
             _ => false,
         };
         if done { Ok(()) } else { Err(format!("not a valid {dtype}")) }
@@ -347,7 +352,7 @@ fn is_int(dtype: DType) -> bool {
     !matches!(dtype, DType::F16 | DType::F32 | DType::F64)
 }
 
-fn get_int(dtype: DType, bytes: &[u8]) -> i128 {
+pub(crate) fn get_int(dtype: DType, bytes: &[u8]) -> i128 {
     let mut wide = [0u8; 8];
     wide[..bytes.len()].copy_from_slice(bytes);
     let value = u64::from_le_bytes(wide);
@@ -379,6 +384,20 @@ fn put_int(dtype: DType, value: i128, out: &mut [u8]) -> bool {
     }
     out.copy_from_slice(&value.to_le_bytes()[..out.len()]);
     true
+}
+
+fn put_number(dtype: DType, int: Option<i128>, float: impl FnOnce() -> Option<f64>, out: &mut [u8]) -> bool {
+    match dtype {
+        DType::F32 => float().map(|value| out.copy_from_slice(&(value as f32).to_le_bytes())).is_some(),
+        DType::F64 => float().map(|value| out.copy_from_slice(&value.to_le_bytes())).is_some(),
+        _ => int.is_some_and(|value| put_int(dtype, value, out)),
+    }
+}
+
+/// Writes a number that is given as text as `dtype`. Returns false if the type cannot represent it.
+pub(crate) fn put_text(dtype: DType, text: &str, out: &mut [u8]) -> bool {
+    let int = if matches!(dtype, DType::F32 | DType::F64) { None } else { text.parse::<i128>().ok() };
+    put_number(dtype, int, || text.parse::<f64>().ok(), out)
 }
 
 /// Converts elements to another type. Supports the same type, an integer or float type that can represent every integer

@@ -246,6 +246,18 @@ impl PySource {
             Some(format) => Arc::new(enter(py, || opened(&listed, Some(&format), &env, in_flight, None))?.0),
             None => source,
         };
+        let (asked, known) = (source.clone(), indexes.clone());
+        let megatron = enter_async(py, async move { asked.megatron(known, Deadline::within(LISTING)).await })?;
+        let (source, indexes) = match megatron {
+            Some((format, indexes)) => {
+                let listing = source.listing().clone();
+                let ignored = source.ignored();
+                let made =
+                    Self::of(&enter(py, || opened(&listing, Some(&format), &env, in_flight, None))?.0, Some(indexes));
+                return Ok(Self { ignored: ignored + removed, ..made });
+            }
+            None => (source, indexes),
+        };
         let made = Self::of(&source, indexes);
         Ok(Self { ignored: made.ignored + removed, fields, ..made })
     }

@@ -5,13 +5,14 @@ use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
 use penstock_feed::{Column, CudaDevice, Tensor};
-use penstock_types::DType;
+use penstock_types::{DType, Error};
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple};
+use pyo3::types::{PyDict, PyList, PyTuple};
 
 use crate::dlpack;
+use crate::errors::raise;
 use crate::runtime::enter;
 
 /// One fixed-shape field of a batch, shared through the buffer protocol and DLPack.
@@ -133,6 +134,8 @@ pub struct PyRagged {
     offsets: Vec<Tensor>,
     #[pyo3(get)]
     is_bytes: bool,
+    #[pyo3(get)]
+    is_text: bool,
 }
 
 #[pymethods]
@@ -154,6 +157,27 @@ impl PyRagged {
 
     fn __len__(&self) -> usize {
         self.offsets.first().map_or(0, |offsets| offsets.shape[0] - 1)
+    }
+
+    /// The rows of a text field as `str`.
+    fn texts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        // With the GIL, so that no Python thread writes to the values meanwhile.
+        let texts = self.rows().ok_or_else(|| raise(py, Error::bug("a column is not text, or was overwritten")))?;
+        PyList::new(py, texts)
+    }
+}
+
+impl PyRagged {
+    /// The rows of a text field; `None` for other columns.
+    fn rows(&self) -> Option<Vec<&str>> {
+        fn bytes(tensor: &Tensor) -> &[u8] {
+            // SAFETY: the memory belongs to the tensor and has this size, and the caller holds the GIL.
+            unsafe { std::slice::from_raw_parts(tensor.start().as_ptr(), tensor.size_bytes()) }
+        }
+        let values = std::str::from_utf8(bytes(&self.values)).ok().filter(|_| self.is_text)?;
+        let ends = bytes(self.offsets.first()?).as_chunks::<8>().0.iter().map(|end| i64::from_le_bytes(*end) as usize);
+        let ends: Vec<usize> = ends.collect();
+        ends.windows(2).map(|row| values.get(row[0]..row[1])).collect()
     }
 }
 
@@ -177,7 +201,9 @@ impl PyCudaDevice {
 pub(crate) fn set_column(dict: &Bound<'_, PyDict>, name: &str, column: Column) -> PyResult<()> {
     match column {
         Column::Tensor(tensor) => dict.set_item(name, PyTensor(tensor)),
-        Column::Ragged { values, offsets, is_bytes } => dict.set_item(name, PyRagged { values, offsets, is_bytes }),
+        Column::Ragged { values, offsets, is_bytes, is_text } => {
+            dict.set_item(name, PyRagged { values, offsets, is_bytes, is_text })
+        }
         Column::Padded { values, mask } => {
             dict.set_item(name, PyTensor(values))?;
             mask.map_or(Ok(()), |(name, mask)| dict.set_item(name, PyTensor(mask)))

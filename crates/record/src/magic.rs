@@ -19,6 +19,12 @@ pub const NPY: &str = "a NumPy array";
 pub const NPZ: &str = "a NumPy archive";
 /// Name of the Parquet format, as returned by [`describe`].
 pub const PARQUET: &str = "a Parquet file";
+/// Name of Arrow's file format, as returned by [`describe`].
+pub const ARROW_FILE: &str = "an Arrow IPC file";
+/// Name of Arrow's stream format, as returned by [`describe`].
+pub const ARROW_STREAM: &str = "an Arrow IPC stream";
+/// Name of text that begins like JSON, as returned by [`describe`].
+pub const JSON: &str = "JSON text";
 /// Name of the HDF5 format, as returned by [`describe`].
 pub const HDF5: &str = "an HDF5 file";
 /// Name of the JPEG format, as returned by [`describe`].
@@ -46,7 +52,7 @@ const MAGIC: &[(usize, &[u8], &str)] = &[
     (0, b"\xfd7zXZ\0", "xz-compressed data"),
     (0, b"\xff\x06\0\0sNaPpY", "Snappy-compressed data"),
     (0, b"7z\xbc\xaf\x27\x1c", "a 7z archive"),
-    (0, b"ARROW1", "an Arrow IPC file"),
+    (0, b"ARROW1", ARROW_FILE),
     (0, b"Obj\x01", "an Avro file"),
     (0, b"ORC", "an ORC file"),
     (0, b"CDF\x01", "a NetCDF file"),
@@ -88,7 +94,7 @@ pub fn describe(head: &[u8]) -> Option<&'static str> {
         // safetensors: the length of the header, then the header as JSON.
         [_, _, _, _, _, _, _, _, b'{', ..] if number.is_some_and(|len| len < 100 << 20) => Some("a safetensors file"),
         // Arrow IPC: a continuation marker, then the length of a schema message.
-        [0xff, 0xff, 0xff, 0xff, _, _, _, 0, ..] => Some("an Arrow IPC stream"),
+        [0xff, 0xff, 0xff, 0xff, _, _, _, 0, ..] => Some(ARROW_STREAM),
         [0x78, flags, ..] if (0x7800 + u16::from(*flags)).is_multiple_of(31) => Some(ZLIB),
         [0x80, 2..=5, ..] => Some("a pickle"),
         _ => text(head),
@@ -116,7 +122,7 @@ fn text(head: &[u8]) -> Option<&'static str> {
     if text.is_empty() || !text.chars().all(printed) {
         return None;
     }
-    Some(if text.trim_start().starts_with(['{', '[']) { "JSON text" } else { "text" })
+    Some(if text.trim_start().starts_with(['{', '[']) { JSON } else { "text" })
 }
 
 #[cfg(test)]

@@ -17,10 +17,12 @@ from penstock.feed.fields import (
     RawListSpec,
     RawSpec,
     TensorSpec,
+    TextSpec,
     ragged,
     raw,
     raw_list,
     tensor,
+    text,
 )
 from penstock.feed.image_fields import (
     BoxesSpec,
@@ -59,6 +61,7 @@ __all__ = [
     "Report",
     "Schema",
     "TensorSpec",
+    "TextSpec",
     "boxes",
     "buckets",
     "budget",
@@ -72,4 +75,5 @@ __all__ = [
     "raw",
     "raw_list",
     "tensor",
+    "text",
 ]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts the columns of a batch to a framework's types: arrays for fixed fields, `Ragged` and lists of `bytes` for
-others.
+"""Converts the columns of a batch to a framework's types: arrays for fixed fields, `Ragged` and lists of `bytes` or
+`str` for others.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from penstock import _native
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["Ragged", "adapt", "byte_rows", "ragged", "rows"]
+__all__ = ["Ragged", "adapt", "byte_rows", "ragged", "rows", "string_rows"]
 
 
 class Ragged(NamedTuple):
@@ -53,16 +53,25 @@ def _between(values: Any, start: int, end: int) -> Any:
 
 
 def adapt(columns: Mapping[str, Any], array: Callable[[_native.Tensor], Any]) -> dict[str, Any]:
-    """Convert native tensors with `array`, without a copy. Only raw fields are copied, to lists of `bytes`."""
+    """Convert native tensors with `array`, without a copy. Only raw and text fields are copied, to lists
+    of `bytes` or `str`.
+    """
     return {name: _column(column, array) for name, column in columns.items()}
 
 
 def _column(column: Any, array: Callable[[_native.Tensor], Any]) -> Any:
     if isinstance(column, list):  # the result of a `map` function
         return column
+    if isinstance(column, Ragged):  # the result of `tokenize`
+        return Ragged(array(column.values), array(column.offsets))
     if not isinstance(column, _native.RaggedTensor):
         return array(column)
-    return byte_rows(column) if column.is_bytes else ragged(column, array)
+    return string_rows(column) if column.is_bytes else ragged(column, array)
+
+
+def string_rows(column: _native.RaggedTensor) -> list[Any]:
+    """Return the `str` of each row of a text field, or the `bytes` of each row of a raw field."""
+    return column.texts() if column.is_text else byte_rows(column)
 
 
 def ragged(column: _native.RaggedTensor, array: Callable[[_native.Tensor], Any]) -> Ragged:

@@ -46,7 +46,7 @@ __all__ = ["Dataset", "Schema", "open"]
 
 _LOG = logging.getLogger("penstock.feed")
 
-_NEVER_INDEXED = ("parquet", "zarr", "hdf5")
+_NEVER_INDEXED = ("arrow", "parquet", "zarr", "hdf5")
 """Formats that contain their own index."""
 
 
@@ -145,8 +145,11 @@ class Dataset(DatasetBase):
             ConfigError: An argument is not valid, a patch is larger than the arrays, or the arrays have unequal shapes.
             Unsupported: The dataset does not consist of Zarr or HDF5 arrays.
         """
-        if self.steps or self.map_steps or self.seed is not None:
-            raise ConfigError("patches: must come before shuffle, take, shard, repeat, map and decode", where="patches")
+        if self.steps or self.is_mapped or self.seed is not None:
+            raise ConfigError(
+                "patches: must come before shuffle, take, shard, repeat, map, decode, tokenize and pack",
+                where="patches",
+            )
         if not self.indexed:
             raise ConfigError("patches: cannot be combined with indexed=False", where="patches")
         source = array_patches.cut(self.source, shape, stride, edges)
@@ -179,8 +182,8 @@ class Dataset(DatasetBase):
             raise ConfigError(f"seed: {seed} is not within 0 to 2^64 - 1", where="seed")
         if window is not None and not 1 <= window < 2**63:
             raise ConfigError(f"window: {window} is not within 1 to 2^63 - 1", where="window")
-        if self.map_steps:
-            raise ConfigError("shuffle: must come before map() and decode()", where="shuffle")
+        if self.is_mapped:
+            raise ConfigError("shuffle: must come before map(), decode(), tokenize() and pack()", where="shuffle")
         if not self.indexed:
             if window is not None:
                 raise ConfigError(

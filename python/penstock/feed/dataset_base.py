@@ -10,20 +10,23 @@ from __future__ import annotations
 import hashlib
 import math
 import operator
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from typing import Self
 
     from penstock import _native
     from penstock.feed.first_epoch import FirstEpochFeed
     from penstock.feed.map_step import MapStep
     from penstock.feed.node_cache import NodeCache
+    from penstock.feed.pack import PackStep
     from penstock.feed.pool_locality import Locality
+    from penstock.feed.tokenize import TokenizeStep
 
 __all__ = ["SOURCE", "STORED_STEPS", "DatasetBase", "Step", "cut", "expected_reads", "stored_steps"]
 
@@ -83,6 +86,8 @@ class DatasetBase:
 
     steps: tuple[Step, ...] = ()
     map_steps: tuple[MapStep, ...] = ()
+    tokenizing: TokenizeStep | None = None
+    packing: PackStep | None = None
     _made: _Computed = field(default_factory=_Computed, init=False, repr=False, compare=False)
 
     def take(self, count: int) -> Self:
@@ -134,6 +139,8 @@ class DatasetBase:
         """
         from penstock.feed.map_step import MapStep
 
+        if self.tokenizing is not None or self.packing is not None:
+            raise ConfigError("map: must come before tokenize() and pack()", where="map")
         return replace(self, map_steps=(*self.map_steps, MapStep.of(fn, workers)))
 
     def decode(
@@ -169,6 +176,8 @@ class DatasetBase:
         """
         from penstock.feed.map_step import MapStep
 
+        if self.tokenizing is not None or self.packing is not None:
+            raise ConfigError("decode: must come before tokenize() and pack()", where="decode")
         step = MapStep.of(fn, workers, threads=threads, timeout_s=timeout_s, decodes=True, rebatch=rebatch)
         return replace(self, map_steps=(*self.map_steps, step))
 
@@ -182,10 +191,104 @@ class DatasetBase:
         """True if batches of equal size are formed from the outputs of functions."""
         return any(step.rebatch for step in self.map_steps)
 
+    def tokenize(
+        self,
+        tokenizer: Any,
+        field: str | Sequence[str] = "text",
+        *,
+        into: str = "tokens",
+        dtype: object = "int64",
+        special_tokens: bool = True,
+        key: str | None = None,
+    ) -> Self:
+        """Replace a text field by its tokens: a ragged field `into`. The sample order does not change.
+
+        A thread tokenizes the next batches while the caller works on the current one. A state contains a digest of the
+        tokenizer, and a loader with another tokenizer refuses it.
+
+        Args:
+            tokenizer: A `tokenizers.Tokenizer`, a fast tokenizer of `transformers`, or a function that takes the texts
+                of a batch as a list (one list for each field) and returns a list with one sequence of integers for each
+                text, or a dict of such lists by field name.
+            field: Name of the text field, or names of several for a function.
+            dtype: Type of a token: uint16, int32, uint32 or int64.
+            special_tokens: Whether the tokenizer adds its special tokens. Functions ignore it.
+            key: Name and version of a function, for the digest; by default its attribute `digest`.
+        Raises:
+            ConfigError: A function has neither a digest nor a key, or the tokenizer is not callable.
+        """
+        from penstock.feed.tokenize import TokenizeStep
+
+        if self.tokenizing is not None or self.packing is not None:
+            raise ConfigError("tokenize: the dataset is already tokenized or packed", where="tokenize")
+        names = (field,) if isinstance(field, str) else tuple(field)
+        step = TokenizeStep.of(tokenizer, names, into, dtype, special_tokens=bool(special_tokens), key=key)
+        return replace(self, tokenizing=step)
+
+    def pack(
+        self,
+        length: int,
+        *,
+        fields: str | Sequence[str] = "tokens",
+        bos: int | None = None,
+        eos: int | None = None,
+        pad: int | Mapping[str, int] = 0,
+        dtype: object = "int64",
+        split: bool = True,
+        documents: int = 256,
+    ) -> Self:
+        """Join the samples (documents of tokens) and cut them into windows of `length` tokens, which are the samples of
+        batches.
+
+        A batch has the packed fields, and for each token `segment_ids` (int32: number of its document in the window,
+        from 1 on; 0 for padding), `position_ids` (int32: index in its document or, if the document began in an earlier
+        window, in the window) and `mask` (bool: False for padding). Other fields are left out.
+
+        Each rank packs the documents of its own slices, so ranks may end after different numbers of batches, and a
+        loader has no length. A state is at most 1 KB, may be in the middle of a document, and is valid only for the same
+        rank and number of ranks; `batch_size` may change.
+
+        Args:
+            length: Number of tokens in a window.
+            fields: Ragged field of tokens, or several fields of equal lengths (such as tokens and labels).
+            bos, eos: Tokens to add before and after each document; only with one field.
+            pad: Value of padding, for all fields or by field name.
+            dtype: Type of packed integers.
+            split: Continue a document in the next window. Otherwise, a document that does not fit begins a new window,
+                and only longer ones than a window are split.
+            documents: Number of samples that a rank reads at a time, at most 2^24 - 1. It decides which documents a
+                rank gets.
+        Raises:
+            ConfigError: An argument is invalid.
+        """
+        from penstock.feed.fields import dtype_name
+        from penstock.feed.pack import PackStep
+
+        if self.packing is not None:
+            raise ConfigError("pack: the dataset is already packed", where="pack")
+        names = (fields,) if isinstance(fields, str) else tuple(fields)
+        pads = {name: pad.get(name, 0) if isinstance(pad, Mapping) else pad for name in names}
+        step = PackStep(
+            length=operator.index(length),
+            fields=names,
+            bos=None if bos is None else operator.index(bos),
+            eos=None if eos is None else operator.index(eos),
+            pads=tuple(operator.index(value) for value in pads.values()),
+            dtype=dtype_name(dtype),
+            split=bool(split),
+            documents=operator.index(documents),
+        )
+        step.check()
+        return replace(self, packing=step)
+
+    @property
+    def is_mapped(self) -> bool:
+        """True if Python code changes the batches: `map`, `decode`, `tokenize` or `pack`."""
+        return bool(self.map_steps) or self.tokenizing is not None or self.packing is not None
+
     def _step(self, *step: Any) -> Self:
-        if self.map_steps:
-            last = "decode" if self.map_steps[0].decodes else "map"
-            raise ConfigError(f"{step[0]}: must come before {last}()", where=step[0])
+        if self.is_mapped:
+            raise ConfigError(f"{step[0]}: must come before map(), decode(), tokenize() and pack()", where=step[0])
         return replace(self, steps=(*self.steps, step))
 
     def _steps_repr(self) -> str:
@@ -198,6 +301,10 @@ class DatasetBase:
                 f" in {each.workers} workers" if each.workers else f" in {each.threads} threads" if each.threads else ""
             )
             parts.append(f"{'decode' if each.decodes else 'map'} {name}{where}")
+        if self.tokenizing is not None:
+            parts.append(f"tokenize {', '.join(self.tokenizing.fields)}")
+        if self.packing is not None:
+            parts.append(f"pack {self.packing.length:,}")
         return "".join(f", {text}" for text in parts)
 
     # Properties that a subclass defines.
@@ -328,7 +435,7 @@ class DatasetBase:
         return self.course().samples
 
     def identity(self) -> dict[str, Any]:
-        """Return the values that must be equal in a state and in this dataset. They take under 700 bytes as JSON."""
+        """Return the values that must be equal in a state and in this dataset. They take under 750 bytes as JSON."""
         if self._made.identity is None:
             mine: dict[str, Any] = {
                 "fingerprint": self.fingerprint,
@@ -345,6 +452,8 @@ class DatasetBase:
                     if len(steps) <= _MAX_STEPS_CHARS
                     else hashlib.blake2b(steps.encode(), digest_size=16).hexdigest()
                 )
+            if self.tokenizing is not None:
+                mine["tokenizer"] = self.tokenizing.digest
             self._made.identity = mine
         return dict(self._made.identity)
 

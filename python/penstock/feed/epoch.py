@@ -12,7 +12,7 @@ import threading
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from penstock.errors import ConfigError
 from penstock.feed import report as reporting
@@ -21,13 +21,31 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock import _native
-    from penstock.feed.first_epoch import FirstEpochFeed, FirstEpochRun
+    from penstock.feed.first_epoch import FirstEpochFeed
     from penstock.feed.loader import BaseLoader
-    from penstock.feed.map_step import MapRun
 
-__all__ = ["Delivery", "Epoch"]
+__all__ = ["BatchRun", "Delivery", "Epoch"]
 
 Batch = TypeVar("Batch")
+
+
+class BatchRun(Protocol):
+    """A pass that returns batches: the native run, or one whose batches go through functions."""
+
+    def next(self) -> tuple[dict[str, Any], int, int] | None:
+        """Return the next batch as (fields, rows, cursor), or None after the last."""
+
+    def is_ready(self) -> bool:
+        """True if `next` would not wait."""
+
+    def timing(self) -> dict[str, float]:
+        """Return seconds spent waiting, by cause, and busy seconds of the threads."""
+
+    def error_counts(self) -> tuple[int, int, list[str]]:
+        """Return the number of skipped and of substituted samples, and the first errors."""
+
+    def close(self) -> None:
+        """End the pass's threads and requests."""
 
 
 class Delivery(Generic[Batch]):
@@ -87,7 +105,7 @@ class Epoch(Generic[Batch]):
         self._measured = loader._measured = reporting.EpochMeasurements(epoch=epoch)
         self._before = feed.metrics()
         self._delivery = loader._delivery()
-        self._run: _native.Run | FirstEpochRun | MapRun | None = loader._run(feed, epoch, cursor)
+        self._run: BatchRun | None = loader._run(feed, epoch, cursor)
         # Result of the next step, taken in advance: a batch, the end or an error.
         self._ahead: Future[_Taken | None] | None = None
         self._left_at = time.perf_counter()

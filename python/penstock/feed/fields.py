@@ -23,11 +23,14 @@ __all__ = [
     "RawListSpec",
     "RawSpec",
     "TensorSpec",
+    "TextSpec",
+    "dtype_name",
     "from_json",
     "ragged",
     "raw",
     "raw_list",
     "tensor",
+    "text",
     "to_json",
     "with_masks",
 ]
@@ -280,7 +283,24 @@ class PresentSpec(FieldSpec):
         return "mask"
 
 
+@dataclass(frozen=True, slots=True)
+class TextSpec(FieldSpec):
+    """Field of text: one `str` per sample."""
+
+    errors: str = "strict"
+    parts: tuple[str, ...] = ()
+    default: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        spec_dict: dict[str, Any] = {"kind": "text", "errors": self.errors, "of": list(self.parts)}
+        return spec_dict if self.default is None else {**spec_dict, "default": self.default.encode().hex()}
+
+    def __str__(self) -> str:
+        return f"text{or_default(self.default, self.presence)}"
+
+
 def dtype_name(dtype: object) -> str:
+    """Return the name of a dtype of NumPy or torch, or the given name."""
     # `numpy.int16` is a class with that name, and `torch.int16` prints as its name. Neither library needs to be
     # imported here.
     return dtype.__name__ if isinstance(dtype, type) else str(dtype).removeprefix("torch.")
@@ -380,6 +400,26 @@ def raw(*, default: bytes | None = None, mask: str | None = None, record: bool =
     return RawSpec(default=default, record=bool(record), presence=mask)
 
 
+def text(*, errors: str = "strict", default: str | None = None) -> TextSpec:
+    """Create a field of UTF-8 text: one `str` per sample, and a list of these in batches.
+
+    It reads strings of JSON lines, Parquet and Arrow, cells of CSV, members of a tar, and byte features of a tf.Example.
+    Lists and objects of JSON are read as JSON text.
+
+    Args:
+        errors: Treatment of bytes that are not UTF-8, as in `bytes.decode`: `strict` (the sample is `Corrupt`, which
+            `on_error` handles), `replace` or `ignore`. A line of JSON that is not UTF-8 is always `Corrupt`.
+        default: Value if the sample has none, as in `tensor`.
+    Raises:
+        ConfigError: `errors` is not one of these, or the default is not a `str` that UTF-8 can represent.
+    """
+    if errors not in ("strict", "replace", "ignore"):
+        raise ConfigError(f"errors: `{errors}` is not one of strict, replace, ignore", where="fields")
+    if default is not None and not (isinstance(default, str) and default.encode(errors="ignore").decode() == default):
+        raise ConfigError(f"default: must be a str that UTF-8 can represent (got {default!r})", where="fields")
+    return TextSpec(errors, default=default)
+
+
 def raw_list(*, default: tuple[()] | None = None, mask: str | None = None) -> RawListSpec:
     """Create a field of any number of byte strings: a list of `bytes` per sample, and a list of such lists in batches.
 
@@ -431,6 +471,11 @@ def from_json(text: str) -> tuple[tuple[str, FieldSpec], ...]:
                 return NestedSpec(spec_dict["dtype"], tuple(spec_dict["shape"]), spec_dict["depth"], parts, empty)
             case "record":
                 return RawSpec(record=True)
+            case "text":
+                default = spec_dict.get("default")
+                return TextSpec(
+                    spec_dict["errors"], parts, None if default is None else bytes.fromhex(default).decode()
+                )
             case _:
                 default = spec_dict.get("default")
                 return RawSpec(parts, None if default is None else bytes.fromhex(default))

@@ -20,11 +20,15 @@ if TYPE_CHECKING:
 __all__ = [
     "Format",
     "LabelFile",
+    "arrow",
+    "csv",
     "files",
     "fixed",
     "hdf5",
     "images",
+    "jsonl",
     "mds",
+    "megatron",
     "named",
     "npy",
     "npz",
@@ -98,8 +102,15 @@ def fixed(*, header_bytes: int = 0, **columns: TensorSpec) -> Format:
     return Format("fixed", {"header_bytes": _bytes(header_bytes), "columns": described})
 
 
-def tokens(length: int, *, dtype: str = "uint16", stride: int | None = None, header_bytes: int = 0) -> Format:
-    """A flat file of tokens (nanoGPT's and Megatron's `.bin`), read as windows. A record has one part, `tokens`.
+def tokens(
+    length: int,
+    *,
+    dtype: str = "uint16",
+    stride: int | None = None,
+    header_bytes: int = 0,
+    eos: int | None = None,
+) -> Format:
+    """A flat file of tokens (nanoGPT's `.bin`), read as windows. A record has the part `tokens`.
 
     Args:
         length: Number of tokens in a window. If targets are the inputs shifted by one, set it to the context length
@@ -108,15 +119,81 @@ def tokens(length: int, *, dtype: str = "uint16", stride: int | None = None, hea
         stride: Number of tokens from one window's start to the next; by default `length`, so that windows do not
             overlap.
         header_bytes: Number of bytes before the first token.
+        eos: Last token of each document. With it, a record also has the parts `segment_ids` (int32: 1 for the tokens of
+            the window's first document, 2 for those of the next) and `position_ids` (int32: index of each token in its
+            document or, for the first one, in the window).
     """
+    facts = {"dtype": str(dtype), "header_bytes": _bytes(header_bytes), **_windows(length, stride, eos)}
+    return Format("tokens", facts)
+
+
+def megatron(*, length: int | None = None, stride: int | None = None, eos: int | None = None) -> Format:
+    """Megatron-LM's `.bin` files of tokens, with an `.idx` file beside each. A record is a document, with one part,
+    `tokens`.
+
+    The element type comes from the index of the first file.
+
+    Args:
+        length: Read windows of this many tokens instead of documents. Windows do not end at documents.
+        stride, eos: As in `tokens`; only with `length`.
+    Raises:
+        ConfigError: `stride` or `eos` is given without `length`. `open` raises `NotFound` if an index is missing.
+    """
+    if length is None:
+        if stride is not None or eos is not None:
+            raise ConfigError("format: stride and eos require length", where="format")
+        return Format("megatron")
+    return Format("megatron", _windows(length, stride, eos))
+
+
+def _windows(length: int, stride: int | None, eos: int | None) -> dict[str, Any]:
     step = length if stride is None else stride
     if length < 1 or step < 1:
         raise ConfigError(
             f"format: window length and step must be at least 1 (got {length} and {step})", where="format"
         )
-    return Format(
-        "tokens", {"length": length, "stride": step, "dtype": str(dtype), "header_bytes": _bytes(header_bytes)}
-    )
+    return {"length": length, "stride": step, **({} if eos is None else {"eos": eos})}
+
+
+def jsonl() -> Format:
+    """JSON lines (`.jsonl`, `.ndjson`): a record is the JSON object of one line, and its parts are the object's entries.
+
+    An entry of an object inside is named by its path (`meta.url`). Numbers become tensors, lists of numbers become
+    ragged fields, and strings become text. Other lists and objects are read as JSON text.
+    """
+    return Format("jsonl")
+
+
+def csv(*, delimiter: str | None = None, header: bool = True, columns: Sequence[str] = ()) -> Format:
+    """Delimited text (CSV, TSV): a record is a row, and its parts are the cells by column.
+
+    Cells may be quoted, and quoted cells may contain line ends. Columns whose first cells are all numbers become int64
+    or float64 tensors, others become text. An empty cell counts as missing, so that a `default` applies to it.
+
+    Args:
+        delimiter: One character; by default a tab for `.tsv` files and a comma for others.
+        header: The first row of each file contains the names of the columns.
+        columns: Names of the columns, which replace those of the header.
+    Raises:
+        ConfigError: There is neither a header nor column names.
+    """
+    names = list(columns)
+    if isinstance(columns, str) or len(set(names)) < len(names):
+        raise ConfigError(f"format: columns must be distinct names (got {columns!r})", where="format")
+    if not header and not names:
+        raise ConfigError("format: without a header, columns must be named", where="format")
+    facts: dict[str, Any] = {"header": bool(header), "columns": names}
+    return Format("csv", facts if delimiter is None else {**facts, "delimiter": delimiter})
+
+
+def arrow() -> Format:
+    """Arrow IPC files and streams, Feather (version 2) files, and the folders that Hugging Face's
+    `Dataset.save_to_disk` writes. A record is a row, and its parts are columns, which are named by their path
+    (`image.bytes`).
+
+    Fields are as for Parquet, but strings become text. Files are fetched whole.
+    """
+    return Format("arrow")
 
 
 def tar() -> Format:
@@ -241,9 +318,13 @@ _PLAIN = {
     "tar": tar,
     "npy": npy,
     "npz": npz,
+    "arrow": arrow,
+    "csv": csv,
     "files": files,
     "images": images,
+    "jsonl": jsonl,
     "mds": mds,
+    "megatron": megatron,
     "parquet": parquet,
     "zarr": zarr,
 }

@@ -78,9 +78,8 @@ class Loader(BaseLoader[dict[str, Any]]):
             )
 
     def _prepare(self) -> None:
-        if (
-            self.dataset.map_steps or self._collate is not None
-        ):  # the outputs of functions are known only from the batches
+        # The outputs of functions are known only from the batches.
+        if self.dataset.is_mapped or self._collate is not None:
             return
         for name, spec in self.dataset.batch_fields().items():
             if not isinstance(spec, (TensorSpec, ImageSpec, PaddedSpec, PresentSpec)):

@@ -26,8 +26,9 @@ from penstock.extras import require
 from penstock.feed import columns, fields, rebatch_state, states
 from penstock.feed import report as reporting
 from penstock.feed.dataset_base import SOURCE
-from penstock.feed.epoch import Delivery, Epoch
-from penstock.feed.first_epoch import FirstEpochFeed, FirstEpochRun
+from penstock.feed.epoch import BatchRun, Delivery, Epoch
+from penstock.feed.first_epoch import FirstEpochFeed
+from penstock.feed.pack import Packing
 from penstock.feed.unindexed import NOTICE, Unindexed
 
 if TYPE_CHECKING:
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from penstock.feed.dataset_base import DatasetBase
     from penstock.feed.map_functions import Functions
     from penstock.feed.map_pool import WorkerPool
-    from penstock.feed.map_step import MapRun
     from penstock.feed.map_threads import ThreadPool
     from penstock.feed.node_cache import NodeCache
     from penstock.feed.report import Report
@@ -209,24 +209,41 @@ class BaseLoader(Generic[Batch]):
         self._batch_by, self._collate = _checked_batch_by(batch_by, batch_size, global_batch), _checked_collate(collate)
         self.global_batch = _sizes(batch_size, global_batch, world) if batch_by is None else batch_by.max_rows(world)
         self.tail = tail = self._default_tail(on_error) if tail is None else tail
-        if batch_by is not None and not dataset.indexed:
-            raise ConfigError(
-                "batch_by: requires counted records, but the dataset was opened with indexed=False", where="batch_by"
-            )
+        if batch_by is not None and (not dataset.indexed or dataset.packing is not None):
+            what = "opened with indexed=False" if not dataset.indexed else "packed"
+            raise ConfigError(f"batch_by: requires counted records, but the dataset was {what}", where="batch_by")
         if batch_by is not None and dataset.decodes and (dataset.rebatches or on_error == "skip"):
             what = "decode(rebatch=True)" if dataset.rebatches else 'decode() and on_error="skip"'
             raise ConfigError(f"batch_by: cannot be combined with {what}", where="batch_by")
-        # Tail of the feed's own batches.
-        self.source_tail = tail
+        # Size and tail of the feed's own batches. For a packed dataset, these are batches of documents.
+        self.source_batch, self.source_tail = self.global_batch, tail
         if dataset.rebatches:
             rebatch_state.check_loader(self)
             self.source_tail = "ragged"
         if dataset.decodes and on_error == "skip":
             self.source_tail = "pad"  # keeps the row of a damaged record, so that each row's position is known
+        if dataset.packing is not None:
+            if dataset.rebatches or (dataset.decodes and on_error == "skip"):
+                what = "decode(rebatch=True)" if dataset.rebatches else 'decode() and on_error="skip"'
+                raise ConfigError(f"pack: cannot be combined with {what}", where="pack")
+            self.source_batch, self.source_tail = dataset.packing.documents * world, "ragged"
         self._unindexed = (
             None
             if dataset.indexed
-            else Unindexed(dataset, global_batch=self.global_batch, rank=rank, world=world, tail=tail)  # type: ignore[arg-type]
+            else Unindexed(dataset, global_batch=self.source_batch, rank=rank, world=world, tail=self.source_tail)  # type: ignore[arg-type]
+        )
+        self._packing = (
+            None
+            if dataset.packing is None
+            else Packing(
+                dataset,
+                dataset.packing,
+                self._unindexed,
+                global_batch=self.global_batch,
+                rank=rank,
+                world=world,
+                tail=tail,
+            )
         )
         for name, value in (("memory_bytes", memory_bytes), ("max_in_flight", max_in_flight), ("threads", threads)):
             if value is not None and value < 1:
@@ -329,8 +346,10 @@ class BaseLoader(Generic[Batch]):
         holds the dataset; otherwise, it may differ slightly, and each epoch is planned once to count its batches.
 
         Raises:
-            TypeError: The dataset is unindexed or rebatched by `decode`, so the number is unknown.
+            TypeError: The dataset is unindexed, packed, or rebatched by `decode`, so the number is unknown.
         """
+        if self._packing is not None:
+            raise TypeError(f"a loader of {self.dataset!r} has no length, because its windows are not counted")
         if self._unindexed is not None:
             raise TypeError(f"a loader of {self.dataset!r} has no length, because its records are not counted")
         if self.dataset.rebatches:
@@ -368,7 +387,7 @@ class BaseLoader(Generic[Batch]):
             if self._batch_by is not None:  # a plan needs all counts
                 return self._counted_feed(None)
             # While the records are counted, the first epoch already runs.
-            started = self.dataset.first_epoch_feed(self.global_batch, self._counted_feed)
+            started = self.dataset.first_epoch_feed(self.source_batch, self._counted_feed)
             if started is None:
                 return self._counted_feed(None)
             self._feed = (os.getpid(), started)
@@ -387,7 +406,7 @@ class BaseLoader(Generic[Batch]):
             fields.to_json(read),
             json.dumps({**settings, "source_numbers": numbers}, default=operator.index),
             dict(env.read()),
-            global_batch=self.global_batch,
+            global_batch=self.source_batch,
             rank=self.rank,
             world=self.world,
             tail=self.source_tail,
@@ -425,21 +444,32 @@ class BaseLoader(Generic[Batch]):
                 weakref.finalize(self, pool.end)
         return self._worker_pool
 
-    def _run(
-        self, feed: _native.Feed | _native.UnindexedFeed | FirstEpochFeed, epoch: int, cursor: int
-    ) -> _native.Run | FirstEpochRun | MapRun:
+    def _run(self, feed: _native.Feed | _native.UnindexedFeed | FirstEpochFeed, epoch: int, cursor: int) -> BatchRun:
         """Start a pass of the feed. If the dataset has functions, the batches go through them."""
+        if self._packing is not None:
+            return self._packing.run(lambda place: self._read_run(feed, epoch, place), cursor)
+        return self._read_run(feed, epoch, cursor)
+
+    def _read_run(
+        self, feed: _native.Feed | _native.UnindexedFeed | FirstEpochFeed, epoch: int, cursor: int
+    ) -> BatchRun:
+        run: BatchRun
         if self.dataset.rebatches:
             from penstock.feed.rebatch import RebatchRun
 
             place = rebatch_state.Place.of(cursor)
-            return RebatchRun(self, feed.start(epoch, place.start), epoch, place)
-        run = feed.start(epoch, cursor)
-        if not self.dataset.map_steps:
-            return run
-        from penstock.feed.map_step import MapRun
+            run = RebatchRun(self, feed.start(epoch, place.start), epoch, place)
+        elif self.dataset.map_steps:
+            from penstock.feed.map_step import MapRun
 
-        return MapRun(self, run, epoch, cursor)
+            run = MapRun(self, feed.start(epoch, cursor), epoch, cursor)
+        else:
+            run = feed.start(epoch, cursor)
+        if self.dataset.tokenizing is not None:
+            from penstock.feed.tokenize import TokenizeRun
+
+            run = TokenizeRun(run, self.dataset.tokenizing, epoch)
+        return run
 
     def _supersede(self, why: str) -> None:
         live = self._live() if self._live is not None else None
@@ -497,6 +527,8 @@ class BaseLoader(Generic[Batch]):
 
     def _is_spent(self, cursor: int) -> bool:
         """True if a pass at this cursor has delivered every batch of the epoch."""
+        if self._packing is not None:
+            return self._packing.is_spent(cursor)
         if self._unindexed is not None:
             return self._unindexed.is_spent(cursor)
         if cursor == 0 or not self.dataset.is_counted:
@@ -530,9 +562,11 @@ class BaseLoader(Generic[Batch]):
     def state_dict(self) -> dict[str, Any]:
         """Return the loader's position after the delivered batches, as JSON under 1 KB that is identical on all ranks.
 
-        For an unindexed dataset, and with `decode(rebatch=True)`, each rank has a different state, which is valid only
-        for the same rank and number of ranks.
+        For an unindexed or packed dataset, and with `decode(rebatch=True)`, each rank has a different state, which is
+        valid only for the same rank and number of ranks.
         """
+        if self._packing is not None:
+            return {"version": states.STATE_VERSION, **self._packing.state(self._epoch, self._cursor)}
         if self._unindexed is not None:
             return {"version": states.STATE_VERSION, **self._unindexed.state(self._epoch, self._cursor)}
         if self.dataset.rebatches:
@@ -559,9 +593,12 @@ class BaseLoader(Generic[Batch]):
                 both numbers. `finish-old-then-new` finishes the epoch of the state with the objects that it had; all
                 later epochs use all objects. A state that is saved during that epoch needs the same rule.
         Raises:
-            ConfigError: The state belongs to another dataset, seed, window or `batch_by` or, for an unindexed dataset,
-                to another rank or world. The message contains both values.
+            ConfigError: The state belongs to another dataset, seed, window, tokenizer or `batch_by` or, for an unindexed
+                or packed dataset, to another rank or world. The message contains both values.
         """
+        if self._packing is not None:
+            self._go_on(*self._packing.cursor(state))
+            return
         if self._unindexed is not None:
             self._go_on(*self._unindexed.cursor(state))
             return
@@ -607,7 +644,7 @@ class BaseLoader(Generic[Batch]):
         feed = self._feed[1] if self._feed is not None and self._feed[0] == os.getpid() else None
         # While the records are counted in the background, a report does not wait for them.
         counted = self._unindexed is None and self.dataset.is_counted
-        usual = self.global_batch if self._batch_plan is None else self._batch_plan.native.mean_rows
+        usual = self.source_batch if self._batch_plan is None else self._batch_plan.native.mean_rows
         facts = {
             "counts": self.dataset.rung if counted else NOTICE if self._unindexed is not None else "scan, not complete",
             "window": self.dataset.window if counted else None,

@@ -17,7 +17,7 @@ import torch
 
 from penstock import _native
 from penstock.deprecation import renamed_parameters
-from penstock.errors import Unsupported
+from penstock.errors import ConfigError, Unsupported
 from penstock.feed.columns import adapt, rows
 from penstock.feed.loader import Loader, epoch_number
 from penstock.feed.map_step import run_here
@@ -106,6 +106,12 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):  # type: ignore[misc
                 "MapDataset: cannot be combined with decode(), which may drop or add samples, so that an index is not a "
                 "sample",
                 hint="use map(), if the function returns one sample for each record, or a penstock.torch.Loader",
+            )
+        if dataset.tokenizing is not None or dataset.packing is not None:
+            raise ConfigError(
+                "tokenize: not supported by a map-style dataset, which returns single samples",
+                where="tokenize",
+                hint="use penstock.torch.Loader, or tokenize in the DataLoader's collate_fn",
             )
         self.dataset = dataset
         self._shared = _SharedEpoch()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, MapFailed
 from penstock.feed import global_seeds, map_functions, whole_record
-from penstock.feed.columns import Ragged, byte_rows, ragged
+from penstock.feed.columns import Ragged, ragged, string_rows
 from penstock.feed.map_functions import Function, Functions, Results, Rows
 from penstock.feed.map_pool import MapTask, WorkerPool
 from penstock.feed.map_threads import ThreadPool
@@ -255,7 +255,7 @@ class MapRun:
         tensors, count, cursor = got
         loader, state = self._loader, self._pass
         is_padded, start = loader.source_tail == "pad", state.read
-        end = start + loader.global_batch if is_padded else cursor
+        end = start + loader.source_batch if is_padded else cursor
         first = start + (end - start) * loader.rank // loader.world
         state.read = cursor
         rows, passed = Rows({}), {}
@@ -307,8 +307,8 @@ def _add(rows: Rows, name: str, value: Any, array: Callable[[Any], Any]) -> None
     if isinstance(value, list):
         rows.lists[name] = value
     elif hasattr(value, "offsets"):
-        if value.is_bytes and len(value.offsets) > 1:  # lists of byte strings
-            rows.lists[name] = byte_rows(value)
+        if value.is_text or (value.is_bytes and len(value.offsets) > 1):  # texts, and lists of byte strings
+            rows.lists[name] = string_rows(value)
             return
         made = ragged(value, array)
         if isinstance(made.values, Ragged):  # lists of lists

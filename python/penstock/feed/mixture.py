@@ -187,8 +187,8 @@ def mix(
     for part, weight in pairs:
         if not isinstance(part, DatasetBase):
             raise ConfigError(f"mix: every part must be a penstock.Dataset (got {type(part).__name__})", where="mix")
-        if part.map_steps:
-            step = "decode" if part.decodes else "map"
+        if part.is_mapped:
+            step = "decode" if part.decodes else "map" if part.map_steps else "tokenize" if part.tokenizing else "pack"
             raise ConfigError(
                 f"mix: {step}() must come after mix()", where="mix", hint=f"write mix({{a: 1, b: 1}}).{step}(fn)"
             )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from penstock.feed.dataset_base import DatasetBase
 
-__all__ = ["STATE_VERSION", "Grown", "check", "make", "old_part"]
+__all__ = ["STATE_VERSION", "Grown", "advice", "check", "make", "old_part"]
 
 STATE_VERSION = 1
 
@@ -31,6 +31,7 @@ _ADVICE = {
     "steps": "give the dataset the same steps (take, shard, select, filter, resample, repeat) as before",
     "batches": "give batch_by the lengths and the sizes of the state. Sizes per rank are those of its number of ranks; "
     "to resume on another number, give sizes over all ranks (global_batch_sizes or global_tokens)",
+    "tokenizer": "give tokenize() the tokenizer (or the key) that the state was saved with",
 }
 
 
@@ -46,6 +47,11 @@ def make(dataset: DatasetBase, epoch: int, cursor: int, batches: str | None = No
         "epoch": epoch,
         "cursor": cursor,
     }
+
+
+def advice(name: str) -> str | None:
+    """Return a hint for a state whose value `name` differs from that of the dataset."""
+    return _ADVICE.get(name)
 
 
 def check(state: Mapping[str, Any], dataset: DatasetBase, batches: str | None = None) -> tuple[int, int]:
@@ -67,8 +73,14 @@ def check(state: Mapping[str, Any], dataset: DatasetBase, batches: str | None = 
             where="state",
             hint="give decode() rebatch=True to continue from this state",
         )
+    if "packed" in state:
+        raise ConfigError(
+            "state: saved from a packed dataset, but this dataset is not packed",
+            where="state",
+            hint="call pack() with the same arguments as before",
+        )
     mine = make(dataset, 0, 0, batches)
-    for name in ("version", "order", "fingerprint", "seed", "window", "samples", "steps", "batches"):
+    for name in ("version", "order", "fingerprint", "seed", "window", "samples", "steps", "tokenizer", "batches"):
         if state.get(name) == mine.get(name):
             continue
         if name == "fingerprint":

@@ -44,7 +44,7 @@ def dataset(ds: DatasetBase, *, batch: int | None = None, epoch: int = 0, **argu
         ConfigError: The dataset uses `map` without `decode`, or `collate` was given. Chain `tf.data`'s own `map` instead.
         Unsupported: A column that `decode` returned is neither an array nor texts.
     """
-    if ds.map_steps and not ds.decodes:
+    if ds.is_mapped and not ds.decodes:
         raise ConfigError(
             "map: not supported for tf.data, which has its own map",
             where="map",

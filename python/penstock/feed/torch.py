@@ -61,7 +61,7 @@ class Loader(BaseLoader[dict[str, Any]]):
 
     def _warn_of_tail(self) -> None:
         """Warn once, on the first rank, if the default tail leaves some ranks without samples."""
-        is_fixed = self.dataset.indexed and self._batch_by is None
+        is_fixed = self.dataset.indexed and self._batch_by is None and self.dataset.packing is None
         if self.rank or self.world == 1 or not self._has_default_tail or not is_fixed:
             return
         if self.dataset.awaits_scan():

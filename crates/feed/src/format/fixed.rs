@@ -8,7 +8,7 @@ use penstock_types::{DType, Error, Result, TensorSpec, with_separators};
 use serde::{Deserialize, Serialize};
 
 use super::{Each, Framing, Record, RecordId};
-use crate::value::{Array, Value};
+use crate::value::{Array, Value, get_int};
 use penstock_dataset::record_index::Span;
 
 /// Column of a fixed-size record.
@@ -110,6 +110,13 @@ impl Record for Row<'_> {
     }
 }
 
+/// Name of the value that contains tokens.
+pub(super) const TOKENS: &str = "tokens";
+/// Name of the value with the number of each token's document in its window, from 1 on.
+const SEGMENT_IDS: &str = "segment_ids";
+/// Name of the value with the index of each token in its document, as far as the document is in the window.
+const POSITION_IDS: &str = "position_ids";
+
 /// Windows of a flat file of tokens.
 #[derive(Debug)]
 pub(super) struct Tokens {
@@ -117,10 +124,12 @@ pub(super) struct Tokens {
     dtype: DType,
     length: u64,
     stride: u64,
+    /// The last token of each document, if windows also have segments and positions.
+    eos: Option<i64>,
 }
 
 impl Tokens {
-    pub(super) fn new(header: u64, dtype: &str, length: u64, stride: u64) -> Result<Self> {
+    pub(super) fn new(header: u64, dtype: &str, length: u64, stride: u64, eos: Option<i64>) -> Result<Self> {
         let dtype: DType = dtype.parse()?;
         if length == 0 || stride == 0 || length.max(stride) > 1 << 40 {
             return Err(Error::config(
@@ -128,7 +137,10 @@ impl Tokens {
                 format!("length and stride must be 1 to 2^40 (got length {length}, stride {stride})"),
             ));
         }
-        Ok(Self { header, dtype, length, stride })
+        if matches!(dtype, DType::F16 | DType::F32 | DType::F64) && eos.is_some() {
+            return Err(Error::config("format", format!("eos requires tokens of an integer type, not {dtype}")));
+        }
+        Ok(Self { header, dtype, length, stride, eos })
     }
 }
 
@@ -159,24 +171,47 @@ impl Framing for Tokens {
         if bytes.len() as u64 != self.length * self.dtype.size() as u64 {
             return Err(Error::corrupt(id.place, format!("ends inside window {}", id.record)));
         }
-        each(&Window { dtype: self.dtype, bytes })
+        each(&Window { dtype: self.dtype, bytes, eos: self.eos })
     }
 }
 
 struct Window<'a> {
     dtype: DType,
     bytes: &'a [u8],
+    eos: Option<i64>,
+}
+
+impl Window<'_> {
+    /// Int32 of each token, from the number of its document and its index there.
+    fn documents(&self, eos: i64, of: impl Fn(i32, i32) -> i32) -> Value<'_> {
+        let (mut segment, mut position) = (1, 0);
+        let mut bytes = Vec::with_capacity(self.bytes.len() / self.dtype.size() * 4);
+        for token in self.bytes.chunks_exact(self.dtype.size()) {
+            bytes.extend(of(segment, position).to_le_bytes());
+            position += 1;
+            if get_int(self.dtype, token) == i128::from(eos) {
+                (segment, position) = (segment + 1, 0);
+            }
+        }
+        Value::Array(Array { dtype: DType::I32, shape: vec![bytes.len() / 4], bytes: Cow::Owned(bytes) })
+    }
 }
 
 impl Record for Window<'_> {
     fn part(&self, name: &str) -> Result<Option<Value<'_>>> {
         let shape = vec![self.bytes.len() / self.dtype.size()];
         let array = Array { dtype: self.dtype, shape, bytes: Cow::Borrowed(self.bytes) };
-        Ok((name == "tokens").then_some(Value::Array(array)))
+        Ok(match (name, self.eos) {
+            (TOKENS, _) => Some(Value::Array(array)),
+            (SEGMENT_IDS, Some(eos)) => Some(self.documents(eos, |segment, _| segment)),
+            (POSITION_IDS, Some(eos)) => Some(self.documents(eos, |_, position| position)),
+            _ => None,
+        })
     }
 
     fn names(&self) -> Vec<String> {
-        vec!["tokens".to_owned()]
+        let ids = [SEGMENT_IDS, POSITION_IDS].iter().filter(|_| self.eos.is_some());
+        std::iter::once(&TOKENS).chain(ids).map(|name| (*name).to_owned()).collect()
     }
 }
 
@@ -201,7 +236,7 @@ mod tests {
 
     #[test]
     fn windows_overlap_and_the_rest_is_left_out() {
-        let tokens = Tokens::new(0, "uint16", 5, 4).unwrap();
+        let tokens = Tokens::new(0, "uint16", 5, 4, None).unwrap();
         let counts: Vec<u64> = (0..14).map(|n| tokens.count_of_size(2 * n, "p").unwrap().unwrap()).collect();
         assert_eq!(counts, [0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3]);
         assert_eq!(tokens.span_of(2).unwrap().range(), 16..26);

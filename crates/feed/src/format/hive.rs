@@ -133,7 +133,7 @@ impl Record for Partitioned<'_> {
         let value = self.values.iter().find(|(column, _)| *column == name).map(|(_, value)| value);
         Ok(value.map(|value| match value {
             PartitionValue::Int(value) => Value::Int(*value),
-            PartitionValue::Text(text) => Value::Text(text),
+            PartitionValue::Text(text) => Value::Text(Cow::Borrowed(text)),
             PartitionValue::Null => Value::Null,
         }))
     }

@@ -5,11 +5,15 @@
 //! decompress these bytes and store the values.
 
 pub(super) mod array_rows;
+mod arrow;
+mod csv;
 mod files;
 mod fixed;
 mod hdf5;
 pub(super) mod hive;
+mod jsonl;
 mod mds;
+mod megatron;
 mod npy;
 mod parquet;
 mod sniff;
@@ -68,7 +72,40 @@ pub enum FormatSpec {
         length: u64,
         /// Number of tokens between the starts of two consecutive windows.
         stride: u64,
+        /// The last token of each document. With it, windows also have segments and positions.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        eos: Option<i64>,
     },
+    /// Megatron-LM's `.bin` files of tokens, with an `.idx` file beside each.
+    Megatron {
+        /// Element type of a token, which is read from an index when the dataset is opened.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        dtype: Option<String>,
+        /// Number of tokens per window; `None` if documents are the records.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        length: Option<u64>,
+        /// Number of tokens between the starts of two consecutive windows.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        stride: Option<u64>,
+        /// The last token of each document. With it, windows also have segments and positions.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        eos: Option<i64>,
+    },
+    /// JSON lines: each line is a record.
+    Jsonl {},
+    /// Delimited text: each row is a record, and the columns are its values.
+    Csv {
+        /// Delimiter of the cells; by default a tab for `.tsv` and a comma for other names.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        delimiter: Option<String>,
+        /// True if the first row of each object contains the names of the columns.
+        header: bool,
+        /// Names of the columns; empty for those of the header.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        columns: Vec<String>,
+    },
+    /// Arrow IPC files and streams: each row is a record, and the columns are its values.
+    Arrow {},
     /// NumPy arrays, one per object.
     Npy {
         /// True if each row of an array is a record; false if each array is one.
@@ -137,6 +174,10 @@ impl FormatSpec {
             Self::TfRecord { .. } => "tfrecord",
             Self::Fixed { .. } => "fixed",
             Self::Tokens { .. } => "tokens",
+            Self::Megatron { .. } => "megatron",
+            Self::Jsonl {} => "jsonl",
+            Self::Csv { .. } => "csv",
+            Self::Arrow {} => "arrow",
             Self::Npy { .. } => "npy",
             Self::Npz {} => "npz",
             Self::Tar {} => "tar",
@@ -159,6 +200,13 @@ impl FormatSpec {
             // `.tgz` is a single suffix, so no codec suffix was removed from the name.
             Self::Tar {} => ends(&[b".tar", b".tgz"]),
             Self::Parquet {} => ends(&[b".parquet"]),
+            // Many datasets have `.json` files of metadata, so that name alone shows nothing.
+            Self::Jsonl {} => ends(&[b".jsonl", b".ndjson"]),
+            Self::Csv { .. } => ends(&[b".csv", b".tsv"]),
+            // `Dataset.filter` and `Dataset.map` of Hugging Face keep results beside the data, as `cache-*.arrow`.
+            Self::Arrow {} if base_name(name).starts_with(b"cache-") => Some(false),
+            Self::Arrow {} => ends(&[b".arrow", b".arrows", b".feather", b".ipc"]),
+            Self::Megatron { .. } => ends(&[b".bin"]),
             Self::Images { .. } => ends(&[b".jpg", b".jpeg", b".png", b".webp", b".tif", b".tiff"]),
             // Codecs that are not supported are rejected by name after the index is read.
             Self::Mds { .. } => ends(&[b".mds", b".mds.zstd", b".mds.br", b".mds.bz2", b".mds.snappy"]),
@@ -169,6 +217,9 @@ impl FormatSpec {
 
     /// TFRecords whose names show their codec.
     pub const TFRECORD: Self = Self::TfRecord { compression: Codec::None };
+
+    /// Delimited text with a header, whose names show their delimiter.
+    pub const CSV: Self = Self::Csv { delimiter: None, header: true, columns: Vec::new() };
 
     /// Detects the format of a dataset from its object names, if they show one. The formats are tried in a fixed order.
     /// A tar file beside images is probably an archive of images. Tables and arrays beside a larger amount of images
@@ -190,7 +241,10 @@ impl FormatSpec {
                 return Ok(Some(format));
             }
         }
-        for format in [npy, Self::Npz {}, Self::Parquet {}] {
+        if is_streaming(manifest) {
+            return Ok(Some(Self::Mds { index: None }));
+        }
+        for format in [npy, Self::Npz {}, Self::Parquet {}, Self::Arrow {}, Self::Jsonl {}, Self::CSV] {
             if claimed(&format) > pictures {
                 return Ok(Some(format));
             }
@@ -198,10 +252,7 @@ impl FormatSpec {
         if claimed(&Self::Hdf5 { datasets: Vec::new(), files: None, patches: None }) > pictures {
             return Err(unnamed_hdf5(&manifest.url));
         }
-        if pictures > 0 {
-            return Ok(Some(images));
-        }
-        Ok(is_streaming(manifest).then_some(Self::Mds { index: None }))
+        Ok((pictures > 0).then_some(images))
     }
 
     /// Key of the object that contains the rest of the format's metadata, if it is not read yet; see
@@ -224,6 +275,9 @@ impl FormatSpec {
 
     /// Checks that a listing has all objects that the format's own index lists.
     pub fn check_listing(&self, manifest: &Manifest) -> Result<()> {
+        if matches!(self, Self::Arrow {}) {
+            return arrow::check_listing(manifest);
+        }
         let Self::Mds { index: Some(index) } = self else { return Ok(()) };
         let known: HashSet<&[u8]> = manifest.objects.iter().map(|entry| entry.key.as_bytes()).collect();
         let names = mds::names(index, mds::INDEX)?;
@@ -297,6 +351,11 @@ impl ArrayBlocks {
     }
 }
 
+/// Part of a name after its last slash.
+fn base_name(name: &[u8]) -> &[u8] {
+    name.rsplit(|byte| *byte == b'/').next().unwrap_or_default()
+}
+
 /// Error for HDF5 files without the names of the HDF5 datasets to read.
 fn unnamed_hdf5(place: &str) -> Error {
     Error::config("format", format!("{place} contains HDF5 files; name the dataset: penstock.formats.hdf5(\"/name\")"))
@@ -356,6 +415,17 @@ pub(crate) enum TrailerCount {
     Wants(u64),
 }
 
+/// Result of reading the start of a group of rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NextGroup {
+    /// Number of rows of the group, and position of the next one.
+    Rows(u64, u64),
+    /// The table ends here.
+    End,
+    /// More bytes from this position on are needed.
+    Wants(u64),
+}
+
 /// Callback that receives a record of a table, and its index among the requested records.
 pub(crate) type EachRow<'a> = &'a mut dyn FnMut(usize, Result<&dyn Record>);
 
@@ -393,6 +463,12 @@ pub(crate) trait Framing: Send + Sync + fmt::Debug {
     /// Appends the positions of an object's records to `spans`. If it returns an error, the positions appended before
     /// are valid.
     fn spans(&self, content: &[u8], place: &str, spans: &mut Vec<Span>) -> Result<()>;
+
+    /// Like [`Framing::spans`] for a part of an object that begins at byte `start`, where a record begins. Positions are
+    /// relative to that byte.
+    fn spans_from(&self, _start: u64, content: &[u8], place: &str, spans: &mut Vec<Span>) -> Result<()> {
+        self.spans(content, place, spans)
+    }
 
     /// Returns an incremental reader of an object's decompressed bytes, if the format frames its records. `_first` are
     /// the first of these bytes. Returns an error if they are not of this format.
@@ -481,6 +557,18 @@ pub(crate) trait Framing: Send + Sync + fmt::Debug {
         Ok(None)
     }
 
+    /// Number of rows of the next group in a table of `size` bytes, and the position of the group after it. `at` is the
+    /// position of the group, and `bytes` are the table's bytes from there on. `None` for tables whose end contains the
+    /// count.
+    fn next_group(&self, _bytes: &[u8], _at: u64, _size: u64, _place: &str) -> Option<Result<NextGroup>> {
+        None
+    }
+
+    /// The fields of every record, if the format itself determines them.
+    fn declares(&self) -> Option<Vec<super::field::Field>> {
+        None
+    }
+
     /// Kind of field proposed for a value if the user gives no fields. `None` derives it from the value's content.
     fn proposes(&self, _name: &str, _part: &Value<'_>) -> Option<super::field::Kind> {
         None
@@ -492,9 +580,18 @@ pub(crate) fn framing(spec: &FormatSpec, manifest: &Manifest) -> Result<Box<dyn 
     Ok(match spec {
         FormatSpec::TfRecord { .. } => Box::new(tfrecord::TfRecord),
         FormatSpec::Fixed { header_bytes, columns } => Box::new(fixed::Fixed::new(*header_bytes, columns)?),
-        FormatSpec::Tokens { header_bytes, dtype, length, stride } => {
-            Box::new(fixed::Tokens::new(*header_bytes, dtype, *length, *stride)?)
+        FormatSpec::Tokens { header_bytes, dtype, length, stride, eos } => {
+            Box::new(fixed::Tokens::new(*header_bytes, dtype, *length, *stride, *eos)?)
         }
+        FormatSpec::Megatron { dtype, .. } => {
+            // The type is not known yet while the dataset is being opened.
+            Box::new(megatron::Megatron { dtype: dtype.as_deref().unwrap_or("uint16").parse()? })
+        }
+        FormatSpec::Jsonl {} => Box::new(jsonl::Jsonl),
+        FormatSpec::Csv { delimiter, header, columns } => {
+            Box::new(csv::Csv::new(delimiter.as_deref(), *header, columns, manifest)?)
+        }
+        FormatSpec::Arrow {} => Box::new(arrow::Arrow),
         FormatSpec::Npy { rows } => Box::new(npy::Npy { rows: *rows }),
         FormatSpec::Npz {} => Box::new(npy::Npz),
         FormatSpec::Tar {} => Box::new(tar::Tar),

@@ -213,7 +213,7 @@ impl Cells<'_> {
                 let strings: Option<Vec<&[u8]>> = (from..to).map(string).collect();
                 Value::Strings(strings.ok_or_else(lost)?)
             }
-            _ if column.text => Value::Text(string(at).ok_or_else(lost)?),
+            _ if column.text => Value::Text(Cow::Borrowed(string(at).ok_or_else(lost)?)),
             _ => Value::Bytes(Cow::Borrowed(string(at).ok_or_else(lost)?)),
         };
         let value = match ends.is_empty() {

@@ -62,7 +62,8 @@ pub fn keep_likely(manifest: &mut Manifest) -> Result<usize> {
 }
 
 fn unread(what: String) -> Error {
-    let by = "penstock.open, which reads TFRecord, WebDataset tar, MDS, Parquet, npy, npz, Zarr, HDF5, JPEG, PNG, WebP and TIFF";
+    let by = "penstock.open, which reads TFRecord, WebDataset tar, MDS, Parquet, Arrow IPC, JSON lines, CSV, npy, npz, Zarr, \
+              HDF5, JPEG, PNG, WebP and TIFF";
     Error::Unsupported { what, by: by.to_owned() }
 }
 
@@ -92,6 +93,8 @@ impl Source {
             Some(magic::NPY) => Some(FormatSpec::Npy { rows: false }),
             Some(magic::NPZ) => Some(FormatSpec::Npz {}),
             Some(magic::PARQUET) => Some(FormatSpec::Parquet {}),
+            Some(magic::ARROW_FILE | magic::ARROW_STREAM) => Some(FormatSpec::Arrow {}),
+            Some(magic::JSON) if content.trim_ascii_start().starts_with(b"{") => Some(FormatSpec::Jsonl {}),
             Some(magic::JPEG | magic::PNG | magic::TIFF | magic::WEBP) => Some(FormatSpec::Images { labels: None }),
             Some(magic::HDF5) => return Err(unnamed_hdf5(&place)),
             _ => None,

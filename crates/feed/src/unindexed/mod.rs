@@ -103,10 +103,10 @@ impl Unindexed {
         turns: Turns,
         settings: FeedSettings,
     ) -> Result<Arc<Self>> {
-        if !matches!(source.format(), FormatSpec::TfRecord { .. } | FormatSpec::Tar {}) {
+        if !matches!(source.format(), FormatSpec::TfRecord { .. } | FormatSpec::Tar {} | FormatSpec::Jsonl {}) {
             return Err(Error::Unsupported {
                 what: format!("format {}", source.format().name()),
-                by: "unindexed mode, which supports only TFRecord and tar".to_owned(),
+                by: "unindexed mode, which supports only TFRecord, tar and JSON lines".to_owned(),
             });
         }
         if turns.world == 0 || turns.rank >= turns.world {

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+//! CSV format: a record is a row, and its values are the cells, named by the header. A cell has no type of its own: the
+//! field decides whether it is a number or a text.
+
+use std::sync::{Arc, Mutex};
+
+use penstock_record::csv::{Cells, cells, rows};
+use penstock_types::{DType, Error, Result, TensorSpec, lock, with_separators};
+
+use super::{Each, Framing, Record, RecordId};
+use crate::field::{Kind, TextErrors};
+use crate::value::Value;
+use penstock_dataset::manifest::Manifest;
+use penstock_dataset::record_index::Span;
+
+/// Names of the columns, and the header that they come from.
+type Header = (Vec<u8>, Arc<[String]>);
+
+/// Delimited text, with or without a header.
+#[derive(Debug)]
+pub(super) struct Csv {
+    delimiter: u8,
+    has_header: bool,
+    /// Names given by the user, which replace those of the header.
+    names: Option<Arc<[String]>>,
+    /// The last header that was read. It is usually the same in every object.
+    header: Mutex<Option<Header>>,
+}
+
+impl Csv {
+    pub(super) fn new(
+        delimiter: Option<&str>,
+        has_header: bool,
+        names: &[String],
+        manifest: &Manifest,
+    ) -> Result<Self> {
+        let first = manifest.objects.first().map_or(&[][..], |entry| entry.logical_name());
+        let by_name = if first.to_ascii_lowercase().ends_with(b".tsv") { b'\t' } else { b',' };
+        let delimiter = match delimiter.map(str::as_bytes) {
+            None => by_name,
+            Some(&[byte]) if byte.is_ascii() && !matches!(byte, b'"' | b'\n' | b'\r') => byte,
+            Some(_) => return Err(Error::config("format", "delimiter must be one ASCII character other than a quote")),
+        };
+        if !has_header && names.is_empty() {
+            return Err(Error::config("format", "a CSV without a header needs the names of its columns"));
+        }
+        let names = (!names.is_empty()).then(|| names.into());
+        Ok(Self { delimiter, has_header, names, header: Mutex::default() })
+    }
+
+    /// Names of the columns of an object whose bytes before the first record are `head`.
+    fn names(&self, head: &[u8], place: &str) -> Result<Arc<[String]>> {
+        if let Some(names) = &self.names {
+            return Ok(names.clone());
+        }
+        let mut known = lock(&self.header);
+        if let Some((bytes, names)) = &*known
+            && bytes == head
+        {
+            return Ok(names.clone());
+        }
+        let header = cells(head, self.delimiter, place)?;
+        let mut names: Vec<String> = Vec::with_capacity(header.len());
+        for cell in (0..header.len()).filter_map(|cell| header.get(cell)) {
+            let name =
+                std::str::from_utf8(cell).map_err(|_| Error::corrupt(place, "has a header that is not UTF-8"))?;
+            if names.iter().any(|known| known == name) {
+                let problem = format!("has two columns `{name}`; name them: penstock.formats.csv(columns=[...])");
+                return Err(Error::corrupt(place, problem));
+            }
+            names.push(name.to_owned());
+        }
+        let names: Arc<[String]> = names.into();
+        *known = Some((head.to_vec(), names.clone()));
+        Ok(names)
+    }
+}
+
+impl Framing for Csv {
+    fn spans(&self, content: &[u8], place: &str, spans: &mut Vec<Span>) -> Result<()> {
+        self.spans_from(0, content, place, spans)
+    }
+
+    fn spans_from(&self, start: u64, content: &[u8], _place: &str, spans: &mut Vec<Span>) -> Result<()> {
+        let header = usize::from(self.has_header && start == 0);
+        for row in rows(content, self.delimiter).skip(header) {
+            let crc = self.crc(&content[row.clone()]);
+            spans.push(Span { offset: row.start as u64, len: row.len() as u64, crc });
+        }
+        Ok(())
+    }
+
+    fn needs_head(&self) -> bool {
+        self.has_header && self.names.is_none()
+    }
+
+    fn read(&self, bytes: &[u8], head: &[u8], id: RecordId<'_>, each: Each<'_>) -> Result<()> {
+        let place = format!("{} record {}", id.place, id.record);
+        let (names, cells) = (self.names(head, id.place)?, cells(bytes, self.delimiter, &place)?);
+        if names.len() != cells.len() {
+            let (have, want) = (with_separators(cells.len() as u64), with_separators(names.len() as u64));
+            return Err(Error::corrupt(place, format!("has {have} cells, but there are {want} columns")));
+        }
+        each(&Row { names: &names, cells })
+    }
+
+    fn proposes(&self, _name: &str, part: &Value<'_>) -> Option<Kind> {
+        match part {
+            Value::Digits(text) => Some(number(text).unwrap_or(Kind::Text(TextErrors::Strict))),
+            _ => None,
+        }
+    }
+}
+
+/// Kind of a number that is given as text: int64, uint64 or float64. `None` for other texts, and for numbers with
+/// leading zeros, which are usually codes.
+pub(super) fn number(text: &[u8]) -> Option<Kind> {
+    let text = std::str::from_utf8(text).ok()?.trim();
+    let digits = text.trim_start_matches(['-', '+']);
+    let is_number = digits.starts_with(|c: char| c.is_ascii_digit() || c == '.');
+    let is_code = digits.len() > 1 && digits.starts_with('0') && digits.as_bytes()[1].is_ascii_digit();
+    let dtype = match text {
+        _ if !is_number || is_code => return None,
+        text if text.parse::<i64>().is_ok() => DType::I64,
+        text if text.parse::<u64>().is_ok() => DType::U64,
+        text if text.parse::<f64>().is_ok() => DType::F64,
+        _ => return None,
+    };
+    Some(Kind::Tensor(TensorSpec { dtype, shape: Vec::new() }))
+}
+
+struct Row<'a> {
+    names: &'a [String],
+    cells: Cells,
+}
+
+impl Record for Row<'_> {
+    fn part(&self, name: &str) -> Result<Option<Value<'_>>> {
+        let Some(at) = self.names.iter().position(|known| known == name) else { return Ok(None) };
+        Ok(self.cells.get(at).map(|cell| if cell.is_empty() { Value::Empty("") } else { Value::Digits(cell) }))
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.names.to_vec()
+    }
+}

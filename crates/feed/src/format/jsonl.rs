@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+//! JSON lines format: a record is a line, and its values are the entries of its object.
+
+use std::borrow::Cow;
+
+use penstock_record::jsonl::{Json, Line, lines};
+use penstock_types::{DType, Result};
+
+use super::{Each, Framing, Record, RecordId};
+use crate::field::{Kind, TextErrors};
+use crate::json_numbers::Numbers;
+use crate::value::{Array, Value};
+use penstock_dataset::record_index::Span;
+
+#[derive(Debug)]
+pub(super) struct Jsonl;
+
+impl Framing for Jsonl {
+    fn spans(&self, content: &[u8], place: &str, spans: &mut Vec<Span>) -> Result<()> {
+        for line in lines(content, place)? {
+            let crc = self.crc(&content[line.clone()]);
+            spans.push(Span { offset: line.start as u64, len: line.len() as u64, crc });
+        }
+        Ok(())
+    }
+
+    fn read(&self, bytes: &[u8], _head: &[u8], id: RecordId<'_>, each: Each<'_>) -> Result<()> {
+        let place = format!("{} record {}", id.place, id.record);
+        each(&Object { line: Line::parse(bytes, &place)?, place: &place })
+    }
+
+    fn proposes(&self, _name: &str, part: &Value<'_>) -> Option<Kind> {
+        match part {
+            Value::Text(_) => Some(Kind::Text(TextErrors::Strict)),
+            Value::Digits(text) => super::csv::number(text),
+            _ => None,
+        }
+    }
+}
+
+struct Object<'a> {
+    line: Line<'a>,
+    place: &'a str,
+}
+
+impl Record for Object<'_> {
+    fn part(&self, name: &str) -> Result<Option<Value<'_>>> {
+        let Some(value) = self.line.value(name, self.place)? else { return Ok(None) };
+        Ok(Some(match value {
+            Json::Null => Value::Null,
+            Json::Bool(value) => {
+                let bytes = Cow::Owned(vec![u8::from(value)]);
+                Value::Array(Array { dtype: DType::Bool, shape: Vec::new(), bytes })
+            }
+            Json::Number(text) => Value::Digits(text.as_bytes()),
+            Json::Text(Cow::Borrowed(text)) => Value::Text(Cow::Borrowed(text.as_bytes())),
+            Json::Text(Cow::Owned(text)) => Value::Text(Cow::Owned(text.into_bytes())),
+            Json::Texts(texts) => Value::Strings(texts.into_iter().map(str::as_bytes).collect()),
+            Json::Raw(text) => match Numbers::parse(text) {
+                Some(numbers) if numbers.shape() == [0] => Value::Empty("[]"),
+                Some(numbers) => Value::Numbers(numbers),
+                None => Value::Text(Cow::Borrowed(text.as_bytes())),
+            },
+        }))
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.line.names()
+    }
+
+    fn may_lack_parts(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+//! JSON arrays of numbers. Their elements are converted from the text directly to the type of a field, so that `[1, 2]`
+//! and `[1, 2.5]` can both be read as floats.
+
+use penstock_types::DType;
+
+use super::value::put_text;
+
+/// A JSON array of numbers or booleans, or of such arrays of equal length.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Numbers<'a> {
+    text: &'a str,
+    shape: Vec<usize>,
+}
+
+impl<'a> Numbers<'a> {
+    /// Finds the shape of `text`, which must be valid JSON. Returns `None` unless it is an array of numbers or booleans,
+    /// or of such arrays of equal length.
+    pub fn parse(text: &'a str) -> Option<Self> {
+        let (mut counts, mut shape, mut is_inside) = (Vec::<usize>::new(), Vec::<Option<usize>>::new(), false);
+        // Depth of the numbers, which must be equal for all.
+        let mut depth = None;
+        for byte in text.bytes() {
+            let was_inside = std::mem::take(&mut is_inside);
+            match byte {
+                b'[' => {
+                    if let Some(count) = counts.last_mut() {
+                        *count += 1;
+                    }
+                    counts.push(0);
+                }
+                b']' => {
+                    let count = counts.pop()?;
+                    let at = counts.len();
+                    shape.resize(shape.len().max(at + 1), None);
+                    if shape[at].is_some_and(|known| known != count) {
+                        return None;
+                    }
+                    shape[at] = Some(count);
+                }
+                b',' | b' ' | b'\t' | b'\n' | b'\r' => {}
+                b'0'..=b'9' | b'-' | b'+' | b'.' | b'e' | b'E' | b't' | b'r' | b'u' | b'f' | b'a' | b'l' | b's' => {
+                    is_inside = true;
+                    if !was_inside {
+                        *counts.last_mut()? += 1;
+                        if *depth.get_or_insert(counts.len()) != counts.len() {
+                            return None;
+                        }
+                    }
+                }
+                _ => return None,
+            }
+        }
+        let shape = shape.into_iter().collect::<Option<Vec<usize>>>()?;
+        let is_regular = !shape.is_empty() && depth.is_none_or(|depth| depth == shape.len());
+        is_regular.then_some(Self { text, shape })
+    }
+
+    /// The stored text.
+    pub fn text(&self) -> &'a str {
+        self.text
+    }
+
+    /// Length of the array, then of the arrays inside.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// Number of numbers.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    fn each(&self) -> impl Iterator<Item = &'a str> {
+        self.text.split(['[', ']', ',', ' ', '\t', '\n', '\r']).filter(|number| !number.is_empty())
+    }
+
+    /// The first of bool, int64, uint64 and float64 that all numbers have.
+    pub fn dtype(&self) -> DType {
+        let all = |is: fn(&str) -> bool| self.each().all(is);
+        let is_bool = |text: &str| matches!(text, "true" | "false");
+        match () {
+            () if self.elements() > 0 && all(is_bool) => DType::Bool,
+            () if all(|text| text.parse::<i64>().is_ok()) => DType::I64,
+            () if all(|text| text.parse::<u64>().is_ok()) => DType::U64,
+            () => DType::F64,
+        }
+    }
+
+    /// Writes the numbers into `out`, which has room for exactly these.
+    pub fn write(&self, dtype: DType, out: &mut [u8]) -> Result<(), String> {
+        for (text, slot) in self.each().zip(out.chunks_exact_mut(dtype.size())) {
+            let number = match text {
+                "true" => "1",
+                "false" => "0",
+                text => text,
+            };
+            if !put_text(dtype, number, slot) {
+                return Err(format!("{text} is not a valid {dtype}"));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_have_the_shape_and_type_of_the_array() {
+        let parsed = |text| Numbers::parse(text).map(|numbers| (numbers.shape().to_vec(), numbers.dtype()));
+        assert_eq!(parsed("[1, -2,3]"), Some((vec![3], DType::I64)));
+        assert_eq!(parsed("[[1, 2.5], [3, 4e2]]"), Some((vec![2, 2], DType::F64)));
+        assert_eq!(parsed("[18446744073709551615]"), Some((vec![1], DType::U64)));
+        assert_eq!(parsed("[true,false]"), Some((vec![2], DType::Bool)));
+        assert_eq!(parsed("[[],[]]"), Some((vec![2, 0], DType::I64)));
+        for irregular in ["[1, [2]]", "[[1], [2, 3]]", "[[], [1]]", "[[],1]", "[null]", "[\"1\"]", "[{}]", "1"] {
+            assert_eq!(parsed(irregular), None, "{irregular}");
+        }
+    }
+
+    #[test]
+    fn numbers_are_written_as_the_requested_type_or_refused() {
+        let numbers = Numbers::parse("[1, 2.5, true]").unwrap();
+        let mut out = vec![0; 12];
+        numbers.write(DType::F32, &mut out).unwrap();
+        assert_eq!(out, [1f32, 2.5, 1.0].map(f32::to_le_bytes).concat());
+        assert_eq!(numbers.write(DType::I32, &mut out).unwrap_err(), "2.5 is not a valid int32");
+        assert_eq!(
+            Numbers::parse("[300]").unwrap().write(DType::U8, &mut out).unwrap_err(),
+            "300 is not a valid uint8"
+        );
+    }
+}

@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Columns of an Arrow schema: their names, types and the numbers of their buffers.
+
+use penstock_types::DType;
+
+use super::flatbuffer::Table;
+
+/// Maximum number of structs and lists inside each other.
+const MAX_DEPTH: usize = 32;
+
+/// Maximum number of fields, including those inside of others. A wide table has some 10,000. A damaged schema may refer
+/// to the same fields again and again.
+const MAX_FIELDS: usize = 1 << 20;
+
+/// Type of a column's values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Element {
+    /// Numbers.
+    Scalar(DType),
+    /// Booleans, 8 in a byte.
+    Bits,
+    /// Byte strings, with offsets of 4 bytes, or of 8 if `wide`.
+    Bytes {
+        /// True for offsets of 8 bytes.
+        wide: bool,
+    },
+    /// Byte strings with descriptions of 16 bytes, as newer writers store them.
+    Views,
+    /// Byte strings of this fixed length.
+    Fixed(usize),
+}
+
+/// How the values of a list are found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum List {
+    /// By offsets of 4 bytes.
+    Narrow,
+    /// By offsets of 8 bytes.
+    Wide,
+    /// All lists have this many values.
+    Fixed(usize),
+}
+
+/// Number of a buffer of a record batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct BufferNumber {
+    /// Number without the additional buffers of views.
+    pub number: usize,
+    /// Number of columns of views before.
+    pub views: usize,
+}
+
+/// A column: the leaf of a field.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Column {
+    /// Path of the column, joined with dots. Columns with equal paths are numbered (`a#2`).
+    pub name: String,
+    /// Type of a value, or the name of an unsupported type.
+    pub element: std::result::Result<Element, String>,
+    /// True if the byte strings are declared to be text.
+    pub text: bool,
+    /// How the rows' lists are found; `None` if a row has one value.
+    pub(super) list: Option<(List, BufferNumber)>,
+    /// Validity of each row: that of the structs around the column, and of the list or value.
+    pub(super) validity: Vec<BufferNumber>,
+    /// Validity of the values of lists.
+    pub(super) items: Option<BufferNumber>,
+    /// First buffer of the values.
+    pub(super) values: BufferNumber,
+    /// For values that are stored once: number of the dictionary, and type of the index.
+    pub(super) dictionary: Option<(i64, DType)>,
+}
+
+impl Column {
+    /// True if a row contains a list of values.
+    pub fn is_list(&self) -> bool {
+        self.list.is_some()
+    }
+}
+
+/// The columns of a schema, and the columns of its dictionaries.
+#[derive(Debug, Default)]
+pub(super) struct Schema {
+    pub columns: Vec<Column>,
+    /// Column of the values of each dictionary.
+    pub dictionaries: Vec<(i64, Column)>,
+}
+
+/// Assigns buffers to fields in stored order.
+#[derive(Default)]
+struct Walk {
+    next: BufferNumber,
+    /// Number of fields so far.
+    fields: usize,
+    schema: Schema,
+}
+
+/// Position of a field in its parents.
+#[derive(Clone, Default)]
+struct Around {
+    path: String,
+    validity: Vec<BufferNumber>,
+    list: Option<(List, BufferNumber)>,
+    depth: usize,
+}
+
+/// Parses a schema. `None` if it is damaged.
+pub(super) fn schema(table: &Table<'_>) -> Option<Schema> {
+    let mut walk = Walk::default();
+    for field in table.tables(1)? {
+        walk.field(&field, &Around::default())?;
+    }
+    let mut columns: Vec<Column> = Vec::with_capacity(walk.schema.columns.len());
+    let mut times = std::collections::HashMap::new();
+    for mut column in walk.schema.columns {
+        let count = times.entry(column.name.clone()).or_insert(0);
+        *count += 1;
+        if *count > 1 {
+            column.name = format!("{}#{count}", column.name);
+        }
+        columns.push(column);
+    }
+    Some(Schema { columns, dictionaries: walk.schema.dictionaries })
+}
+
+fn int(table: &Table<'_>) -> std::result::Result<DType, String> {
+    Ok(match (table.i32(0, 0), table.u8(1) != 0) {
+        (8, true) => DType::I8,
+        (16, true) => DType::I16,
+        (32, true) => DType::I32,
+        (64, true) => DType::I64,
+        (8, false) => DType::U8,
+        (16, false) => DType::U16,
+        (32, false) => DType::U32,
+        (64, false) => DType::U64,
+        (bits, _) => return Err(format!("an integer of {bits} bits")),
+    })
+}
+
+/// Type of a leaf: the element, whether it is text, and its number of buffers after the validity.
+fn leaf(kind: u8, table: &Table<'_>) -> Option<(std::result::Result<Element, String>, bool, usize)> {
+    let scalar = |dtype| Ok(Element::Scalar(dtype));
+    let (bytes, wide) = (Ok(Element::Bytes { wide: false }), Ok(Element::Bytes { wide: true }));
+    Some(match kind {
+        2 => (int(table).map(Element::Scalar), false, 1),
+        3 => match table.i16(0, 0) {
+            0 => (scalar(DType::F16), false, 1),
+            1 => (scalar(DType::F32), false, 1),
+            2 => (scalar(DType::F64), false, 1),
+            _ => return None,
+        },
+        4 => (bytes, false, 2),
+        5 => (bytes, true, 2),
+        6 => (Ok(Element::Bits), false, 1),
+        7 => (Err("a decimal number".to_owned()), false, 1),
+        8 => (scalar(if table.i16(0, 1) == 0 { DType::I32 } else { DType::I64 }), false, 1),
+        9 => (scalar(if table.i32(1, 32) == 32 { DType::I32 } else { DType::I64 }), false, 1),
+        10 | 18 => (scalar(DType::I64), false, 1),
+        11 => (Err("an interval".to_owned()), false, 1),
+        15 => {
+            let len = usize::try_from(table.i32(0, 0)).ok()?;
+            (if len > 0 { Ok(Element::Fixed(len)) } else { Err("byte strings of length 0".to_owned()) }, false, 1)
+        }
+        19 => (wide, false, 2),
+        20 => (wide, true, 2),
+        23 => (Ok(Element::Views), false, 1),
+        24 => (Ok(Element::Views), true, 1),
+        _ => return None,
+    })
+}
+
+impl Walk {
+    fn take(&mut self, buffers: usize) -> BufferNumber {
+        let first = self.next;
+        self.next.number += buffers;
+        first
+    }
+
+    /// Adds the columns of a field. `None` if the field is damaged.
+    fn field(&mut self, field: &Table<'_>, around: &Around) -> Option<()> {
+        self.fields += 1;
+        if around.depth > MAX_DEPTH || self.fields > MAX_FIELDS {
+            return None;
+        }
+        let (name, kind, children) = (field.text(0)?, field.u8(2), field.tables(5)?);
+        let path = match (around.list, around.path.as_str()) {
+            (Some(_), path) => path.to_owned(),
+            (None, "") => name.to_owned(),
+            (None, path) => format!("{path}.{name}"),
+        };
+        let around = Around { path, depth: around.depth + 1, ..around.clone() };
+        let refuse = |walk: &mut Self, what: &str| walk.leaf(&around, Err(what.to_owned()), false, None, 0);
+        if let Some(encoding) = field.table(4) {
+            let index = encoding.table(1).map_or(Ok(DType::I32), |table| int(&table));
+            let (element, text, _) = leaf(kind, &field.table(3)?)
+                .unwrap_or_else(|| (Err("a dictionary of structs or lists".to_owned()), false, 0));
+            let number = encoding.i64(0);
+            let mut own = Self::default();
+            own.leaf(&Around::default(), element.clone(), text, None, 0);
+            self.schema.dictionaries.extend(own.schema.columns.into_iter().map(|column| (number, column)));
+            let dictionary = index.map(|index| (number, index));
+            let element =
+                dictionary.as_ref().map_err(Clone::clone).and(element.as_ref().map_err(Clone::clone)).copied();
+            self.leaf(&around, element, text, dictionary.ok(), 1);
+            return Some(());
+        }
+        if kind == 1 {
+            // A column of nulls has no buffers.
+            refuse(self, "a column of nulls only");
+            return Some(());
+        }
+        let table = field.table(3)?;
+        if let Some((element, text, buffers)) = leaf(kind, &table) {
+            self.leaf(&around, element, text, None, buffers + 1);
+            if matches!(kind, 23 | 24) {
+                self.next.views += 1;
+            }
+            return Some(());
+        }
+        let list = match kind {
+            12 => Some(List::Narrow),
+            21 => Some(List::Wide),
+            16 => Some(List::Fixed(usize::try_from(table.i32(0, 0)).ok()?)),
+            _ => None,
+        };
+        match (kind, list) {
+            (_, Some(list)) => {
+                let first = self.take(if matches!(list, List::Fixed(_)) { 1 } else { 2 });
+                let offsets = BufferNumber { number: first.number + 1, ..first };
+                let [child] = children.as_slice() else { return None };
+                let is_leaf =
+                    child.table(4).is_some() || child.table(3).is_some_and(|table| leaf(child.u8(2), &table).is_some());
+                if around.list.is_some() || !is_leaf {
+                    self.skip(child, around.depth)?;
+                    let what = if around.list.is_some() { "a list of lists" } else { "a list of structs or lists" };
+                    refuse(self, what);
+                    return Some(());
+                }
+                let validity = [around.validity.as_slice(), &[first]].concat();
+                self.field(child, &Around { validity, list: Some((list, offsets)), ..around })
+            }
+            (13, _) => {
+                let own = self.take(1);
+                let validity = [around.validity.as_slice(), &[own]].concat();
+                children
+                    .iter()
+                    .try_for_each(|child| self.field(child, &Around { validity: validity.clone(), ..around.clone() }))
+            }
+            _ => {
+                let what = self.skip(field, around.depth)?;
+                refuse(self, what);
+                Some(())
+            }
+        }
+    }
+
+    /// Assigns the buffers of a field that is not read. Returns the name of its type.
+    fn skip(&mut self, field: &Table<'_>, depth: usize) -> Option<&'static str> {
+        self.fields += 1;
+        if depth > MAX_DEPTH || self.fields > MAX_FIELDS {
+            return None;
+        }
+        let (kind, table) = (field.u8(2), field.table(3)?);
+        let (buffers, name) = match kind {
+            _ if field.table(4).is_some() => (2, "a dictionary"),
+            1 => (0, "nulls"),
+            12 | 21 => (2, "a list"),
+            13 | 16 => (1, "a struct"),
+            14 => (1 + usize::from(table.i16(0, 0) == 1), "a union"),
+            17 => (2, "a map"),
+            22 => (0, "a run-end encoded column"),
+            25 | 26 => (3, "a list view"),
+            kind => (leaf(kind, &table)?.2 + 1, "a value"),
+        };
+        self.take(buffers);
+        if matches!(kind, 23 | 24) {
+            self.next.views += 1;
+        }
+        if field.table(4).is_none() {
+            for child in field.tables(5)? {
+                self.skip(&child, depth + 1)?;
+            }
+        }
+        Some(name)
+    }
+
+    /// Adds a column, whose values have `buffers` buffers including the validity, or one more with a dictionary.
+    fn leaf(
+        &mut self,
+        around: &Around,
+        element: std::result::Result<Element, String>,
+        text: bool,
+        dictionary: Option<(i64, DType)>,
+        buffers: usize,
+    ) {
+        let first = self.take(buffers + usize::from(dictionary.is_some()));
+        let values = BufferNumber { number: first.number + 1, ..first };
+        let mut validity = around.validity.clone();
+        let items = around.list.map(|_| first);
+        if items.is_none() {
+            validity.push(first);
+        }
+        let (name, list) = (around.path.clone(), around.list);
+        self.schema.columns.push(Column { name, element, text, list, validity, items, values, dictionary });
+    }
+}

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tokenize`: converts the texts of a feed's batches to tokens, in a thread of its own. Order and state are those of
+the samples.
+
+While the consumer works on a batch, the next batches are tokenized. The tokenizers of Hugging Face run without the GIL,
+on as many threads as they choose.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import ConfigError, MapFailed
+from penstock.feed.columns import Ragged, string_rows
+from penstock.feed.fields import dtype_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from concurrent.futures import Future
+
+    import numpy as np
+
+    from penstock.feed.epoch import BatchRun
+
+__all__ = ["TokenizeRun", "TokenizeStep"]
+
+_AHEAD = 2
+"""Number of batches that are tokenized or waiting while the consumer works on another."""
+
+_DIGEST_BYTES = 16
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizeStep:
+    """A tokenizer, the fields that it reads, and the digest that a state must have."""
+
+    encode: Callable[..., Any]
+    fields: tuple[str, ...]
+    into: str
+    dtype: str
+    digest: str
+
+    @classmethod
+    def of(
+        cls, tokenizer: Any, fields: Sequence[str], into: str, dtype: object, *, special_tokens: bool, key: str | None
+    ) -> TokenizeStep:
+        """Check a tokenizer and compute its digest.
+
+        Raises:
+            ConfigError: The tokenizer is not callable, or it has no digest and no key is given.
+        """
+        named = dtype_name(dtype)
+        if named not in ("uint16", "int32", "uint32", "int64"):
+            raise ConfigError(f"tokenize: dtype `{named}` is not one of uint16, int32, uint32, int64", where="tokenize")
+        fast = getattr(tokenizer, "backend_tokenizer", tokenizer)
+        if hasattr(fast, "encode_batch") and hasattr(fast, "to_str"):
+            if len(fields) != 1:
+                raise ConfigError(
+                    f"tokenize: a tokenizer reads one field (got {len(fields)})",
+                    where="tokenize",
+                    hint="give a function of several lists instead",
+                )
+            encode: Callable[..., Any] = _Encode(fast, special_tokens)
+            text = f"{fast.to_str()}\n{special_tokens}"
+        elif callable(tokenizer):
+            encode, text = tokenizer, str(getattr(tokenizer, "digest", ""))
+        else:
+            raise ConfigError(f"tokenize: {tokenizer!r} is neither a tokenizer nor callable", where="tokenize")
+        text = text if key is None else key
+        if not text:
+            raise ConfigError(
+                f"tokenize: {tokenizer!r} has no digest, so a state cannot show which function it was saved with",
+                where="tokenize",
+                hint='name the function and its version: tokenize(fn, key="my-tokenizer-1")',
+            )
+        return cls(encode, tuple(fields), into, named, _digest(f"{text}\n{fields}\n{into}\n{named}"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Encode:
+    """Encodes a list of texts with a tokenizer of the `tokenizers` package."""
+
+    tokenizer: Any
+    special_tokens: bool
+
+    def __call__(self, texts: list[str]) -> list[list[int]]:
+        # The fast variant returns the same tokens, without their offsets in the text.
+        encode = getattr(self.tokenizer, "encode_batch_fast", self.tokenizer.encode_batch)
+        return [encoding.ids for encoding in encode(texts, add_special_tokens=self.special_tokens)]
+
+
+class TokenizeRun:
+    """A run whose texts are replaced by tokens. Has the same interface as the native run."""
+
+    def __init__(self, run: BatchRun, step: TokenizeStep, epoch: int) -> None:
+        self._run, self._step, self._epoch = run, step, epoch
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="penstock-tokenize")
+        self._under_way: deque[tuple[Future[dict[str, Any]], dict[str, Any], int, int]] = deque()
+        self._is_exhausted = False
+        self._wait_s = 0.0
+
+    def next(self) -> tuple[dict[str, Any], int, int] | None:
+        """Return the next batch in order, or None after the last."""
+        self._fill()
+        if not self._under_way:
+            return None
+        made, passed, rows, cursor = self._under_way.popleft()
+        began = time.perf_counter()
+        columns = made.result()
+        self._wait_s += time.perf_counter() - began
+        return {**passed, **columns}, rows, cursor
+
+    def _fill(self) -> None:
+        while not self._is_exhausted and len(self._under_way) <= _AHEAD:
+            if self._under_way and not self._run.is_ready():
+                return
+            got = self._run.next()
+            if got is None:
+                self._is_exhausted = True
+                return
+            tensors, rows, cursor = got
+            texts = [_texts(tensors, name) for name in self._step.fields]
+            passed = {name: column for name, column in tensors.items() if name not in self._step.fields}
+            made = self._executor.submit(_tokenized, self._step, texts, self._epoch)
+            self._under_way.append((made, passed, rows, cursor))
+
+    def timing(self) -> dict[str, float]:
+        """Return the times of the run, and the time spent waiting for the tokenizer."""
+        times = self._run.timing()
+        return {**times, "wait_map_s": times.get("wait_map_s", 0.0) + self._wait_s}
+
+    def error_counts(self) -> tuple[int, int, list[str]]:
+        """Return the errors that the native run skipped or substituted."""
+        return self._run.error_counts()
+
+    def is_ready(self) -> bool:
+        """True if `next` would not wait."""
+        return bool(self._under_way) and self._under_way[0][0].done()
+
+    def close(self) -> None:
+        """End the run and the thread."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._run.close()
+
+
+def _texts(tensors: Mapping[str, Any], name: str) -> list[Any]:
+    column = tensors.get(name)
+    if isinstance(column, list):
+        return column
+    if column is None or not getattr(column, "is_bytes", False):
+        known = ", ".join(tensors)
+        raise ConfigError(
+            f"tokenize: `{name}` is not a field of text (the fields are {known})",
+            where="tokenize",
+            hint=f"set it: .fields({name}=penstock.text())",
+        )
+    return string_rows(column)
+
+
+def _tokenized(step: TokenizeStep, texts: list[list[Any]], epoch: int) -> dict[str, Any]:
+    """Run the tokenizer over the texts of a batch. Returns a `Ragged` per field of tokens."""
+    try:
+        results = step.encode(*texts)
+    except Exception as error:
+        raise MapFailed(
+            f"tokenize: the tokenizer raised {type(error).__name__}: {error} (epoch {epoch})",
+            where="tokenize",
+            epoch=epoch,
+        ) from error
+    named: Mapping[str, Any] = results if isinstance(results, dict) else {step.into: results}
+    return {name: ragged(rows, len(texts[0]), step.dtype, name) for name, rows in named.items()}
+
+
+def ragged(rows: Sequence[Any], count: int, dtype: str, name: str) -> Ragged:
+    """Convert one sequence of numbers per sample to a `Ragged` of this type.
+
+    Raises:
+        MapFailed: There are not `count` sequences, or a value does not fit the type.
+    """
+    import numpy as np
+
+    lengths = [len(row) for row in rows]
+    if len(lengths) != count:
+        raise MapFailed(f"tokenize: {count:,} texts gave {len(lengths):,} lists of `{name}`", where="tokenize")
+    offsets = np.zeros(count + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    total = operator.index(offsets[-1])
+    try:
+        if rows and isinstance(rows[0], np.ndarray):
+            joined: np.ndarray[Any, Any] = np.concatenate(list(rows))
+            values = joined.astype(dtype, casting="safe") if joined.dtype.kind == "f" else _fitted(joined, dtype)
+        else:
+            values = np.fromiter(chain.from_iterable(rows), dtype, total)
+    except (OverflowError, TypeError, ValueError) as error:
+        raise MapFailed(f"tokenize: `{name}` is not a list of {dtype}: {error}", where="tokenize") from None
+    return Ragged(values, offsets)
+
+
+def _fitted(values: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
+    made = values.astype(dtype)
+    if not (made == values).all():
+        raise ValueError("a value does not fit")
+    return made

@@ -24,6 +24,7 @@ PACKAGES = {
     "images": ("PIL", "numpy"),
     "ssh": ("asyncssh",),
     "explain": (),
+    "text": ("tokenizers", "numpy"),
     "dlio": ("yaml",),
     "arrays": ("numpy", "h5py", "matplotlib", "xarray", "dask"),
     "xarray": ("xarray", "numpy"),

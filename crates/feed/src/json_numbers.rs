@@ -79,11 +79,14 @@ impl<'a> Numbers<'a> {
     pub fn dtype(&self) -> DType {
         let all = |is: fn(&str) -> bool| self.each().all(is);
         let is_bool = |text: &str| matches!(text, "true" | "false");
-        match () {
-            () if self.elements() > 0 && all(is_bool) => DType::Bool,
-            () if all(|text| text.parse::<i64>().is_ok()) => DType::I64,
-            () if all(|text| text.parse::<u64>().is_ok()) => DType::U64,
-            () => DType::F64,
+        if self.elements() > 0 && all(is_bool) {
+            DType::Bool
+        } else if all(|text| text.parse::<i64>().is_ok()) {
+            DType::I64
+        } else if all(|text| text.parse::<u64>().is_ok()) {
+            DType::U64
+        } else {
+            DType::F64
         }
     }
 

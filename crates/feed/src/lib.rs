@@ -70,7 +70,7 @@ pub use chunked_arrays::PatchSpec;
 pub use cuda::CudaDevice;
 pub use epoch_iter::{Delivered, EpochIter, Next};
 pub use epoch_run::Run;
-pub use field::{Field, Kind, PadTo, Padding};
+pub use field::{Field, Kind, PadTo, Padding, TextErrors};
 pub use follows::{Annotation, Follows};
 pub use format::{ArrayBlocks, Column as FixedColumn, FormatSpec, Hdf5Array, Hdf5File, ZarrMetadata, keep_likely};
 pub use known_columns::unknown_columns;

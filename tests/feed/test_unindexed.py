@@ -148,7 +148,7 @@ def test_what_needs_counts_says_so(made):
     fixed = penstock.open(
         folder / "a.bin", format=penstock.formats.fixed(x=penstock.tensor("int32", ())), indexed=False
     )
-    with pytest.raises(Unsupported, match="only TFRecord and tar"):
+    with pytest.raises(Unsupported, match="only TFRecord, tar and JSON lines"):
         next(iter(penstock.Loader(fixed, batch_size=1)))
 
 

@@ -615,7 +615,7 @@ def open(  # noqa: A001 - the verb is the API
         records_per_object: Number of records in every object, if known; by default it is determined.
         indexes: A folder with index files of other programs (DALI's `.idx`, wids' `index.json`); by default, the files
             beside the objects are used.
-        indexed: False disables record counts: TFRecords and tars are read as streams. Each rank reads a different set
+        indexed: False disables record counts: TFRecords, tars and JSON lines are read as streams. Each rank reads a different set
             of whole objects, records are mixed within 32 MiB of their object, a loader has no length, and ranks may end
             after different numbers of batches. A state is valid only for the same rank and the same number of ranks.
     Raises:

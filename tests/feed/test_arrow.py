@@ -122,13 +122,14 @@ def test_arrow_rows_of_several_files_are_shuffled_and_resumed(tmp_path: Path) ->
 def test_save_to_disk_folder_is_read_without_its_caches(tmp_path: Path) -> None:
     shutil.copytree(HERE / "saved", tmp_path / "train")
     shutil.copy(HERE / "types.arrow", tmp_path / "train/cache-0123.arrow")
-    found = read(tmp_path / "train")
+    (batch,) = penstock.Loader(penstock.open(tmp_path / "train", format="arrow"), batch_size=3)
+    found = {name: rows(column) for name, column in batch.items()}
     assert found == {"text": ["one", "zwei"], "input_ids": [[1, 2], [3]], "label": [0, 1]}
     shutil.copytree(HERE / "saved", tmp_path / "test")
     (tmp_path / "dataset_dict.json").write_text('{"splits": ["test", "train"]}')
     with pytest.raises(ConfigError, match=r"contains several splits \(test, train\); open one of their folders"):
         penstock.open(tmp_path)
-    packed = penstock.open(tmp_path / "train").pack(3, fields="input_ids")
+    packed = penstock.open(tmp_path / "train", format="arrow").pack(3, fields="input_ids")
     (batch,) = penstock.Loader(packed, batch_size=1)
     assert batch["input_ids"].tolist() == [[1, 2, 3]]
 
@@ -146,7 +147,7 @@ def test_arrow_compressed_as_a_whole_and_without_a_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["types.arrow", "stream.arrows"])
 def test_arrow_truncated_file_is_corrupt(tmp_path: Path, name: str) -> None:
     content = (HERE / name).read_bytes()
-    for cut in (7, 40, 3000, len(content) // 2):
+    for cut in (7, 40, 3001, len(content) // 2 + 1):
         (tmp_path / "a.arrow").write_bytes(content[:cut])
         with pytest.raises(Corrupt, match=r"a\.arrow is damaged Arrow IPC|a\.arrow"):
             read(tmp_path, last=penstock.tensor("int64", ()))

@@ -42,7 +42,9 @@ async fn columns(source: &Arc<Source>, object: u64, deadline: Deadline) -> Resul
     if let Some(columns) = framing.columns_of_object(object) {
         return Ok(Some(columns));
     }
-    if !framing.is_table() || source.codec(object) != Codec::None {
+    // The end of a table that is counted group by group (Arrow IPC) has no names.
+    let is_grouped = framing.next_group(&[], 0, 0, "").is_some();
+    if !framing.is_table() || is_grouped || source.codec(object) != Codec::None {
         return Ok(None);
     }
     let (end, _) = table_end(source, object, deadline).await?;

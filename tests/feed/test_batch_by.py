@@ -402,8 +402,10 @@ def test_collate_gets_samples_and_its_errors_are_named(tmp_path):
         penstock.Loader(dataset, batch_size=2, collate=3)
 
 
+@pytest.mark.needs_torch
 def test_collate_and_batch_by_reach_torch(tmp_path):
-    torch = pytest.importorskip("torch")
+    import torch
+
     dataset = write(tmp_path / "d", [1, 2, 3, 4])
     rule = penstock.buckets("tokens", [2, 4], [2, 2])
     collate = lambda samples: {"id": torch.tensor([int(one["id"]) for one in samples])}  # noqa: E731 - one line

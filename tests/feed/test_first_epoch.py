@@ -260,3 +260,11 @@ def test_first_epoch_in_two_processes_scans_once(tmp_path, monkeypatch, cache):
     want = numbers(penstock.Loader(opened(folder, seed=7, window=2), global_batch=6))
     assert [a + b for a, b in zip(*found, strict=True)] == want
     assert [path.suffix for path in (cache / "records").iterdir()] == [".idx"]
+
+
+def test_first_epoch_of_objects_without_records_has_no_batch(tmp_path):
+    for name in "ab":
+        (tmp_path / f"{name}.jsonl").write_bytes(b"\n")
+    empty = penstock.open(tmp_path).fields(text=penstock.text())
+    for dataset in (empty, empty.shuffle(1)):
+        assert list(penstock.Loader(dataset, batch_size=2)) == []

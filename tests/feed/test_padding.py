@@ -119,12 +119,14 @@ def test_padding_of_a_padded_tail_has_weights_and_repeats(tmp_path):
     assert (last["weight"].tolist(), last["tokens"].tolist()) == ([1.0, 0.0], [[3], [1]])
 
 
+@pytest.mark.needs_torch
 def test_padding_reaches_torch_and_map(tmp_path):
     rows = [[1, 2, 3], [4], []]
     path = write(tmp_path / "a.tfrecord", rows)
     array, mask = padded(rows, 4)
     dataset = opened(path, TOKENS.padded(multiple_of=4, mask="m"))
-    torch = pytest.importorskip("torch")
+    import torch
+
     (batch,) = penstock.torch.Loader(dataset, batch_size=3)
     assert (batch["tokens"].dtype, batch["m"].dtype) == (torch.int64, torch.bool)
     assert np.array_equal(batch["tokens"].numpy(), array)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that there are at most 25 public names, each with a page entry.
+"""Checks that there are at most 30 public names, each with a page entry.
 
 Also checks that the compiled module's list of names equals its stub's.
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LIMIT", "documented", "find", "listed"]
 
-LIMIT = 25
+LIMIT = 30
 _PAGE = "docs/reference/python.md"
 
 

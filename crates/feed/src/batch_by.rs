@@ -14,7 +14,7 @@ use penstock_dataset::sampler::{DatasetView, Located, Sampler, SamplerCursor};
 use penstock_types::{Error, Result, lock, with_separators};
 use serde::Deserialize;
 
-use super::batch_plan::{Steps, Tail};
+use super::steps::{Steps, Tail};
 
 /// Minimum number of samples that are planned together. It costs about 20 ms to plan.
 const MIN_WINDOW: u64 = 1 << 17;

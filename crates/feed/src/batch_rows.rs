@@ -12,8 +12,8 @@ use penstock_types::{DType, Error, Result, TensorSpec, lock, with_separators};
 use super::batch_buffer::{Layout, Pool, Slot, Tensor};
 use super::field::{Field, Kind, PadTo, Padding, TextErrors};
 use super::memory::Values;
-use super::nested::Lists;
 use super::value::Value;
+use super::value::nested::Lists;
 
 /// Values of a variable-length field, one per row.
 type Loose = Mutex<Vec<Lists>>;

@@ -11,7 +11,7 @@ use penstock_dataset::sampler::SamplerCursor;
 use penstock_types::{Error, Result, lock, with_separators};
 
 use super::batch_by::{BatchBy, PlannedBatch, WindowPlan};
-use super::batch_plan::{Steps, Tail};
+use super::steps::{Steps, Tail};
 
 /// Rows of one batch on this rank.
 #[derive(Debug, Clone)]

@@ -18,7 +18,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
-use super::batch_plan::{RowRequest, Steps, Tail, Task, Tasks};
+use super::batch_plan::{RowRequest, Task, Tasks};
 use super::batch_rows::{Column, Rows};
 use super::decode::{Decoded, Object, decode};
 use super::epoch_batches::EpochBatches;
@@ -28,6 +28,7 @@ use super::memory::Values;
 use super::object_content::{Content, Reads};
 use super::on_error::{ErrorLog, MAX_TRIES, OnError, Retries, is_about_data, substitute};
 use super::read_scheduling::ReadScheduler;
+use super::steps::{Steps, Tail};
 use super::timing::{Busy, Trace};
 use super::{Feed, WEIGHT};
 use crate::memory_budget::{MemoryBudget, Reservation};

@@ -5,15 +5,18 @@
 //! silently truncated. Integers convert to any integer or float type that represents them exactly, and floats to another
 //! float type; other conversions are errors.
 
+pub(crate) mod json_numbers;
+pub(crate) mod nested;
+
 use std::borrow::Cow;
 
 use penstock_record::tf_example::Feature;
 use penstock_record::tf_sequence_example::FeatureList;
 use penstock_types::{DType, TensorSpec, with_separators};
 
+use self::json_numbers::Numbers;
+use self::nested::Nested;
 use crate::chunked_arrays::Patch;
-use crate::json_numbers::Numbers;
-use crate::nested::Nested;
 
 /// A named value of a record.
 #[derive(Debug, Clone, PartialEq)]

@@ -10,9 +10,9 @@ pub struct ValueStats {
     pub count: u64,
     /// Number of NaN.
     pub nan: u64,
-    /// Smallest value; infinite if there is none.
+    /// Smallest value; infinite without values.
     pub min: f64,
-    /// Largest value; minus infinity if there is none.
+    /// Largest value; minus infinity without values.
     pub max: f64,
     /// Sum of the values. Integers are summed exactly within each call.
     pub sum: f64,

@@ -104,6 +104,10 @@ class FirstEpochFeed:
             if stop > cursor or is_last:
                 leaf = _native.Sampler.leaf(dataset.source, counted, seed=dataset.seed, window=window)
                 return leaf.range(0, stop), is_last
+            if end == len(order):
+                # The last samples do not fill a batch, or there are none: the counts will be complete at once.
+                scan.wait()
+                return None
             scan.read_first(order[end : end + window] if pauses else order[end:], then_pauses=pauses)
             scan.start()
             scan.wait_until(partial(scan.is_counted, order[end : end + window]))

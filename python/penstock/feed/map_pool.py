@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, MapFailed, SystemFault
 from penstock.feed import map_functions, map_worker
+from penstock.ownership.processes import signal_process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -143,7 +144,7 @@ class _Worker:
 
     def traceback(self) -> str:
         """Return the traceback of the function that runs now; empty if the worker does not write one."""
-        os.kill(self.process.pid or 0, map_worker.TRACE_SIGNAL)
+        signal_process(self.process.pid or 0, map_worker.TRACE_SIGNAL, lambda _: self.process.is_alive())
         until, found = time.monotonic() + _TRACE_WAIT_S, b""
         while time.monotonic() < until and b"run_worker" not in found:
             time.sleep(0.01)

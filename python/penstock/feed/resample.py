@@ -149,7 +149,9 @@ class Resample:
         if self.passes is not None:
             return min(self.passes, samples)
         most = max(float(each.max() / each.sum()) * samples for each in floats)
-        return max(1, min(math.ceil(most - 1e-9), MAX_PASSES, samples))
+        passes = max(1, min(math.ceil(most - 1e-9), MAX_PASSES, samples))
+        # Draws are equidistant over all passes, so none of them may be left out; only the last one is cut.
+        return -(-samples // -(-samples // passes))
 
 
 def _restored(dataset: Dataset, weights: _Weights) -> Resample:

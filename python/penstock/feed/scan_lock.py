@@ -28,7 +28,7 @@ POLL_S = 0.1
 """Seconds between two attempts to lock. The code polls, because Ctrl-C would not end a wait in the kernel."""
 
 WORK = "reading and indexing all objects"
-"""What the holder of a lock does, unless it is stated."""
+"""Default action of the lock's holder."""
 
 
 class ScanLock:

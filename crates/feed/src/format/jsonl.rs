@@ -8,7 +8,7 @@ use penstock_types::{DType, Result};
 
 use super::{Each, Framing, Record, RecordId};
 use crate::field::{Kind, TextErrors};
-use crate::json_numbers::Numbers;
+use crate::value::json_numbers::Numbers;
 use crate::value::{Array, Value};
 use penstock_dataset::record_index::Span;
 

@@ -4,7 +4,7 @@
 
 use penstock_types::DType;
 
-use super::value::put_text;
+use super::put_text;
 
 /// A JSON array of numbers or booleans, or of such arrays of equal length.
 #[derive(Debug, Clone, PartialEq, Eq)]

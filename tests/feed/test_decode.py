@@ -286,7 +286,7 @@ def test_decode_where_it_cannot_be_is_refused(numbers, tmp_path):
     decoded, rule = numbers.decode(decoders.number), penstock.buckets([1] * 40, [2], [4, 4])
     assert "decode number in 2 threads" in repr(numbers.decode(decoders.number, threads=2))
     for late, text in (
-        (lambda: decoded.take(3), "take: must come before decode"),
+        (lambda: decoded.take(3), "take: must come before map"),
         (lambda: penstock.mix({decoded: 1}), r"decode\(\) must come after mix"),
         (lambda: numbers.decode(decoders.number, workers=1, threads=1), "give either workers or threads"),
         (lambda: numbers.decode(decoders.number, threads=-1), "threads: -1 is not between"),

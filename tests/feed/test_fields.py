@@ -112,7 +112,7 @@ def test_tokens_are_windows_that_may_overlap_and_widen(tmp_path):
 
 
 def test_format_that_is_not_known_or_needs_facts_is_refused(tmp_path):
-    for name in ("tokens", "arrow"):
+    for name in ("tokens", "orc"):
         with pytest.raises(ConfigError, match=rf"`{name}`"):
             penstock.open(tmp_path, format=name)
     with pytest.raises(ConfigError, match="at least one column"):

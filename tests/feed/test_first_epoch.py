@@ -262,9 +262,10 @@ def test_first_epoch_in_two_processes_scans_once(tmp_path, monkeypatch, cache):
     assert [path.suffix for path in (cache / "records").iterdir()] == [".idx"]
 
 
-def test_first_epoch_of_objects_without_records_has_no_batch(tmp_path):
+def test_first_epoch_of_objects_without_records_is_refused(tmp_path):
     for name in "ab":
         (tmp_path / f"{name}.jsonl").write_bytes(b"\n")
     empty = penstock.open(tmp_path).fields(text=penstock.text())
     for dataset in (empty, empty.shuffle(1)):
-        assert list(penstock.Loader(dataset, batch_size=2)) == []
+        with pytest.raises(penstock.errors.ConfigError, match="none of the 2 objects"):
+            list(penstock.Loader(dataset, batch_size=2))

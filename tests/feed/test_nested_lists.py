@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock.errors import BudgetExceeded, ConfigError, Corrupt, Mismatch, Unsupported
+from tests.feed import mapped
 
-from . import mapped
 from .nested_parquet import nested_bytes
 from .test_formats import png
 from .tfrecords import example, frame, sequence_example

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares `Dataset.decode(fn, workers=N)` with a torch DataLoader of N workers, over TFRecords that are no tf.Examples.
+"""Compares `Dataset.decode(fn, workers=N)` with a torch DataLoader of N workers, over TFRecords that are not tf.Examples.
 
     .venv/bin/python benches/peers/feed/decode.py [--workers 2] [--samples 4000] [--repeats 5]
 

@@ -254,7 +254,7 @@ class _Stream:
         return self.tokens // self._step.length
 
     def position(self) -> tuple[int, int, int] | None:
-        """Return the batch, document and token of the next window's first token, or None if there is none."""
+        """Return the batch, document and token of the next window's first token, or None at the end."""
         if self.tokens == 0:
             return None
         # Padding counts to the document before it. It ends at a window, so no window begins inside.

@@ -166,7 +166,7 @@ def convert(
     done = _complete(at, settings) if if_exists == "resume" else None
     if done is not None:
         return done
-    # The parts of the source are no names of the destination.
+    # The parts of the source are not names of the destination.
     schema = {new: replace(spec, parts=()) for new, spec in plan.fields.items()}  # type: ignore[call-arg]
 
     def samples(start: int) -> Iterator[dict[str, Any]]:

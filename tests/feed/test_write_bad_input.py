@@ -139,3 +139,11 @@ def test_fields_restore_their_state():
         == state
         == {"x": {"kind": "array", "dtype": "int8", "shape": [2, 3], "ragged": True, "free": False}}
     )
+
+
+def test_write_integers_beyond_the_schema_are_refused_not_wrapped(tmp_path):
+    schema = {"x": penstock.ragged("uint16")}
+    penstock.write(({"x": list(range(n))} for n in range(3)), tmp_path / "fits", schema=schema)
+    for value in ([70_000], [-1], np.array([70_000], np.uint32)):
+        with pytest.raises(ConfigError, match="sample 1: `x` is"):
+            penstock.write([{"x": [1]}, {"x": value}], tmp_path / "beyond", schema=schema, if_exists="overwrite")

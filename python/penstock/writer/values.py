@@ -141,6 +141,8 @@ class Field:
             # Lists have no type of their own, and a schema may widen it.
             is_list = not hasattr(value, "dtype")
             casts = np.can_cast(array.dtype, self.dtype, "same_kind") or (is_list and array.size == 0)
+            if array.dtype.kind in "iu" and np.dtype(self.dtype).kind in "iu":
+                casts = bool((array.astype(self.dtype) == array).all())  # a narrower integer must hold every element
             if not (casts and (is_list or self.spec is not None)):
                 raise self._differs(value, sample, f"{array.dtype} array")
         if array.shape != self.shape:

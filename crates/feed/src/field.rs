@@ -452,7 +452,7 @@ mod tests {
             },
             Field {
                 follows: Some(Follows {
-                    field: 9,
+                    field: 11,
                     annotation: Annotation::Mask(MaskSpec { dtype: DType::U8, fill: 255, max_pixels: 9 }),
                 }),
                 ..Field::tensor("mask", DType::U8, &[224, 224])

@@ -323,12 +323,17 @@ mod tests {
             let value = if kind == OpKind::Rotate { 20.0 } else { 0.2 };
             let warp = Op { kind, value, fill: 0 }.warp(size).unwrap();
             let mut from = vec![0u8; 40 * 30];
-            from[13 * 40 + 18] = 1;
+            // Nearest neighbour may leave out a single pixel, so a block of nine moves.
+            for row in 12..15 {
+                from[row * 40 + 17..row * 40 + 20].fill(1);
+            }
             let mut to = vec![9; from.len()];
             warp.apply(&from, &mut to, size, 7);
-            let at = to.iter().position(|&value| value == 1).unwrap();
+            let found: Vec<usize> = (0..to.len()).filter(|&at| to[at] == 1).collect();
+            let mean =
+                |of: fn(usize) -> usize| found.iter().map(|&at| of(at) as f64 + 0.5).sum::<f64>() / found.len() as f64;
             let (x, y) = warp.point((18.5, 13.5), size);
-            assert!((x - (at % 40) as f64 - 0.5).abs() <= 1.0 && (y - (at / 40) as f64 - 0.5).abs() <= 1.0, "{kind:?}");
+            assert!((x - mean(|at| at % 40)).abs() <= 1.0 && (y - mean(|at| at / 40)).abs() <= 1.0, "{kind:?}");
             assert!(to.contains(&7));
         }
     }

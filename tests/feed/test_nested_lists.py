@@ -263,7 +263,7 @@ def test_steps_of_a_sequence_have_any_number_of_values(tmp_path):
     assert batch["ids"].to_list() == [*ids, []]
     assert batch["words"] == [*words, []]
     assert batch["n"].tolist() == [0, 1, 2]
-    # Context and lists of one name are told apart.
+    # A context feature and a feature list may have the same name.
     both = write(tmp_path, sequence_example({"n": [7]}, n=[[1], [2, 3]]))
     batch = loaded(both)
     assert (batch["context/n"].tolist(), batch["feature_lists/n"].to_list()) == ([7], [[[1], [2, 3]]])

@@ -56,7 +56,7 @@ ds = ds.bucket_by_sequence_length(
     padded_shapes={"tokens": [None], "label": []}, pad_to_bucket_boundary=True,
 )
 def masked(batch):
-    # The samples have no token 0, so the padding is told from the values.
+    # No sample contains the token 0, so a 0 is padding.
     return {**batch, "mask": tf.not_equal(batch["tokens"], 0)}
 ds = ds.map(masked, num_parallel_calls=auto).prefetch(auto)
 for _ in range(2):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["OWN", "Destination"]
 
 OWN = ".penstock"
-"""Start of names that are no part of the dataset."""
+"""Prefix of object names that do not belong to the dataset."""
 
 _PIECE = 8 << 20
 _MIN_RATE_BYTES_PER_S = 1e6

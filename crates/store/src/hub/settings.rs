@@ -56,7 +56,7 @@ impl HubSettings {
         }
     }
 
-    /// Returns the token: the variable's, else the token file's. A missing file means that there is no token.
+    /// Returns the token: the variable's, else the token file's. `None` if both are missing.
     pub(super) fn token(&self) -> Result<Option<String>> {
         if self.token.is_some() {
             return Ok(self.token.clone());

@@ -151,6 +151,37 @@ def test_first_batch_of_a_shuffle_waits_for_its_window_only(tmp_path, monkeypatc
     assert (loader.dataset.window, state_of_epoch) == (16, 0)
 
 
+def test_scan_whose_pause_ends_after_its_last_object_reads_the_others(tmp_path):
+    # Regression: the scan took the order of the pause for the whole dataset, and failed as incomplete.
+    scan = opened(write(tmp_path / "d", [3] * 5), seed=5).scan()
+
+    class Ends:
+        """Iterator that ends the pause when the scan asks for objects behind the last one."""
+
+        def __init__(self, numbers):
+            self.numbers, self.ends = iter(numbers), 0
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            for number in self.numbers:
+                return number
+            self.ends += 1
+            if self.ends == 2:
+                scan.end_pause()
+            raise StopIteration
+
+    class Order(list):
+        def __iter__(self):
+            return Ends(list.__iter__(self))
+
+    scan.read_first(Order([2]), then_pauses=True)
+    scan.start()
+    scan.wait_until(scan.is_complete)
+    assert scan.result.samples == 15
+
+
 def test_torch_loader_of_several_ranks_does_not_wait_for_the_counts(tmp_path, held):
     folder = write(tmp_path / "d", [40] * 6, size=100_000)
     loader = penstock.torch.Loader(opened(folder), global_batch=4, rank=0, world=2)

@@ -109,15 +109,15 @@ class RecordScan:
                 self._order, self._pauses = [*self._order, *range(self._source.objects)], False
                 self._changed.notify_all()
 
-    def _has_paused(self) -> bool:
-        """Wait while the scan pauses. Returns False if it did not."""
+    def _is_last(self, order: Sequence[int] | None) -> bool:
+        """Wait while the scan pauses. Returns whether `order` is still the requested order; without a pause, it has all
+        objects.
+        """
         with self._changed:
-            if not self._pauses:
-                return False
             # An epoch reads its first objects now. A consumer that never takes a batch must not hold up other ranks.
-            self._changed.wait_for(lambda: not self._pauses, _MAX_PAUSE_S)
-        self.end_pause()
-        return True
+            self._changed.wait_for(lambda: not self._pauses or self._stopping.is_set(), _MAX_PAUSE_S)
+            self.end_pause()
+            return order is self._order
 
     def start(self) -> None:
         """Scan in the background."""
@@ -130,6 +130,8 @@ class RecordScan:
         """End the background scan at the exit of the process. What was read is not stored."""
         if self._thread is not None and self._pid == os.getpid():
             self._stopping.set()
+            with self._changed:
+                self._changed.notify_all()
             self._thread.join(_EXIT_S)
 
     def wait(self) -> _native.Counted:
@@ -244,9 +246,9 @@ class RecordScan:
                     order, left = self._order, iter(self._order)
             chosen = dict.fromkeys(islice((number for number in left if self.counts.count(number) is None), _AT_ONCE))
             if not chosen:
-                if self._has_paused():
-                    continue
-                return
+                if self._is_last(order):
+                    return
+                continue
             # One call per few objects, so that the scan can end at the exit of the process.
             for first in range(0, len(chosen), _SCANS_IN_FLIGHT):
                 if self._stopping.is_set():

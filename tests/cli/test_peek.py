@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 import tarfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -45,14 +46,31 @@ def test_peek_shows_facts_records_cost_and_code(tars, run_cli, emulator):
     assert text.splitlines()[-3:] == facts["python"]
 
 
-def test_peek_reads_one_object(tars, run_cli, emulator):
+@pytest.mark.parametrize(("wanted", "shown"), [(1, 1), (50, 4)])
+def test_peek_reads_one_object(tars, run_cli, emulator, wanted, shown):
     for name in ("1.tar", "2.tar"):
         (tars / name).write_bytes(b"damaged" * 1000)
     server = emulator(folder=tars)
     before = server.stats()["gets"]
-    assert run_cli("peek", server.url, env=server.env).code == 0
+    done = run_cli("peek", server.url, "-n", str(wanted), "--json", env=server.env)
+    assert (done.code, len(json.loads(done.out)["first_records"])) == (0, shown)
+    assert "are read once" not in done.err
     assert server.stats()["gets"] - before <= 4
     assert not (tars.parent / "cache/records").exists() or not list((tars.parent / "cache/records").iterdir())
+
+
+def test_peek_of_arrow_files_counts_none_of_them(tmp_path, run_cli):
+    good = (Path(__file__).parent.parent / "feed/arrow/types.arrow").read_bytes()
+    (tmp_path / "a.arrow").write_bytes(good)
+    (tmp_path / "b.arrow").write_bytes(good[:-200])
+    facts = json.loads(run_cli("peek", str(tmp_path), "-n", "9", "--json").out)
+    assert (facts["records"], len(facts["first_records"])) == (None, 5)
+
+
+def test_peek_shows_the_first_object_that_is_not_empty(tars, run_cli):
+    (tars / "0.tar").write_bytes(b"")
+    facts = json.loads(run_cli("peek", str(tars), "-n", "1", "--json").out)
+    assert [record["txt"] for record in facts["first_records"]] == ["'caption 0'"]
 
 
 def test_peek_code_runs_as_printed(tars, run_cli, tmp_path):

@@ -23,6 +23,7 @@ _SHOWN = 60
 """Maximum number of characters of a printed value."""
 
 _COUNTED_BY_OBJECT = {
+    "arrow": "a few requests per object, which read its footer or the headers of its batches",
     "parquet": "one request per object, which reads its footer",
     "npy": "one request per object, which reads its header",
 }
@@ -98,8 +99,16 @@ def _first(dataset: Dataset, records: int) -> list[dict[str, str]]:
     from penstock.feed.columns import Ragged, rows
 
     if dataset.format in _COUNTED_BY_OBJECT or dataset.scan() is not None:
-        # The other objects would only be counted.
-        dataset = replace(dataset, source=dataset.source.subset([0]), _counts=type(dataset._counts)())  # noqa: SLF001
+        # The other objects would only be counted. An object without bytes has no record.
+        source = dataset.source
+        chosen = next((number for number in range(source.objects) if source.object_bytes(number)), 0)
+        dataset = replace(dataset, source=source.subset([chosen]), _counts=type(dataset._counts)())  # noqa: SLF001
+        scan = dataset.scan()
+        if scan is not None:
+            # A loader that asked for more records would scan the object, and store an index.
+            records = min(records, scan.counts.scan_start(0, records))
+            if records == 0:
+                return []
     loader = penstock.Loader(dataset.take(records).cache(False), batch_size=records, prefetch_next_epoch=False)
     for batch in loader:
         lengths = [len(column.offsets) - 1 if isinstance(column, Ragged) else len(column) for column in batch.values()]

@@ -147,3 +147,33 @@ def test_write_integers_beyond_the_schema_are_refused_not_wrapped(tmp_path):
     for value in ([70_000], [-1], np.array([70_000], np.uint32)):
         with pytest.raises(ConfigError, match="sample 1: `x` is"):
             penstock.write([{"x": [1]}, {"x": value}], tmp_path / "beyond", schema=schema, if_exists="overwrite")
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize(
+    ("first", "second", "text"),
+    [
+        (np.float32(0.5), np.float64(0.1), r"`x` is np.float64\(0.1\), instead of float32"),
+        (np.float16(0.5), 1e6, "`x` is 1000000.0, instead of float16"),
+        (0.5, 2**60 + 1, "`x` is 1152921504606846977, instead of float64"),
+        (0.5, 10**400, "`x` is 10*, instead of float64"),
+        ([0.5], [2**60 + 1], "`x` is int64 array that does not fit, instead of float"),
+    ],
+)
+def test_write_number_that_the_type_would_change_is_refused(tmp_path, kind, first, second, text):
+    with pytest.raises(ConfigError, match=f"sample 1: {text}"):
+        penstock.write([{"x": first}, {"x": second}], tmp_path, format=kind)
+
+
+@pytest.mark.parametrize("value", [[1e300], [2**24 + 1], np.array([1e300])])
+def test_write_number_that_the_schema_would_change_is_refused(tmp_path, value):
+    schema = {"x": penstock.ragged("float32")}
+    penstock.write([{"x": [0.1, float("inf"), float("nan"), 2**24]}], tmp_path / "fits", schema=schema)
+    with pytest.raises(ConfigError, match=r"`x` is .* array that does not fit, instead of float32 array"):
+        penstock.write([{"x": value}], tmp_path / "d", schema=schema)
+
+
+def test_write_numbers_that_fit_take_the_type_of_the_first(tmp_path):
+    values = [np.float64(0.5), 0.25, np.float32(0.125), np.float16(2), 3, np.int8(-1), float("inf")]
+    penstock.write([{"x": value} for value in values], tmp_path, format="parquet")
+    assert [row["x"] for row in read(tmp_path)] == values

@@ -49,7 +49,7 @@ class Field:
         self.shape: tuple[int, ...] | None = None
         self.is_ragged = self.is_free = False
         self._frees = frees
-        self._numpy = np.dtype(dtype) if kind == "array" else None
+        self._numpy = np.dtype(dtype or object)
         self._limits = _limits(dtype) if kind == "int" else (0, 0)
         self.convert: Callable[[Any, int], Any] = getattr(self, f"_{kind}")
         if isinstance(spec, TensorSpec):
@@ -97,6 +97,8 @@ class Field:
 
     def _differs(self, value: Any, sample: int, what: str) -> ConfigError:
         want = f"{self.dtype} array" if self.kind == "array" else self.kind.replace("_", " of ", 1)
+        if self.kind == "float":
+            want = self.dtype
         if self.kind.endswith("_list"):
             want = f"list of {self.kind.removesuffix('_list')}"
         source = "by the schema" if self.spec is not None else "as in sample 0"
@@ -131,8 +133,15 @@ class Field:
         raise self._differs(value, sample, "")
 
     def _float(self, value: Any, sample: int) -> float:
-        if isinstance(value, (float, int, np.floating, np.integer)) and not isinstance(value, bool):
+        if isinstance(value, self._numpy.type) or (type(value) is float and self.dtype == "float64"):
             return float(value)
+        if isinstance(value, (float, int, np.floating, np.integer)) and not isinstance(value, bool):
+            number = np.asarray(value)
+            # As for arrays, a wider type of NumPy is another type. Python's floats have only one.
+            is_other = isinstance(value, np.floating) and not np.can_cast(number.dtype, self._numpy)
+            if not is_other and _fits(number, self._numpy):
+                return float(value)
+            raise self._differs(value, sample, f"{value!r}")
         raise self._differs(value, sample, "")
 
     def _array(self, value: Any, sample: int) -> NDArray[Any]:
@@ -140,11 +149,11 @@ class Field:
         if array.dtype != self._numpy and array.dtype.newbyteorder("=") != self._numpy:
             # Lists have no type of their own, and a schema may widen it.
             is_list = not hasattr(value, "dtype")
-            casts = np.can_cast(array.dtype, self.dtype, "same_kind") or (is_list and array.size == 0)
-            if array.dtype.kind in "iu" and np.dtype(self.dtype).kind in "iu":
-                casts = bool((array.astype(self.dtype) == array).all())  # a narrower integer must hold every element
-            if not (casts and (is_list or self.spec is not None)):
-                raise self._differs(value, sample, f"{array.dtype} array")
+            casts = _fits(array, self._numpy) or (is_list and array.size == 0)
+            may_cast = is_list or self.spec is not None
+            if not (casts and may_cast):
+                problem = " that does not fit" if may_cast else ""
+                raise self._differs(value, sample, f"{array.dtype} array{problem}")
         if array.shape != self.shape:
             self._vary(array.shape, sample)
         if array.dtype is self._numpy and array.flags.c_contiguous:
@@ -313,6 +322,22 @@ def _limits(dtype: str) -> tuple[int, int]:
         return 0, 1
     limits = np.iinfo(dtype)
     return int(limits.min), int(limits.max)
+
+
+def _fits(array: NDArray[Any], dtype: np.dtype[Any]) -> bool:
+    """Return whether `dtype` can hold the values of an array. Floats may be rounded, but not to infinity; integers may
+    not change.
+    """
+    is_int = array.dtype.kind in "iu"
+    if is_int and dtype.kind in "iu":
+        return bool((array.astype(dtype) == array).all())
+    if not np.can_cast(array.dtype, dtype, "same_kind"):
+        return False
+    with np.errstate(over="ignore", invalid="ignore"):
+        found = array.astype(dtype)
+        if is_int:
+            return bool((found.astype(array.dtype) == array).all())
+    return bool((np.isfinite(found) == np.isfinite(array)).all())
 
 
 def _kind(name: str, value: Any, narrows: bool) -> tuple[str, str]:  # noqa: FBT001 - one caller

@@ -17,11 +17,12 @@ import penstock
 from penstock.atomic_file import PART_PREFIX
 from penstock.emulator import Emulator
 from penstock.errors import ConfigError, NoSpace, PenstockError, PreconditionFailed
+from penstock.writer.destination import Destination
 
 from .written import FORMATS, files, read, same, some
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 
 class Failing:
@@ -71,6 +72,59 @@ def test_write_refuses_to_continue_with_other_samples_or_settings(tmp_path):
         penstock.write(some(40), tmp_path, shard_bytes=700, if_exists="error")
     assert penstock.write(some(5), tmp_path, format="tar", if_exists="overwrite").skipped == 0
     assert list(files(tmp_path)) == ["shard-000000.tar"]
+
+
+def test_write_parquet_refuses_to_continue_with_other_samples(tmp_path):
+    with pytest.raises(RuntimeError):
+        penstock.write(Failing(40, 30), tmp_path, format="parquet", shard_bytes=700)
+    for name, other in (("jpg", b"other"), ("x", np.zeros((2, 3), np.int16)), ("text", "other"), ("label", 7)):
+        changed = ({**sample, name: other} for sample in some(40))
+        with pytest.raises(ConfigError, match=r"cannot continue after \d+ samples: sample \d+ differs"):
+            penstock.write(changed, tmp_path, format="parquet", shard_bytes=700)
+    assert penstock.write(some(40), tmp_path, format="parquet", shard_bytes=700).skipped > 0
+
+
+def test_write_forgets_shards_that_were_written_ahead(tmp_path):
+    with pytest.raises(RuntimeError):
+        penstock.write(Failing(60, 50), tmp_path / "a", shard_bytes=700)
+    records = sorted((tmp_path / "a/.penstock/write").glob("shard-*.json"))
+    assert len(records) > 3
+    records[1].unlink()  # as if a worker had been killed before the others
+
+    def longer(start: int) -> Iterator[dict[str, Any]]:
+        """Samples that differ after those in whole shards."""
+        for at, sample in enumerate(some(60, start), start):
+            if at == 20:
+                raise RuntimeError("the source broke")
+            yield sample if at < 10 else {**sample, "jpg": b"longer" * 20}
+
+    with pytest.raises(RuntimeError):
+        penstock.write(longer, tmp_path / "a", shard_bytes=700, workers=1)
+    left = [json.loads(path.read_text()) for path in sorted((tmp_path / "a/.penstock/write").glob("shard-*.json"))]
+    assert [shard["first"] for shard in left[1:]] == [shard["first"] + shard["samples"] for shard in left[:-1]]
+    assert left[-1]["first"] + left[-1]["samples"] <= 20
+
+
+def test_write_overwrite_that_was_killed_can_only_be_repeated(tmp_path, monkeypatch):
+    penstock.write(some(40), tmp_path, shard_bytes=700)
+    with monkeypatch.context() as patch:
+        patch.setattr(Destination, "delete", _delete_one)
+        with pytest.raises(KeyboardInterrupt):
+            penstock.write(some(40), tmp_path, shard_bytes=700, if_exists="overwrite")
+    assert not (tmp_path / ".penstock/manifest.json").exists()
+    assert files(tmp_path)
+    with pytest.raises(ConfigError, match="an unfinished write with version=null"):
+        penstock.write(some(40), tmp_path, shard_bytes=700)
+    assert penstock.write(some(5), tmp_path, format="tar", if_exists="overwrite").samples == 5
+    assert list(files(tmp_path)) == ["shard-000000.tar"]
+
+
+def _delete_one(at: Destination, names: Iterable[str]) -> None:
+    """Delete one object, and stop if that was not all."""
+    first, *others = names
+    at.files.delete([first.encode()])
+    if others:
+        raise KeyboardInterrupt
 
 
 def test_write_refuses_a_folder_with_a_dataset_or_other_files(tmp_path):

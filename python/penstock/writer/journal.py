@@ -36,7 +36,7 @@ class ShardRecord(msgspec.Struct, frozen=True):
 
     Attributes:
         first: Number of its first sample.
-        last_crc32c: CRC-32C of its last record before compression; None for Parquet.
+        last_crc32c: CRC-32C of its last record before compression; in Parquet, of the last row's values.
         fields: Kinds and shapes of the fields, over all samples up to here.
         statistics: For each field, statistics of sizes and of values: count, NaN, minimum, maximum and sum. The
             minimum and maximum of no values are None.
@@ -47,7 +47,7 @@ class ShardRecord(msgspec.Struct, frozen=True):
     samples: int
     bytes: int
     crc32c: str
-    last_crc32c: int | None
+    last_crc32c: int
     fields: dict[str, dict[str, Any]]
     statistics: list[tuple[list[float | None], list[float | None]]]
 
@@ -90,6 +90,14 @@ class Journal:
         """Write the settings."""
         self._at.put(_SETTINGS, json.dumps({"version": _VERSION, **settings}).encode())
 
+    def end(self, settings: dict[str, Any]) -> None:
+        """Delete all objects. A write that is killed meanwhile cannot be continued, only overwritten."""
+        # The settings come first and go last, so that the shards which are left are known to be the writer's.
+        self._at.put(_SETTINGS, json.dumps({**settings, "version": None}).encode())
+        self._at.delete([MANIFEST])  # so that the dataset is never complete with shards missing
+        self._at.delete(name for name in self._listed if name != _SETTINGS)
+        self._at.delete([_SETTINGS])
+
     def check(self, mine: dict[str, Any]) -> dict[str, Any]:
         """Return the settings of the unfinished write, if they are the same as `mine`, apart from the fields.
 
@@ -112,7 +120,7 @@ class Journal:
         self._at.put(f"{_FOLDER}shard-{number:06d}.json", msgspec.json.encode(shard))
 
     def whole(self) -> list[ShardRecord]:
-        """Return the shards from 0 on that are whole and still there."""
+        """Return the shards from 0 on that are whole and still there. Remove the records of all others."""
         names: list[str] = []
         while (name := f"{_FOLDER}shard-{len(names):06d}.json") in self._listed:
             names.append(name)
@@ -127,6 +135,9 @@ class Journal:
             if self._listed.get(shard.name) != shard.bytes:
                 break
             shards.append(shard)
+        # Shards that were written ahead are written again. If the samples now differ, their records would be wrong.
+        kept = {_SETTINGS, *names[: len(shards)]}
+        self._at.delete(name for name in self._listed if name.startswith(_FOLDER) and name not in kept)
         return shards
 
     def remove(self) -> None:

@@ -84,6 +84,12 @@ class _Column:
         lists = pa.ListArray.from_arrays(pa.array(offsets), flat, type=_list(self.field), mask=mask)
         return lists.cast(_type(self.field))
 
+    def last(self) -> Any:
+        """Return the last value; of an array, its elements."""
+        if self.field.kind == "array" and self.values[-1] is not None:
+            return bytes(self.elements[len(self.elements) - self.sizes[-1] :])
+        return self.values[-1]
+
     def statistics(self) -> tuple[tuple[int, int, float, float, float], tuple[int, int, float, float, float]]:
         numbers: Any = ()
         if self.field.kind == "array":
@@ -103,8 +109,9 @@ class _Shard:
     def nbytes(self) -> int:
         return sum(column.nbytes for column in self.columns)
 
-    def last_crc32c(self) -> None:
-        """A row has no bytes of its own."""
+    def last_crc32c(self) -> int:
+        """CRC-32C of the last row's values as Python prints them, because a row has no bytes of its own."""
+        return _native.crc32c(ascii([column.last() for column in self.columns]).encode())
 
     def statistics(self) -> Statistics:
         if self._statistics is None:

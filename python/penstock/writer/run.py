@@ -174,7 +174,7 @@ def _opened(at: Destination, mine: dict[str, Any], if_exists: IfExists) -> tuple
             f"{at.url} contains a staged dataset", where="url", hint="choose an empty folder, or remove the copy first"
         )
     found = journal.manifest()["written"]["settings"] if is_complete else journal.settings() if journal.exists else None
-    pattern = None if found is None else re.compile(rf"{re.escape(str(found['name']))}-\d{{6,}}\.[a-z.]+")
+    pattern = None if found is None else re.compile(rf"{re.escape(str(found.get('name')))}-\d{{6,}}\.[a-z.]+")
     strangers = [each for each in listed if not each.startswith(OWN) and not (pattern and pattern.fullmatch(each))]
     if strangers:
         raise ConfigError(
@@ -184,8 +184,7 @@ def _opened(at: Destination, mine: dict[str, Any], if_exists: IfExists) -> tuple
         )
     at.remove_parts()
     if found is not None and if_exists == "overwrite":
-        at.delete([MANIFEST])  # first, so that the dataset is never complete with shards missing
-        at.delete(listed)
+        journal.end(found)
         return Journal(at, {}), None
     if is_complete:
         raise PreconditionFailed(
@@ -219,14 +218,13 @@ def _resumed(
     last = next(source, None)
     if last is None:
         raise _other(skip, f"there are only {skip - 1:,} samples now")
-    want = whole[-1].last_crc32c
-    if want is not None and fields is not None:
+    if fields is not None:
         from penstock.writer.encoders import encoder_of
 
         encoder = encoder_of(settings, fields)
         shard = encoder.begin()
         encoder.add(shard, fields.values(last, skip - 1), skip - 1)
-        if shard.last_crc32c() != want:
+        if shard.last_crc32c() != whole[-1].last_crc32c:
             raise _other(skip, f"sample {skip - 1:,} differs from the one that was written")
     return source
 

@@ -12,16 +12,18 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
 import penstock
 from penstock import _native
-from penstock.errors import ConfigError, KeyRefused
+from penstock.errors import ConfigError, KeyRefused, Unsupported
 from penstock.writer import convert, plan_conversion
 
 from .test_mds import write as write_mds
-from .written import FORMATS, read, same, some
+from .written import FORMATS, files, read, same, some
 
 
 @pytest.mark.parametrize("target", FORMATS)
@@ -111,6 +113,31 @@ def test_convert_after_a_complete_conversion_does_nothing(tmp_path):
     penstock.write(some(8), tmp_path / "a", if_exists="overwrite")
     with pytest.raises(FileExistsError, match="complete dataset"):
         convert(tmp_path / "a", tmp_path / "b", format="tar")
+
+
+def test_convert_leaves_lists_of_lists_out(tmp_path):
+    (tmp_path / "a").mkdir()
+    pq.write_table(pa.table({"n": [1, 2], "lists": [[[1], [2, 3]], []]}), tmp_path / "a/x.parquet")
+    plan = plan_conversion(tmp_path / "a", "tfrecord")
+    assert plan.left_out == (("lists", "the writer stores no lists of lists"),)
+    convert(plan, tmp_path / "b", format="tfrecord")
+    same(read(tmp_path / "b"), [{"n": 1}, {"n": 2}])
+    with pytest.raises(Unsupported, match="`lists` is a list of lists, which the writer does not store"):
+        plan_conversion(tmp_path / "a", "tfrecord", fields=["n", "lists"])
+    with pytest.raises(ConfigError, match=r"nothing of .* is selected"):
+        plan_conversion(tmp_path / "a", "tfrecord", fields=[])
+
+
+def test_convert_into_the_folder_of_the_source_is_refused(tmp_path):
+    folder = tmp_path / "parent/a"
+    penstock.write(some(9), folder, shard_bytes=500)
+    before = files(folder)
+    (tmp_path / "link").symlink_to(folder)
+    for source in (folder, folder / "*-000000.tfrecord", folder.parent):
+        for url in (folder, tmp_path / "link"):
+            with pytest.raises(ConfigError, match="contains objects of the source"):
+                convert(source, url, format="tar", if_exists="overwrite")
+    assert files(folder) == before
 
 
 def test_convert_equal_keys_in_a_shard_are_refused(tmp_path):

@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, Unsupported
 from penstock.extras import require
 from penstock.feed import Loader, states
 from penstock.feed import open as open_dataset
 from penstock.feed.columns import rows
-from penstock.feed.fields import RawSpec
+from penstock.feed.fields import NestedSpec, RawSpec
+from penstock.stage import is_local, local_path
 from penstock.writer.destination import Destination
 from penstock.writer.journal import MANIFEST, Journal
 from penstock.writer.run import Written, run
 from penstock.writer.settings import KEY, Settings
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Iterator, Sequence
 
     from penstock.feed import Dataset, FieldSpec
@@ -43,7 +45,8 @@ class Conversion:
     Attributes:
         dataset: The source.
         fields: Fields to read, by the name under which they are written.
-        left_out: Parts of the source that no field reads (name, reason), or that were not selected.
+        left_out: Parts of the source that no field reads or that the writer does not store (name, reason), and those
+            that were not selected.
         samples: Number of samples; None if it is known only after reading.
     """
 
@@ -52,13 +55,24 @@ class Conversion:
     left_out: tuple[tuple[str, str], ...]
     samples: int | None
 
+    @cached_property
+    def _objects(self) -> list[tuple[str, int, str | None]]:
+        """Key, size in bytes and version of each object of the source."""
+        listed = json.loads(self.dataset.source.manifest())["objects"]
+        return [(entry.get("key") or entry.get("key_hex"), entry["size"], entry.get("version")) for entry in listed]
+
     @property
     def identity(self) -> str:
         """Hash of the source's objects and of the fields."""
-        listed = json.loads(self.dataset.source.manifest())["objects"]
-        objects = [(entry.get("key") or entry.get("key_hex"), entry["size"], entry.get("version")) for entry in listed]
         specs = {name: spec.to_dict() for name, spec in self.fields.items()}
-        return hashlib.blake2b(json.dumps([objects, specs]).encode(), digest_size=16).hexdigest()
+        return hashlib.blake2b(json.dumps([self._objects, specs]).encode(), digest_size=16).hexdigest()
+
+    def reads_from(self, destination: Destination) -> bool:
+        """Return whether an object of the source is below the destination, where an overwrite would delete it."""
+        source, target = self.dataset.url, destination.url
+        if destination.path is not None and is_local(source):
+            source, target = f"{os.path.realpath(local_path(source))}/", f"{os.path.realpath(destination.path)}/"
+        return any((source + key).startswith(target) for key, _size, _version in self._objects)
 
     def read(self, start: int) -> Iterator[dict[str, Any]]:
         """Read the samples from number `start` on, in stored order."""
@@ -100,11 +114,13 @@ def plan_conversion(
         fields: Names of the parts to convert, or `NEW=OLD` to rename one; by default all that a field can read.
 
     Raises:
-        ConfigError: A name is not a part of the source.
+        ConfigError: A name is not a part of the source, or nothing is selected.
+        Unsupported: A selected part is a list of lists, which the writer does not store.
     """
     dataset = open_dataset(source)
     schema = dataset.schema()
     known = dict(schema.specs)
+    nested = [name for name, spec in known.items() if isinstance(spec, NestedSpec)]
     chosen: dict[str, FieldSpec] = {}
     for text in known if fields is None else fields:
         new, _, old = (text, "", text) if fields is None else text.partition("=")
@@ -120,10 +136,18 @@ def plan_conversion(
             raise ConfigError(
                 f"fields: two parts would be written as `{new}`", where="fields", hint="rename one: NEW=OLD"
             )
+        if old in nested:
+            if fields is None:
+                continue
+            raise Unsupported(f"fields: `{old}` is a list of lists, which the writer does not store", where="fields")
         spec = known[old]
         chosen[new] = spec if getattr(spec, "parts", ()) else spec.of(old)
+    if not chosen:
+        raise ConfigError(f"fields: nothing of {dataset.url} is selected", where="fields")
     left_out = list(schema.left_out)
-    if fields is not None:
+    if fields is None:
+        left_out += [(name, "the writer stores no lists of lists") for name in nested]
+    else:
         used = {text.rpartition("=")[2] for text in fields}
         left_out += [(name, "not selected") for name in known if name not in used]
     if dataset.indexed and dataset.format in ("tfrecord", "tar") and dataset.counted_without_scan() is None:
@@ -162,6 +186,12 @@ def convert(
     require("penstock.convert", "numpy")
     plan = source if isinstance(source, Conversion) else plan_conversion(source, format, fields=fields)
     at = Destination(url, timeout_s=timeout_s)
+    if plan.reads_from(at):
+        raise ConfigError(
+            f"url: {at.url} contains objects of the source {plan.dataset.url}",
+            where="url",
+            hint="choose another folder",
+        )
     settings = Settings(format, shard_bytes, compress, level, name, plan.identity)
     done = _complete(at, settings) if if_exists == "resume" else None
     if done is not None:

@@ -1,26 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lengths of a dataset's samples, as uint32 arrays in stored order: from the caller, or read once and kept.
-
-Lengths of a field are kept beside the record indexes. They are keyed by the content of the dataset and the field, so a
-changed dataset is read again.
+"""Lengths of a dataset's samples, as uint32 arrays in stored order: from the caller, or read once and kept
+(`sample_scan`).
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import logging
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from penstock import env
-from penstock.atomic_file import atomic_file
 from penstock.errors import ConfigError
 from penstock.extras import require
-from penstock.feed import scan_lock
+from penstock.feed import sample_scan
 from penstock.feed.fields import PaddedSpec, RaggedSpec, RawListSpec, RawSpec, TensorSpec
-from penstock.feed.record_index_dir import record_index_dir
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,11 +25,6 @@ if TYPE_CHECKING:
     Lengths = np.ndarray[Any, Any]
 
 __all__ = ["of", "of_field"]
-
-_LOG = logging.getLogger("penstock.feed")
-
-_VERSION = 1
-"""Version of the kept files. It is part of their names."""
 
 _SCAN_BATCH = 4096
 
@@ -106,34 +94,12 @@ def of_field(dataset: Dataset, name: str, on_error: str = "raise") -> Lengths:
     The first time, all samples are read, which is logged before it starts. One process of each node reads, and the
     others wait.
     """
-    import numpy as np
-
     spec = _measured(dataset, name)
-    variables = dict(env.read())
-    folder = record_index_dir(variables)
     whole = replace(dataset, seed=None, steps=(), map_steps=(), specs=((name, spec),))
-    found = None
-    # Objects are listed with their versions.
-    objects = json.loads(dataset.source.manifest())["objects"]
-    text = json.dumps([_VERSION, dataset.fingerprint, objects, name, spec.to_dict(), on_error])
-    digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-    with scan_lock.held(folder, f"{digest}.lengths", dataset.url):
-        kept = None if folder is None else Path(folder) / f"{digest}.lengths.npy"
-        if kept is not None:
-            found = _load(kept, whole.samples)
-        if found is None:
-            _LOG.warning(
-                "%s: the lengths of `%s` are not known, so all samples are read once: %d objects, %s bytes. To avoid "
-                "this, give an array of lengths.",
-                dataset.url,
-                name,
-                dataset.source.objects,
-                f"{dataset.source.size_bytes:,}",
-            )
-            found = _scan(whole, name, on_error)
-            if kept is not None:
-                _keep(kept, found)
-    return np.ascontiguousarray(found)
+    key = f"lengths:{json.dumps([name, spec.to_dict(), on_error])}"
+    hint = "To avoid this, give an array of lengths."
+    compute = partial(_scan, whole, name, on_error)
+    return sample_scan.scanned(whole, f"batch_by `{name}`", key, compute, hint)  # type: ignore[no-any-return]
 
 
 def _measured(dataset: Dataset, name: str) -> FieldSpec:
@@ -177,25 +143,3 @@ def _scan(dataset: Dataset, name: str, on_error: str) -> Lengths:
         found[end : end + len(lengths)] = _checked(lengths, len(lengths))
         end += len(lengths)
     return found
-
-
-def _load(kept: Path, samples: int) -> Lengths | None:
-    """Return kept lengths; None if there are none, or the file is damaged."""
-    import numpy as np
-
-    try:
-        found = np.load(kept, allow_pickle=False)
-    except (OSError, ValueError, EOFError):
-        return None
-    return found if found.shape == (samples,) and found.dtype == np.uint32 else None
-
-
-def _keep(kept: Path, found: Lengths) -> None:
-    import numpy as np
-
-    try:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_file(kept, durable=False) as out:
-            np.save(out, found, allow_pickle=False)
-    except OSError as error:
-        _LOG.warning("%s: lengths are not kept, so the next process reads all samples again: %s", kept, error.strerror)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scan of all samples: one value per sample, computed once and kept beside the record indexes.
 
-Filters and class balance use it. Decides how a result is stored and when it is still valid; the caller computes the
-values. It is always safe to delete a stored result.
+Filters, class balance and batches by length use it. Decides how a result is stored and when it is still valid; the
+caller computes the values. It is always safe to delete a stored result.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MAX_BATCH = 256
 """Maximum number of samples per batch of a scan."""
 
 
-def scanned(dataset: Dataset, what: str, key: str | None, compute: Callable[[], Any]) -> Any:
+def scanned(dataset: Dataset, what: str, key: str | None, compute: Callable[[], Any], hint: str = "") -> Any:
     """Return `compute()`, an array with one value per sample of `dataset`; if a process of this node has stored the
     result for the same objects and `key`, return the stored result.
 
@@ -47,6 +47,8 @@ def scanned(dataset: Dataset, what: str, key: str | None, compute: Callable[[], 
         dataset: Dataset in stored order.
         what: Name of the operation, for messages.
         key: Identifies the operation and everything that it depends on, except for the data. None: do not store.
+        compute: Reads all samples.
+        hint: Sentence for the message that all samples are read.
     """
     require(what, "numpy")
     variables = dict(env.read())
@@ -58,12 +60,13 @@ def scanned(dataset: Dataset, what: str, key: str | None, compute: Callable[[], 
         if kept is not None:
             return kept
         _LOG.warning(
-            "%s: %s reads all %s samples once (%s stored bytes)%s",
+            "%s: %s reads all %s samples once (%s stored bytes)%s%s",
             dataset.url,
             what,
             f"{dataset.samples:,}",
             f"{dataset.source.size_bytes:,}",
             "" if is_shared else "; the result is not kept, so each process reads them",
+            hint and f". {hint}",
         )
         values = compute()
         if path is not None and is_shared:
@@ -90,7 +93,7 @@ def _read(path: Path, samples: int) -> Any:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             values = stored["values"]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
+    except (OSError, ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile, zlib.error):
         return None
     return values if values.shape == (samples,) else None
 
@@ -98,9 +101,11 @@ def _read(path: Path, samples: int) -> Any:
 def _write(path: Path, values: Any) -> None:
     import numpy as np
 
+    # Numbers hardly compress, and each process reads them. The file has a CRC in either case.
+    save = np.savez if values.dtype.kind in "iuf" else np.savez_compressed
     try:
         with atomic_file(path, durable=False) as out:
-            np.savez_compressed(out, values=values)
+            save(out, values=values)
     except OSError as error:
         _LOG.warning("%s: the result is not kept: %s", path, error.strerror)
 

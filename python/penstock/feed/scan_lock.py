@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lock for one scan of a dataset per node: a lock file beside the record indexes, which the other ranks wait for.
 
-Manages only the lock file. Its holder may write lines of progress into it, which waiting processes read. The kernel releases the lock if its holder is killed. If the cache folder is on a shared
-file system that supports locks, only one of all nodes scans.
+Manages only the lock file. Its holder may write lines of progress into it, which waiting processes read. The kernel
+releases the lock if its holder is killed. If the cache folder is on a shared file system that supports locks, only one
+of all nodes scans.
 """
 
 from __future__ import annotations

@@ -141,6 +141,22 @@ def test_write_refuses_a_folder_with_a_dataset_or_other_files(tmp_path):
     assert list(files(tmp_path / "b")) == ["mine.txt"]
 
 
+def test_write_keeps_files_that_appear_meanwhile(tmp_path):
+    def samples() -> Iterator[dict[str, Any]]:
+        for at, sample in enumerate(some(40)):
+            if at == 20:
+                (tmp_path / "README.md").write_text("mine")
+            yield sample
+
+    written = penstock.write(samples(), tmp_path, shard_bytes=700)
+    assert (tmp_path / "README.md").read_text() == "mine"
+    manifest = json.loads((tmp_path / ".penstock/manifest.json").read_text())
+    assert [entry["key"] for entry in manifest["objects"]] == [
+        f"shard-{at:06d}.tfrecord" for at in range(written.shards)
+    ]
+    same(read(tmp_path), list(some(40)))
+
+
 def test_write_a_lost_shard_is_written_again(tmp_path):
     with pytest.raises(RuntimeError):
         penstock.write(Failing(40, 30), tmp_path / "a", shard_bytes=700, workers=1)

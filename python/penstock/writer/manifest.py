@@ -15,6 +15,7 @@ from penstock.errors import Changed
 from penstock.feed.fields import to_json
 from penstock.writer.destination import OWN
 from penstock.writer.journal import MANIFEST
+from penstock.writer.settings import shard_names
 
 if TYPE_CHECKING:
     from penstock.feed.fields import FieldSpec
@@ -40,8 +41,10 @@ def write_manifest(
     """
     known = {shard.name: shard for shard in shards}
     listed = at.listed()
-    # Shards of an earlier attempt that were written ahead, if the samples then went on longer.
-    at.delete([name for name in listed if not name.startswith(OWN) and name not in known])
+    # Shards of an earlier attempt that were written ahead, if the samples then went on longer. Other objects may have
+    # appeared during the write; they stay.
+    pattern = shard_names(settings["name"])
+    at.delete(name for name in listed if pattern.fullmatch(name) and name not in known)
     for shard in shards:
         if listed.get(shard.name) != shard.bytes:
             raise Changed(
@@ -54,12 +57,12 @@ def write_manifest(
         if offsets:
             at.put(_OFFSETS, offsets)
     document = json.loads(_native.Source.open(at.url, None, dict(env.read())).manifest())
-    for entry in document["objects"]:
+    objects = [entry for entry in document.pop("objects") if entry.get("key") in known]
+    for entry in objects:
         shard = known[entry["key"]]
         entry["records"] = shard.samples
         digest = f"crc32c:{shard.crc32c}"
         entry["digests"] = sorted({*entry.get("digests", ()), digest})
-    objects = document.pop("objects")
     document["fields"] = json.loads(to_json(specs))
     document["written"] = {"settings": settings, "samples": sum(shard.samples for shard in shards)}
     document["statistics"] = {name: _merged(shards, number) for number, name in enumerate(names)}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import operator
 import os
-import re
 import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,7 @@ from penstock.errors import ConfigError, PenstockError, PreconditionFailed
 from penstock.extras import require
 from penstock.writer.destination import OWN, Destination
 from penstock.writer.journal import MANIFEST, Journal, ShardRecord
-from penstock.writer.settings import Settings
+from penstock.writer.settings import Settings, shard_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -174,7 +173,7 @@ def _opened(at: Destination, mine: dict[str, Any], if_exists: IfExists) -> tuple
             f"{at.url} contains a staged dataset", where="url", hint="choose an empty folder, or remove the copy first"
         )
     found = journal.manifest()["written"]["settings"] if is_complete else journal.settings() if journal.exists else None
-    pattern = None if found is None else re.compile(rf"{re.escape(str(found.get('name')))}-\d{{6,}}\.[a-z.]+")
+    pattern = None if found is None else shard_names(str(found.get("name")))
     strangers = [each for each in listed if not each.startswith(OWN) and not (pattern and pattern.fullmatch(each))]
     if strangers:
         raise ConfigError(

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from penstock.errors import ConfigError
 
-__all__ = ["FORMATS", "KEY", "Compress", "Format", "Settings", "Statistics"]
+__all__ = ["FORMATS", "KEY", "Compress", "Format", "Settings", "Statistics", "shard_names"]
 
 Format = Literal["tfrecord", "tar", "parquet"]
 FORMATS: tuple[Format, ...] = ("tfrecord", "tar", "parquet")
@@ -21,6 +21,11 @@ Statistics = list[tuple[tuple[int, int, float, float, float], tuple[int, int, fl
 
 KEY = "__key__"
 """Field with the name of a sample in a tar."""
+
+
+def shard_names(name: str) -> re.Pattern[str]:
+    """Pattern of the names of all shards with this start, of any format."""
+    return re.compile(rf"{re.escape(name)}-\d{{6,}}\.[a-z.]+")
 
 
 @dataclass(frozen=True)

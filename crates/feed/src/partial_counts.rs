@@ -18,6 +18,7 @@ use penstock_codec::Codec;
 use penstock_record::tfrecord::frame_len;
 use penstock_store::owned::{self, OwnedFile};
 use penstock_types::{Deadline, Error, Result, lock};
+use tokio::sync::Notify;
 
 use super::format::Framing;
 use super::read_sizes::PART;
@@ -59,6 +60,7 @@ struct State {
 pub struct PartialCounts {
     cache: Option<PathBuf>,
     state: Mutex<State>,
+    stopped: Notify,
 }
 
 impl PartialCounts {
@@ -75,7 +77,7 @@ impl PartialCounts {
         };
         let known = vec![None; source.manifest().objects.len()];
         let state = State { known, complete: 0, file: cache.and_then(open), end: 0, starts: BTreeMap::new() };
-        let counts = Self { cache: cache.map(Path::to_owned), state: Mutex::new(state) };
+        let counts = Self { cache: cache.map(Path::to_owned), state: Mutex::new(state), stopped: Notify::new() };
         // An earlier scan may have counted some of the objects.
         if let Ok(Some(index)) = cached(source, cache) {
             for object in 0..source.manifest().objects.len() as u64 {
@@ -134,8 +136,22 @@ impl PartialCounts {
     }
 
     /// Reads these objects once, and counts their records. Objects that are counted completely are not read again. If
-    /// an object cannot be read, the others are counted, and an index of all counted objects is stored.
+    /// an object cannot be read, the others are counted, and an index of all counted objects is stored. Returns
+    /// `Interrupted` after [`PartialCounts::stop`].
     pub async fn scan(&self, source: &Arc<Source>, objects: Vec<u64>, deadline: Deadline) -> Result<()> {
+        tokio::select! {
+            biased;
+            () = self.stopped.notified() => Err(Error::Interrupted),
+            done = self.scan_each(source, objects, deadline) => done,
+        }
+    }
+
+    /// Ends the current scan. If none runs, the next one ends at once.
+    pub fn stop(&self) {
+        self.stopped.notify_one();
+    }
+
+    async fn scan_each(&self, source: &Arc<Source>, objects: Vec<u64>, deadline: Deadline) -> Result<()> {
         let wanted = objects.into_iter().filter(|&object| self.count(object).is_none());
         let mut found = stream::iter(wanted)
             .map(|object| async move { Ok::<_, Error>((object, scan_object(source, object, deadline).await?)) })
@@ -347,6 +363,18 @@ mod tests {
             prop_assert_eq!(done.counts, Counts::of(&all));
             prop_assert_eq!(kept(&source, Some(dir.path())).unwrap().unwrap().counts, Counts::of(&all));
         }
+    }
+
+    #[test]
+    fn stop_ends_one_scan() {
+        let runtime = runtime();
+        let source = source("partial-stop", &[3, 4], &runtime);
+        let partial = PartialCounts::new(&source, None);
+        partial.stop();
+        let stopped = runtime.block_on(partial.scan(&source, vec![0, 1], Deadline::NEVER)).unwrap_err();
+        assert_eq!((stopped.code(), partial.complete()), ("interrupted", 0));
+        runtime.block_on(partial.scan(&source, vec![0, 1], Deadline::NEVER)).unwrap();
+        assert_eq!(partial.complete(), 2);
     }
 
     #[test]

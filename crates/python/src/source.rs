@@ -558,6 +558,11 @@ impl PyPartialCounts {
         enter_async(py, async move { counts.scan(&source, objects, Deadline::within(LISTING)).await })
     }
 
+    /// Ends the current scan in another thread with Interrupted. If none runs, the next one ends at once.
+    fn stop(&self) {
+        self.counts.stop();
+    }
+
     /// Counts the first records of an object, at least `records` if it has so many, and returns their number.
     fn scan_start(&self, py: Python<'_>, number: u64, records: u64) -> PyResult<u64> {
         let (source, counts) = (self.source.clone(), self.counts.clone());

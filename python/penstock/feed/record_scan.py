@@ -36,10 +36,7 @@ __all__ = ["RecordScan"]
 _LOG = logging.getLogger("penstock.feed")
 
 _AT_ONCE = 16
-"""Number of objects between two reports of progress."""
-
-_SCANS_IN_FLIGHT = 4
-"""Number of objects that the core reads at a time."""
+"""Number of objects between two reports of progress. The core reads four of them at a time."""
 
 _MAX_PAUSE_S = 2.0
 """Maximum seconds that a scan pauses for the first batch of an epoch."""
@@ -130,6 +127,7 @@ class RecordScan:
         """End the background scan at the exit of the process. What was read is not stored."""
         if self._thread is not None and self._pid == os.getpid():
             self._stopping.set()
+            self.counts.stop()
             with self._changed:
                 self._changed.notify_all()
             self._thread.join(_EXIT_S)
@@ -249,11 +247,7 @@ class RecordScan:
                 if self._is_last(order):
                     return
                 continue
-            # One call per few objects, so that the scan can end at the exit of the process.
-            for first in range(0, len(chosen), _SCANS_IN_FLIGHT):
-                if self._stopping.is_set():
-                    raise Interrupted("interrupted")
-                self.counts.scan(list(chosen)[first : first + _SCANS_IN_FLIGHT])
+            self.counts.scan(list(chosen))
             counts = [(number, self.counts.count(number) or 0) for number in chosen]
             with self._changed:
                 self._changed.notify_all()

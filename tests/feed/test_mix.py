@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import pickle
-from itertools import chain
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,17 +12,8 @@ from hypothesis import strategies as st
 
 import penstock
 
-from .conftest import batches, dataset, samples, write
-
-
-def flat(lists) -> list[int]:
-    return list(chain.from_iterable(lists))
-
-
-def read(shaped, epoch: int = 0) -> list[int]:
-    loader = penstock.Loader(shaped, batch_size=3, rank=0, world=1, threads=2)
-    loader.set_epoch(epoch)
-    return flat(batches(loader))
+from .conftest import dataset, write
+from .sequences import check_one_sequence, flat, read
 
 
 @pytest.fixture(scope="module")
@@ -146,28 +136,8 @@ def test_prop_mixture_any_ranks_and_any_restart_give_one_sequence(
         .take(2 * count - 1)
     )
 
-    def loader(global_batch: int, rank: int = 0, of: int = 1) -> penstock.Loader:
-        made = penstock.Loader(mixed, global_batch=global_batch, rank=rank, world=of, threads=2, memory_bytes=memory)
-        made.set_epoch(epoch)
-        return made
-
-    reference = flat(batches(loader(1)))
-    assert len(reference) == 2 * count - 1
-    first, states = [], []
-    for rank in range(world):
-        mine = loader(batch, rank, world)
-        walk = iter(mine)
-        first.append([samples(next(walk)) for _ in range(min(stop, len(mine)))])
-        states.append(json.dumps(mine.state_dict()))
-    assert len(set(states)) == 1
-    assert len(states[0]) < 1024
-    rest = []
-    for rank in range(later[1]):
-        mine = loader(later[0], rank, later[1])
-        mine.load_state_dict(json.loads(states[0]))
-        rest.append(batches(mine))
-    merged = [flat(rows) for rows in zip(*first, strict=True)] + [flat(rows) for rows in zip(*rest, strict=True)]
-    assert flat(merged) == reference
+    assert mixed.samples == 2 * count - 1
+    check_one_sequence(mixed, batch, world, stop, later, epoch, memory_bytes=memory)
 
 
 def test_mixture_schedule_changes_weights_at_its_positions(parts):

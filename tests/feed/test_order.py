@@ -6,8 +6,6 @@ The sequence is the same for any ranks, batch sizes, paths and restarts.
 
 from __future__ import annotations
 
-import json
-from itertools import chain
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +15,7 @@ from hypothesis import strategies as st
 import penstock
 
 from .conftest import batches, dataset, samples, write
+from .sequences import check_one_sequence, flat, merged
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,16 +34,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory):
     return folder
 
 
-def flat(lists) -> list[int]:
-    return list(chain.from_iterable(lists))
-
-
-def merged(parts: list[list[list[int]]]) -> list[list[int]]:
-    """Joins the batches of all ranks for each step, in rank order."""
-    assert len({len(part) for part in parts}) == 1, "all ranks make equal steps"
-    return [flat(rows) for rows in zip(*parts, strict=True)]
-
-
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     counts=COUNTS,
@@ -61,30 +50,8 @@ def test_prop_any_ranks_and_any_restart_give_one_sequence(
     folders, counts, codec, seed, window, batch, world, stop, later, epoch
 ):
     shuffled = dataset(folders(counts, codec)).shuffle(seed, window)
-
-    def loader(global_batch: int, rank: int = 0, of: int = 1) -> penstock.Loader:
-        made = penstock.Loader(shuffled, global_batch=global_batch, rank=rank, world=of, threads=2)
-        made.set_epoch(epoch)
-        return made
-
-    reference = flat(batches(loader(1)))
-    assert sorted(reference) == list(range(sum(counts)))
-
-    first, states = [], []
-    for rank in range(world):
-        mine = loader(batch, rank, world)
-        walk = iter(mine)
-        first.append([samples(next(walk)) for _ in range(min(stop, len(mine)))])
-        states.append(json.dumps(mine.state_dict()))
-    assert len(set(states)) == 1
-    assert len(states[0]) < 1024
-    rest = []
-    for rank in range(later[1]):
-        mine = loader(later[0], rank, later[1])
-        mine.load_state_dict(json.loads(states[0]))
-        rest.append(batches(mine))
-        assert mine.epoch == epoch + 1
-    assert flat(merged(first) + merged(rest)) == reference
+    found = check_one_sequence(shuffled, batch, world, stop, later, epoch)
+    assert sorted(found) == list(range(sum(counts)))
 
 
 @pytest.mark.parametrize("tail", ["ragged", "drop", "pad"])

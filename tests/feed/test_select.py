@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import pickle
 import subprocess
 import sys
-from itertools import chain
 
 import numpy as np
 import pytest
@@ -19,19 +17,10 @@ import penstock
 from penstock.feed.function_digest import function_digest
 from tests.feed import mapped
 
-from .conftest import batches, dataset, samples, write
+from .conftest import batches, dataset, write
+from .sequences import check_one_sequence, read
 
 COUNTS = [2, 1, 4, 1, 3, 5, 2]
-
-
-def flat(lists) -> list[int]:
-    return list(chain.from_iterable(lists))
-
-
-def read(chosen, epoch: int = 0) -> list[int]:
-    loader = penstock.Loader(chosen, batch_size=3, rank=0, world=1, threads=2)
-    loader.set_epoch(epoch)
-    return flat(batches(loader))
 
 
 @pytest.fixture(scope="module")
@@ -124,36 +113,8 @@ def test_prop_selection_any_ranks_and_any_restart_give_one_sequence(
     plain, index, seed, batch, world, stop, later, epoch
 ):
     chosen = plain.select(index) if seed is None else plain.select(sorted(set(index))).shuffle(seed, window=2)
-    check_one_sequence(chosen, batch, world, stop, later, epoch)
-    want = index if seed is None else sorted(set(index))
-    assert read(chosen, epoch) == want if seed is None else sorted(read(chosen, epoch)) == want
-
-
-def check_one_sequence(chosen, batch, world, stop, later, epoch):
-    """Checks that several ranks, and another number of ranks after a restart, read the sequence of one rank."""
-
-    def loader(global_batch: int, rank: int = 0, of: int = 1) -> penstock.Loader:
-        made = penstock.Loader(chosen, global_batch=global_batch, rank=rank, world=of, threads=2)
-        made.set_epoch(epoch)
-        return made
-
-    reference = flat(batches(loader(1)))
-    assert len(reference) == chosen.samples
-    first, states = [], []
-    for rank in range(world):
-        mine = loader(batch, rank, world)
-        walk = iter(mine)
-        first.append([samples(next(walk)) for _ in range(min(stop, len(mine)))])
-        states.append(json.dumps(mine.state_dict()))
-    assert len(set(states)) == 1
-    assert len(states[0]) < 1024
-    rest = []
-    for rank in range(later[1]):
-        mine = loader(later[0], rank, later[1])
-        mine.load_state_dict(json.loads(states[0]))
-        rest.append(batches(mine))
-    merged = [flat(rows) for rows in zip(*first, strict=True)] + [flat(rows) for rows in zip(*rest, strict=True)]
-    assert flat(merged) == reference
+    found = check_one_sequence(chosen, batch, world, stop, later, epoch)
+    assert found == index if seed is None else sorted(found) == sorted(set(index))
 
 
 def test_state_of_another_selection_is_refused(plain):

@@ -17,7 +17,7 @@ import penstock
 from penstock import _native
 
 from .conftest import dataset, write
-from .test_select import check_one_sequence, read
+from .sequences import check_one_sequence, read
 
 COUNTS = [2, 1, 4, 1, 3, 5, 2]
 
@@ -115,6 +115,19 @@ def test_resample_copies_are_spread_over_passes(plain):
     assert gaps[0] > gaps[1]
 
 
+@pytest.mark.parametrize(("passes", "left_out"), [(None, 0), (1, 0), (5, 4), (6, 0), (17, 0), (500, 0)])
+def test_resample_with_any_passes_draws_each_sample_by_its_share(plain, passes, left_out):
+    """Only 5 passes do not divide 36 draws, so 40 are made, and the last pass ends early."""
+    weights = np.array([1.0, 2, 3] * 6)
+    for drawn, shares in (
+        (plain.shuffle(5).resample(weights, samples=36, passes=passes), weights),
+        (plain.shuffle(5).resample(np.ones(18), samples=36, passes=passes), np.full(18, 2)),
+    ):
+        for epoch in range(20):
+            hits = Counter(places(drawn, epoch))
+            assert sum(abs(hits[sample] - shares[sample]) for sample in range(18)) <= 2 * left_out
+
+
 def test_resample_without_replacement_draws_each_sample_at_most_once(plain):
     weights = np.array([0.0, 1000, 900, 5, 1, 1, 1, 2, 3, 0, 1, 1, 4, 1, 1, 1, 1, 2])
     drawn = plain.shuffle(5).resample(weights, replacement=False, samples=6)
@@ -191,6 +204,9 @@ def test_invalid_weights_are_refused(plain, folder, labels):
         (order(np.zeros(18)), "all 18 weights are 0"),
         (order(np.ones(17)), "17 weights for 18 samples"),
         (order(np.ones((18, 1))), "must have one dimension"),
+        (order(["a"] * 18), "weights: must be an array of numbers"),
+        (order("balanced", labels=[[1], [1, 2]]), "labels: must be one integer or text for each sample"),
+        (order("balanced", labels=np.array([b"\xff"] * 18)), "labels: must be UTF-8"),
         (order("balance"), 'neither "balanced"'),
         (order("balanced"), "labels: required"),
         (order("balanced", labels=labels[:5]), "one integer or text for each of 18 samples"),

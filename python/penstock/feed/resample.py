@@ -146,12 +146,12 @@ class Resample:
     def _passes(self, floats: list[Any], samples: int) -> int:
         if not self.replacement:
             return 1
-        if self.passes is not None:
-            return min(self.passes, samples)
-        most = max(float(each.max() / each.sum()) * samples for each in floats)
-        passes = max(1, min(math.ceil(most - 1e-9), MAX_PASSES, samples))
+        passes = self.passes
+        if passes is None:
+            most = max(float(each.max() / each.sum()) * samples for each in floats)
+            passes = min(max(1, math.ceil(most - 1e-9)), MAX_PASSES)
         # Draws are equidistant over all passes, so none of them may be left out; only the last one is cut.
-        return -(-samples // -(-samples // passes))
+        return -(-samples // -(-samples // min(passes, samples)))
 
 
 def _restored(dataset: Dataset, weights: _Weights) -> Resample:
@@ -210,7 +210,10 @@ def _checked(spec: WeightSpec) -> Literal["balanced"] | Mapping[Any, float] | An
         return spec
     if isinstance(spec, Mapping):
         return dict(spec)
-    array = np.array(spec, dtype=np.float64)  # a copy, so that the caller cannot change it later
+    try:
+        array = np.array(spec, dtype=np.float64)  # a copy, so that the caller cannot change it later
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"weights: must be an array of numbers ({error})", where="weights") from None
     if array.ndim != 1:
         raise ConfigError(f"weights: must have one dimension (got shape {array.shape})", where="weights")
     return array
@@ -247,9 +250,17 @@ def _classes(dataset: Dataset, labels: Labels | None, samples: int) -> _Classes:
     elif isinstance(labels, str):
         values = _read(dataset, labels)
     else:
-        values = np.asarray(labels)
+        try:
+            values = np.asarray(labels)
+        except ValueError as error:
+            raise ConfigError(
+                f"labels: must be one integer or text for each sample ({error})", where="labels"
+            ) from None
     if values.dtype.kind == "S":
-        values = np.char.decode(values, "utf-8")
+        try:
+            values = np.char.decode(values, "utf-8")
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"labels: must be UTF-8 ({error})", where="labels") from None
     if values.shape != (samples,) or values.dtype.kind not in "biuU":
         raise ConfigError(
             f"labels: must be one integer or text for each of {samples:,} samples (got {values.dtype} of shape "

@@ -4,12 +4,23 @@
 from __future__ import annotations
 
 import struct
+import tarfile
 from itertools import groupby
+from pathlib import Path
 
 from .parquet import BYTES, INT64, OPTIONAL, REPEATED, _page, _struct, run
 
+# Columns of pyarrow with several settings, and their rows as JSON; see make_nested_parquet.py beside the archive.
+GOLDEN = Path(__file__).parents[2] / "crates/record/tests/golden/nested_parquet.tar.gz"
+
 LIST, UTF8 = 3, 0
 TYPES = {"int64": INT64, "bytes": BYTES, "text": BYTES}
+
+
+def extract_golden(folder):
+    with tarfile.open(GOLDEN) as archive:
+        archive.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+    return folder
 
 
 def nested_bytes(schema, rows, *, group=4):

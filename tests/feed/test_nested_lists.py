@@ -6,8 +6,6 @@ from __future__ import annotations
 import contextlib
 import json
 import pickle
-import tarfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,12 +16,9 @@ import penstock
 from penstock.errors import BudgetExceeded, ConfigError, Corrupt, Mismatch, Unsupported
 from tests.feed import mapped
 
-from .nested_parquet import nested_bytes
+from .nested_parquet import extract_golden, nested_bytes
 from .test_formats import png
 from .tfrecords import example, frame, sequence_example
-
-# Columns of pyarrow with several settings, and their rows as JSON; see make_nested_parquet.py beside the archive.
-GOLDEN = Path(__file__).parents[2] / "crates/record/tests/golden/nested_parquet.tar.gz"
 
 BOXES = [[[1, 2, 3, 4], [5, 6, 7, 8]], [], None, [[9, 10, 11, 12]]]
 WORDS = [[[b"a", b"bc"], []], [[b""]], [], None]
@@ -31,10 +26,7 @@ WORDS = [[[b"a", b"bc"], []], [[b""]], [], None]
 
 @pytest.fixture(scope="module")
 def golden(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("golden")
-    with tarfile.open(GOLDEN) as archive:
-        archive.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
-    return folder
+    return extract_golden(tmp_path_factory.mktemp("golden"))
 
 
 @pytest.fixture
@@ -124,8 +116,12 @@ def test_list_refuses_items_with_settings_of_their_own():
     for item in (penstock.raw(default=b""), penstock.tensor("int8", ()).of("x"), penstock.ragged("int8", mask="m")):
         with pytest.raises(ConfigError, match="for the list, not for its items"):
             penstock.list(item)
-    with pytest.raises(ConfigError, match="items must be tensor"):
-        penstock.list(penstock.image(8))
+    for item in (
+        *(penstock.image(8), penstock.mask(), penstock.boxes(), penstock.keypoints(3)),
+        *(penstock.ragged("int64").like("boxes"), penstock.ragged("int64").padded(), penstock.raw(record=True)),
+    ):
+        with pytest.raises(ConfigError, match="items must be tensor"):
+            penstock.list(item)
     deep = penstock.raw()
     for _ in range(8):
         deep = penstock.list(deep)

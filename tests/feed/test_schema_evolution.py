@@ -13,20 +13,16 @@ import pytest
 import penstock
 from penstock.errors import ConfigError, Corrupt, Mismatch
 
-from .nested_parquet import nested_bytes
+from .nested_parquet import extract_golden, nested_bytes
 from .parquet import parquet_bytes
 from .test_mds import write as write_mds
-from .test_nested_lists import GOLDEN
 from .tfrecords import example, frame
 
 
 @pytest.fixture(scope="module")
 def evolved(tmp_path_factory):
     """Two files of pyarrow: `a` has id int32, score float, label; `b` label, tags, extra, score double, id int64."""
-    folder = tmp_path_factory.mktemp("evolved")
-    with tarfile.open(GOLDEN) as archive:
-        archive.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
-    return folder / "evolved"
+    return extract_golden(tmp_path_factory.mktemp("evolved")) / "evolved"
 
 
 def loaded(dataset, **fields):

@@ -136,7 +136,7 @@ class RaggedSpec(FieldSpec):
             to: Number of items per row; or `longest`, the longest sample of the batch on this rank; or `bucket`, the
                 largest length of the batch's bucket (`Loader(batch_by=)`), so that there are few shapes. In a bucket
                 without an upper bound, `bucket` is `longest`.
-            multiple_of: With `longest`, the number of items is rounded up to a multiple of this.
+            multiple_of: With `longest` and `bucket`, the number of items is rounded up to a multiple of this.
             value: Value of the padding.
             mask: Name of a second array in the batch (bool, rows x items): True for items of the sample, False for
                 padding. Without a name, there is no mask.

@@ -10,6 +10,9 @@ __all__ = ["list"]
 
 _MAX_DEPTH = 8
 
+_ITEMS = (TensorSpec, RaggedSpec, RawSpec, RawListSpec, NestedSpec)
+"""Kinds of items. Their subclasses (masks, boxes, keypoints) follow an image, which a list cannot do."""
+
 
 def list(  # noqa: A001 - the name in the API
     item: FieldSpec, *, default: tuple[()] | None = None, mask: str | None = None
@@ -28,10 +31,16 @@ def list(  # noqa: A001 - the name in the API
         item: A tensor, ragged, raw, raw_list or list field, without `of`, `default` or `mask`.
         default, mask: As in `ragged`.
     Raises:
-        ConfigError: The item is another kind of field, or has `of`, a default or a mask.
+        ConfigError: The item is another kind of field, follows a field, or has `of`, a default or a mask.
     """
     if getattr(item, "parts", ()) or getattr(item, "default", None) is not None or getattr(item, "presence", None):
         raise ConfigError("list: set of, default and mask for the list, not for its items", where="fields")
+    if getattr(item, "follows", "") or getattr(item, "record", False) or type(item) not in _ITEMS:
+        raise ConfigError(
+            "list: the items must be tensor, ragged, raw, raw_list or list fields, without like() or record=True "
+            f"(got {item!s})",
+            where="fields",
+        )
     dtype: str | None
     match item:
         case TensorSpec():
@@ -44,10 +53,6 @@ def list(  # noqa: A001 - the name in the API
             dtype, shape, depth = None, (), 2
         case NestedSpec():
             dtype, shape, depth = item.dtype, item.shape, item.depth + 1
-        case _:
-            raise ConfigError(
-                f"list: the items must be tensor, ragged, raw, raw_list or list fields (got {item!s})", where="fields"
-            )
     if depth > _MAX_DEPTH:
         raise ConfigError(f"list: {depth} levels of lists (at most {_MAX_DEPTH} are supported)", where="fields")
     outer = raw_list(default=default, mask=mask)

@@ -101,8 +101,15 @@ struct Plans {
     kept: VecDeque<(u64, Arc<WindowPlan>)>,
     /// Number of the next window to plan, and of its first batch.
     next: (u64, u64),
-    /// Number of batches of the first window that come before the cursor.
-    skipped: usize,
+}
+
+impl Plans {
+    /// Adds the plan of the next window.
+    fn push(&mut self, plan: WindowPlan, tail: Tail) {
+        let (window, first) = self.next;
+        self.next = (window + 1, first + plan.delivered(tail).len() as u64);
+        self.kept.push_back((first, Arc::new(plan)));
+    }
 }
 
 impl EpochBatches {
@@ -111,21 +118,20 @@ impl EpochBatches {
     /// Returns an error if the cursor is not at the start of a planned batch.
     pub fn new(steps: Steps, by: Option<&Arc<BatchBy>>, epoch: u64) -> Result<Arc<Self>> {
         let Some(by) = by else { return Ok(Arc::new(Self { steps, planned: None })) };
-        let mut walk = by.walk()?;
         let is_spent = steps.cursor >= steps.samples;
         let number = if is_spent { steps.samples.div_ceil(by.window()) } else { steps.cursor / by.window() };
-        let mut skipped = 0;
+        let mut plans = Plans { walk: by.walk()?, kept: VecDeque::new(), next: (number, 0) };
         if !steps.cursor.is_multiple_of(by.window()) && !is_spent {
-            let plan = by.plan(&mut walk, epoch, number)?;
+            let plan = by.plan(&mut plans.walk, epoch, number)?;
             let at = (steps.cursor - plan.start) as u32;
             let found = plan.delivered(Tail::Ragged).iter().position(|batch| batch.positions.start == at);
-            skipped = found.ok_or_else(|| {
+            let skipped = found.ok_or_else(|| {
                 let cursor = with_separators(steps.cursor);
                 Error::config("state", format!("cursor {cursor} is not at the start of a batch of this plan"))
             })?;
+            plans.push(plan.after(skipped), steps.tail);
         }
-        let state = Plans { walk, kept: VecDeque::new(), next: (number, 0), skipped };
-        let planned = Planned { by: by.clone(), epoch, state: Mutex::new(state) };
+        let planned = Planned { by: by.clone(), epoch, state: Mutex::new(plans) };
         Ok(Arc::new(Self { steps, planned: Some(planned) }))
     }
 
@@ -137,7 +143,9 @@ impl EpochBatches {
             return Ok(batch.map(|batch| BatchSlice::cut(batch.start, batch.end - batch.start, steps, None)));
         };
         let Some((plan, batch)) = planned.batch(number, steps)? else { return Ok(None) };
-        let rows = if steps.tail == Tail::Pad { batch.capacity.max(batch.len()) } else { batch.len() };
+        // A budget also closes full batches below their capacity; only rests of a window are padded.
+        let is_padded = steps.tail == Tail::Pad && !batch.is_full;
+        let rows = if is_padded { batch.capacity.max(batch.len()) } else { batch.len() };
         let start = plan.start + u64::from(batch.positions.start);
         Ok(Some(BatchSlice::cut(start, rows, steps, Some((plan, batch)))))
     }
@@ -164,13 +172,9 @@ impl Planned {
     fn batch(&self, number: u64, steps: &Steps) -> Result<Option<(Arc<WindowPlan>, PlannedBatch)>> {
         let mut plans = lock(&self.state);
         while number >= plans.next.1 && plans.next.0 * self.by.window() < steps.samples {
-            let (window, first) = plans.next;
+            let (window, _) = plans.next;
             let plan = self.by.plan(&mut plans.walk, self.epoch, window)?;
-            let skipped = std::mem::take(&mut plans.skipped);
-            // The window of the cursor starts before batch 0.
-            let batches = plan.delivered(steps.tail).len().saturating_sub(skipped);
-            plans.next = (window + 1, first + batches as u64);
-            plans.kept.push_back((first, Arc::new(plan.after(skipped))));
+            plans.push(plan, steps.tail);
         }
         if number >= plans.next.1 {
             return Ok(None);
@@ -181,5 +185,31 @@ impl Planned {
         };
         let batch = plan.delivered(steps.tail).get((number - first) as usize).cloned();
         Ok(batch.map(|batch| (plan.clone(), batch)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::batch_by::BatchRule;
+    use penstock_dataset::order::Counts;
+    use penstock_dataset::sampler::{DatasetView, Sampler};
+
+    #[test]
+    fn a_padded_tail_fills_only_the_rest_of_a_budget_and_resumes() {
+        let leaf = DatasetView::new(Counts::Equal { objects: 1, each: 6 }, None, None).unwrap();
+        let rule = BatchRule::Budget { tokens: 20, max_samples: 9, shares: 1 };
+        let lengths = vec![vec![4, 4, 4, 8, 1, 2]];
+        let course = Sampler::leaf(&leaf);
+        let by = Arc::new(BatchBy::new(rule, course, std::slice::from_ref(&leaf), lengths, None).unwrap());
+        let rows = |cursor: u64| -> Vec<u64> {
+            let steps = Steps { samples: 6, cursor, global_batch: 1, rank: 0, world: 1, tail: Tail::Pad };
+            let batches = EpochBatches::new(steps, Some(&by), 0).unwrap();
+            (0..).map_while(|number| batches.slice(number).unwrap()).map(|slice| slice.len()).collect()
+        };
+        // Five samples of length 4 fit, but the sample of length 8 closes the first batch.
+        assert_eq!(rows(0), vec![3, 2, 9]);
+        assert_eq!(rows(3), vec![2, 9]);
+        assert_eq!(rows(6), Vec::<u64>::new());
     }
 }

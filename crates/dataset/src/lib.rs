@@ -29,4 +29,5 @@ pub use manifest::{
 };
 pub use record_index::RecordIndex;
 pub use share::{Division, NameRule, ShareBy, SharePlan, Weights};
+pub use subset::ObjectStarts;
 pub use url_list::{Listed, UrlList};

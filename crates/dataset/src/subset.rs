@@ -10,12 +10,15 @@ use crate::order::Counts;
 
 /// First stored sample of each object.
 #[derive(Debug, Clone)]
-pub(crate) enum ObjectStarts {
+pub enum ObjectStarts {
+    /// Number of samples in each object, if all have equally many.
     Equal(u64),
+    /// First sample of each object.
     Each(Vec<u64>),
 }
 
 impl ObjectStarts {
+    /// Computes the starts from the number of records in each object.
     pub fn of(counts: &Counts) -> Self {
         match counts {
             Counts::Equal { each, .. } => Self::Equal(*each),
@@ -32,6 +35,7 @@ impl ObjectStarts {
         }
     }
 
+    /// Returns the first stored sample of an object.
     pub fn of_object(&self, object: u64) -> u64 {
         match self {
             Self::Equal(each) => object * each,
@@ -39,7 +43,7 @@ impl ObjectStarts {
         }
     }
 
-    pub fn memory_bytes(&self) -> u64 {
+    pub(crate) fn memory_bytes(&self) -> u64 {
         match self {
             Self::Equal(_) => 0,
             Self::Each(starts) => starts.len() as u64 * 8,

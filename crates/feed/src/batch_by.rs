@@ -9,6 +9,7 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
+use penstock_dataset::ObjectStarts;
 use penstock_dataset::order::{Counts, Place};
 use penstock_dataset::sampler::{DatasetView, Located, Sampler, SamplerCursor};
 use penstock_types::{Error, Result, lock, with_separators};
@@ -59,9 +60,7 @@ impl BatchRule {
 #[derive(Debug)]
 struct Lengths {
     lengths: Vec<u32>,
-    /// Number of the first sample of each object; empty if all objects have equally many.
-    starts: Vec<u64>,
-    each: u64,
+    starts: ObjectStarts,
 }
 
 impl Lengths {
@@ -71,23 +70,11 @@ impl Lengths {
             let text = format!("{} lengths for {samples} samples", with_separators(lengths.len() as u64));
             return Err(Error::config("length", text));
         }
-        let (starts, each) = match counts {
-            Counts::Equal { each, .. } => (Vec::new(), *each),
-            Counts::Each(counts) => {
-                let mut next = 0;
-                let start = |count: &u64| {
-                    next += count;
-                    next - count
-                };
-                (counts.iter().map(start).collect(), 0)
-            }
-        };
-        Ok(Self { lengths, starts, each })
+        Ok(Self { lengths, starts: ObjectStarts::of(counts) })
     }
 
     fn of(&self, place: Place) -> u32 {
-        let start = self.starts.get(place.object as usize).copied().unwrap_or(place.object * self.each);
-        self.lengths[(start + place.record) as usize]
+        self.lengths[(self.starts.of_object(place.object) + place.record) as usize]
     }
 }
 

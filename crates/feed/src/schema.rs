@@ -347,7 +347,10 @@ impl Survey {
             found.count += usize::from(!part.is_absent());
             let kind = framing.proposes(&name, &part).map_or_else(|| proposed(&part), Ok);
             match kind {
-                Ok(kind) => found.kind = Some(found.kind.take().map_or(kind.clone(), |known| joined(known, &kind))),
+                Ok(kind) => {
+                    let kind = found.kind.take().map_or(kind.clone(), |known| joined(known, &kind));
+                    found.kind = Some(of_json(kind, &part));
+                }
                 Err(why) => {
                     let what = format!("{}, {why},", part.describe());
                     found.refused.get_or_insert(Error::Unsupported { what, by: "fields".to_owned() });
@@ -405,6 +408,8 @@ fn joined(known: Kind, other: &Kind) -> Kind {
         // A column of text may contain texts that look like numbers.
         (Kind::Text(_), Kind::Tensor(spec)) if spec.shape.is_empty() => known,
         (Kind::Tensor(spec), Kind::Text(errors)) if spec.shape.is_empty() => Kind::Text(*errors),
+        // In JSON, a list of numbers in one record may be other text in the next.
+        (Kind::Ragged(_), Kind::Text(errors)) => Kind::Text(*errors),
         (Kind::Tensor(a), Kind::Tensor(b)) if a.shape == b.shape && is_wider(b.dtype, a.dtype) => other.clone(),
         (Kind::Ragged(a), Kind::Ragged(b)) if a.shape == b.shape && is_wider(b.dtype, a.dtype) => other.clone(),
         (Kind::Ragged(a), Kind::Ragged(b)) if a.dtype == b.dtype && a.shape != b.shape => lists_of(a.dtype),
@@ -422,6 +427,17 @@ fn joined(known: Kind, other: &Kind) -> Kind {
         }
         _ => known,
     }
+}
+
+/// Returns the kind, or text for a list of numbers in JSON that this kind cannot read. Lists of lists whose lengths differ
+/// are text in JSON.
+fn of_json(kind: Kind, part: &Value<'_>) -> Kind {
+    let Value::Numbers(numbers) = part else { return kind };
+    let is_read = match &kind {
+        Kind::Ragged(item) => numbers.elements() > 0 && numbers.shape().get(1..) == Some(item.shape.as_slice()),
+        _ => false,
+    };
+    if is_read { kind } else { Kind::Text(TextErrors::Strict) }
 }
 
 /// True if a column of text or JSON with numbers of both types must be read as `wide`.
@@ -488,4 +504,21 @@ fn proposed(part: &Value<'_>) -> Result<Kind, &'static str> {
             }
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::value::json_numbers::Numbers;
+
+    #[test]
+    fn lists_of_json_whose_rows_differ_in_length_are_text() {
+        let ragged = |shape: &[usize]| Kind::Ragged(TensorSpec { dtype: DType::I64, shape: shape.to_vec() });
+        let text = Kind::Text(TextErrors::Strict);
+        let pairs = Value::Numbers(Numbers::parse("[[1, 2], [3, 4]]").unwrap());
+        assert_eq!(of_json(ragged(&[2]), &pairs), ragged(&[2]));
+        assert_eq!(of_json(joined(ragged(&[3]), &ragged(&[2])), &pairs), text);
+        assert_eq!(of_json(text.clone(), &pairs), text);
+        assert_eq!(joined(ragged(&[2]), &text), text);
+    }
 }

@@ -86,6 +86,7 @@ impl<'a> Value<'a> {
         match self {
             Self::Bytes(bytes) => format!("{} bytes", with_separators(bytes.len() as u64)),
             Self::Text(text) => format!("a text of {} bytes", with_separators(text.len() as u64)),
+            Self::Numbers(numbers) if numbers.shape().len() > 1 => format!("numbers {}", shown(numbers.shape())),
             Self::Numbers(numbers) => format!("a list of {} numbers", with_separators(numbers.elements() as u64)),
             Self::Empty(text) => format!("the empty value `{text}`"),
             Self::Strings(strings) => format!("a list of {} byte strings", with_separators(strings.len() as u64)),
@@ -169,7 +170,10 @@ impl<'a> Value<'a> {
             Self::List(array) if array.elements() == out.len() / spec.dtype.size() => {
                 convert(array.dtype, &array.bytes, spec.dtype, out).map_err(|why| self.unlike_because(spec, &why))
             }
-            Self::Numbers(numbers) if numbers.elements() == out.len() / spec.dtype.size() => {
+            Self::Numbers(numbers)
+                if numbers.elements() == out.len() / spec.dtype.size()
+                    && numbers.has_rows_of(spec.shape.get(1..).unwrap_or_default()) =>
+            {
                 numbers.write(spec.dtype, out).map_err(|why| self.unlike_because(spec, &why))
             }
             Self::Digits(_) | Self::Int(_) if out.len() == spec.dtype.size() => {
@@ -275,6 +279,7 @@ impl<'a> Value<'a> {
                 problem.map_err(|why| self.unlike_why(&want(), &why))?;
                 nested.items.gather(&TensorSpec { dtype: item.dtype, shape: Vec::new() })?
             }
+            Self::Numbers(numbers) if !numbers.has_rows_of(&item.shape) => return Err(self.unlike(&want())),
             Self::Numbers(numbers) => {
                 let mut out = vec![0; numbers.elements() * size];
                 numbers.write(item.dtype, &mut out).map_err(|why| self.unlike_why(&want(), &why))?;

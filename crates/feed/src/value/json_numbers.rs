@@ -71,6 +71,12 @@ impl<'a> Numbers<'a> {
         self.shape.iter().product()
     }
 
+    /// True if the arrays inside have the lengths `inner`. Levels that only one of the two has do not matter: a list may be
+    /// split into rows, and rows may be joined, but rows do not become rows of another length.
+    pub fn has_rows_of(&self, inner: &[usize]) -> bool {
+        self.shape.iter().skip(1).rev().zip(inner.iter().rev()).all(|(own, wanted)| own == wanted)
+    }
+
     fn each(&self) -> impl Iterator<Item = &'a str> {
         self.text.split(['[', ']', ',', ' ', '\t', '\n', '\r']).filter(|number| !number.is_empty())
     }
@@ -121,6 +127,16 @@ mod tests {
         for irregular in ["[1, [2]]", "[[1], [2, 3]]", "[[], [1]]", "[[],1]", "[null]", "[\"1\"]", "[{}]", "1"] {
             assert_eq!(parsed(irregular), None, "{irregular}");
         }
+    }
+
+    #[test]
+    fn rows_are_joined_or_split_but_not_made_longer_or_shorter() {
+        let has_rows_of = |text, inner: &[usize]| Numbers::parse(text).unwrap().has_rows_of(inner);
+        assert!(has_rows_of("[[1, 2, 3], [4, 5, 6]]", &[3]));
+        assert!(has_rows_of("[[1, 2, 3], [4, 5, 6]]", &[]));
+        assert!(has_rows_of("[[1, 2, 3], [4, 5, 6]]", &[2, 3]));
+        assert!(has_rows_of("[1, 2, 3, 4, 5, 6]", &[2]));
+        assert!(!has_rows_of("[[1, 2, 3], [4, 5, 6]]", &[2]));
     }
 
     #[test]

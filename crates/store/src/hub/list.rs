@@ -2,6 +2,7 @@
 //! Lists the files of a dataset by the Hub's `tree` endpoint, page by page. The pages of a commit never change, so a
 //! listing that was interrupted or throttled goes on after its last page.
 
+use std::mem::take;
 use std::sync::Arc;
 
 use futures::{StreamExt, TryStreamExt, stream};
@@ -43,6 +44,22 @@ pub(super) struct Listed {
     tokens: PageTokens,
 }
 
+/// Attempt to list a folder. If an error or a timeout ends it, the next attempt goes on with its pages. Concurrent
+/// attempts do not share pages.
+struct Attempt<'a> {
+    dataset: &'a Dataset,
+    folder: &'a Key,
+    listed: Listed,
+}
+
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        if self.listed.tokens.next().is_some() {
+            lock(&self.dataset.listed).insert(self.folder.clone(), take(&mut self.listed));
+        }
+    }
+}
+
 /// Lists the files below `prefix` in byte order.
 pub(super) fn stream(
     dataset: Arc<Dataset>,
@@ -72,8 +89,11 @@ impl Dataset {
         let place = self.place(folder);
         let base = format!("{}/api/datasets/{}/tree/{commit}", self.shown, self.name);
         let folder_key = (!folder.is_empty()).then_some(folder.as_bytes());
+        let listed = lock(&self.listed).remove(folder).unwrap_or_default();
+        let mut attempt = Attempt { dataset: self, folder, listed };
         loop {
-            let next = lock(&self.listed).entry(folder.clone()).or_default().tokens.next().map(str::to_owned);
+            let next = attempt.listed.tokens.next();
+            let is_first = next.is_none();
             let uri: Uri = match next {
                 // Only the path and query of the link are used, so that the token reaches no other host.
                 Some(path) => format!("{}{path}", self.shown).parse().map_err(|_| odd(&place, "an invalid link"))?,
@@ -83,23 +103,24 @@ impl Dataset {
             let sent = self.send(&Method::GET, Metric::Lists, (uri, &place), &headers, false, deadline).await;
             let answer = match sent {
                 Ok(sent) => sent.response,
-                // The commit exists, so only the folder is missing.
-                Err(Error::NotFound { .. }) => {
-                    lock(&self.listed).remove(folder);
-                    return Ok(Vec::new());
+                // The folder is missing. If the commit is, the error names the revision.
+                Err(Error::NotFound { place: missing }) if is_first && missing == place => return Ok(Vec::new()),
+                Err(error) => {
+                    if !error.retryable() {
+                        attempt.listed = Listed::default();
+                    }
+                    return Err(error);
                 }
-                Err(error) => return Err(error),
             };
             let (head, page) = answer.into_parts();
             let page = body(page, PAGE_LIMIT, deadline, &place).await?;
             let page: Vec<Entry> =
                 serde_json::from_slice(&page).map_err(|error| odd(&place, &format!("a malformed page ({error})")))?;
             let link = text(&head.headers, "link").and_then(next_of);
-            let mut all = lock(&self.listed);
-            let listed = all.entry(folder.clone()).or_default();
-            listed.found.extend(page.into_iter().filter(|entry| entry.kind == "file").map(Entry::meta));
-            if !listed.tokens.advance(link, &place)? {
-                return Ok(all.remove(folder).unwrap_or_default().found);
+            let has_more = attempt.listed.tokens.advance(link, &place)?;
+            attempt.listed.found.extend(page.into_iter().filter(|entry| entry.kind == "file").map(Entry::meta));
+            if !has_more {
+                return Ok(take(&mut attempt.listed.found));
             }
         }
     }

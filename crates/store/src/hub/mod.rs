@@ -308,6 +308,10 @@ impl Remote for Dataset {
         let headers = sent.response.headers();
         let size = match text(headers, LINKED_SIZE).and_then(|size| size.parse().ok()) {
             Some(size) => size,
+            None if sent.response.status().is_redirection() => {
+                let what = format!("{place} (the redirect has no size)");
+                return Err(Error::Unsupported { what, by: self.shown.clone() });
+            }
             None => ranged_get::length(self, key, headers)?,
         };
         let version = sent.etag.as_ref().and_then(|etag| etag.to_str().ok()).map(version_of);

@@ -67,19 +67,20 @@ impl Partitions {
     /// Finds the partition columns of a listing.
     pub fn of(manifest: &Manifest) -> Self {
         let mut columns: BTreeMap<String, Column> = BTreeMap::new();
-        let mut last: &[u8] = b"=";
+        let mut last: Option<&[u8]> = None;
         let mut objects = 0;
         for entry in &manifest.objects {
             let end = entry.key.as_bytes().iter().rposition(|byte| *byte == b'/').unwrap_or(0);
             let folder = &entry.key.as_bytes()[..end];
             // Objects of a folder are neighbours, so each folder is parsed about once.
-            if folder == last || !folder.contains(&b'=') {
-                objects += usize::from(folder != last);
-                last = folder;
+            let is_new = last != Some(folder);
+            last = Some(folder);
+            objects += usize::from(is_new);
+            if !is_new || !folder.contains(&b'=') {
                 continue;
             }
-            (last, objects) = (folder, objects + 1);
-            for (name, value) in folders(&entry.key) {
+            // If a path repeats a name, its last value is used.
+            for (name, value) in folders(&entry.key).collect::<BTreeMap<_, _>>() {
                 let column = columns.entry(name).or_default();
                 column.values += 1;
                 column.has_nulls |= value.is_none();
@@ -183,6 +184,10 @@ mod tests {
         assert_eq!(shown(&found, "m=03/f"), [("m".to_owned(), text("03"))]);
         assert_eq!(shown(&found, "f"), [("m".to_owned(), PartitionValue::Null)]);
         assert!(found.proposed().all(|(_, _, nulls, _)| nulls));
+        for keys in [&["=/f", "a=1/f"][..], &["a=1/a=2/f", "f"]] {
+            let (found, _) = of(keys);
+            assert!(found.proposed().all(|(_, kind, nulls, _)| nulls && kind != Kind::Bytes), "{keys:?}");
+        }
         for keys in [&["a/f=1.parquet"][..], &["=x/f"], &["a=9223372036854775808/f"]] {
             let (found, _) = of(keys);
             assert!(found.proposed().all(|(_, kind, ..)| kind == Kind::Bytes), "{keys:?}");

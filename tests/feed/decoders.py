@@ -44,6 +44,17 @@ def changes_shape_at_9(record):
     return {"y": np.zeros(2 if int(record) == 9 else 3)}
 
 
+class NoArray:
+    """Cannot be converted, as a torch tensor with gradients."""
+
+    def __array__(self, *_, **__):
+        raise RuntimeError("it has gradients")
+
+
+def returns_no_array(record):
+    return {"y": NoArray()}
+
+
 def returns_text(record):
     return "a text"
 

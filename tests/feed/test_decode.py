@@ -211,12 +211,13 @@ def _draws(batch):
     [
         (decoders.returns_text, "fn returned str, not a dict, None or an iterable of dicts"),
         (decoders.returns_numbers, "fn returned int, not a dict"),
+        (decoders.returns_no_array, "fn returned a value that is not an array: `y`: it has gradients"),
         (decoders.changes_shape_at_9, r"fn returned `y` as float64 \[[23]\], but before as float64 \[[23]\]"),
     ],
 )
 @pytest.mark.parametrize("rebatch", [False, True])
 def test_decode_values_of_another_kind_are_one_clear_error(numbers, function, output, rebatch):
-    for policy, where in (("raise", {}), ("raise", {"threads": 2}), ("skip", {})):
+    for policy, where in (("raise", {}), ("raise", {"threads": 2}), ("raise", {"workers": 1}), ("skip", {})):
         if policy == "skip" and function is decoders.returns_text:
             continue  # a TypeError of the sample, which may be skipped
         with pytest.raises(MapFailed, match=output):
@@ -247,6 +248,27 @@ def test_decode_that_hangs_is_one_error_with_its_traceback(numbers, where):
         list(walk)
     assert "hangs_at_5" in caught.value.__notes__[-1]
     assert walk.state_dict()["cursor"] == order(numbers).index(5) // 6 * 6
+
+
+def test_decode_that_hangs_in_an_ended_pass_is_one_error_in_the_next(tmp_path):
+    walk = loader(write(tmp_path, [10]).decode(decoders.hangs_at_5, workers=1, timeout_s=0.5), batch_size=4)
+    batches = iter(walk)
+    next(batches)
+    while not walk._worker_pool.tasks:  # until the worker has the batch with 5
+        batches._run.is_ready()
+        batches._run._fill(walk._worker_pool)
+    with pytest.raises(MapFailed, match=r"decode: record 5 of .*fn has not returned after 0\.5 s"):
+        list(walk)
+
+
+def test_decode_worker_keeps_nothing_of_failed_batches(numbers):
+    walk, open_files = loader(numbers.decode(decoders.changes_shape_at_9, workers=1), batch_size=40), []
+    for _ in range(5):
+        with pytest.raises(MapFailed, match="but before as"):
+            list(walk)
+        (worker,) = walk._worker_pool.workers
+        open_files.append(len(list(Path(f"/proc/{worker.process.pid}/fd").iterdir())))
+    assert open_files[-1] <= open_files[0] + 1  # a leak adds one for each pass
 
 
 def test_decode_worker_that_leaks_is_named_with_its_memory(tmp_path):

@@ -318,8 +318,8 @@ def _array(row: int, name: str, value: Any) -> Any:
 
     try:
         array = np.asarray(value)
-    except (TypeError, ValueError) as error:
-        raise FunctionFailed(row, f"fn returned a value that is not an array: {error}", "") from None
+    except Exception as error:  # the value's own conversion may raise anything, such as torch's RuntimeError
+        raise FunctionFailed(row, f"fn returned a value that is not an array: `{name}`: {error}", "") from None
     if array.dtype.hasobject:
         why = f"fn returned a value that is not an array: `{name}` is a {type(value).__name__}"
         raise FunctionFailed(row, why, "")

@@ -166,7 +166,10 @@ class MapRun:
         self._functions, self._pool = loader.functions, loader.worker_pool()
         self._skipped, self._errors = 0, list[str]()
         if self._pool is not None:
-            self._pool.settle()
+            try:
+                self._pool.settle()
+            except map_functions.FunctionHangs as failure:
+                raise self._failed(failure, failure.task) from None
 
     def next(self) -> tuple[dict[str, Any], int, int] | None:
         """Return the next batch in order, or None after the last."""

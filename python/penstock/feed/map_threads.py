@@ -169,6 +169,8 @@ class ThreadPool:
                 outputs = map_functions.gather([each for each in job.results if isinstance(each, Outputs)], self._room)
             except FunctionFailed as failure:
                 outputs = failure
+            except BaseException as error:  # such as MemoryError; without a result, the consumer would wait forever
+                outputs = FunctionFailed(0, f"{type(error).__name__}: {error}", traceback.format_exc())
         with self._changed:
             job.task.result = outputs
             self._completed += 1

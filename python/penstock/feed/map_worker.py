@@ -72,6 +72,13 @@ class _Slots:
         self.outputs[self._next] = memory
         return self._next, memory, descriptor
 
+    def discard(self, taken: list[tuple[int, mmap.mmap, int | None]]) -> None:
+        """Free the new slots among `taken`, which the parent does not learn of."""
+        for slot, _, descriptor in taken:
+            if descriptor is not None:
+                del self.outputs[slot]
+                os.close(descriptor)
+
 
 def _read(pipe: Connection, into: SimpleQueue[Any]) -> None:
     """Read the parent's messages into a queue, each with the memory that it refers to. Puts None after the last."""
@@ -145,6 +152,7 @@ def _run(pipe: Connection, functions: Functions, slots: _Slots, message: Any) ->
     try:
         results = run(functions, rows, seeds, room, lambda row: PROGRESS.pack_into(progress, 0, number, row))
     except FunctionFailed as failure:
+        slots.discard(taken)
         pipe.send(("failed", number, failure.row, failure.why, failure.trace))
         return
     finally:
@@ -156,9 +164,8 @@ def _run(pipe: Connection, functions: Functions, slots: _Slots, message: Any) ->
     try:
         pipe.send(answer)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
+        slots.discard(taken)
         pipe.send(("failed", number, 0, f"fn returned a list that cannot be pickled: {error}", ""))
-        if descriptor is not None:
-            os.close(descriptor)
         return
     if descriptor is not None:
         reduction.send_handle(pipe, descriptor, os.getppid())

@@ -116,8 +116,12 @@ class Epoch(Generic[Batch]):
 
     def __next__(self) -> Batch:
         if self._pid != os.getpid():
-            self._ahead = None
-            return self._step()  # after a fork, `_step` raises; the lock might never be released
+            # After a fork, this process has none of the threads, and the lock might never be released.
+            self._raise_if_ended()
+            raise ConfigError(
+                f"iterator: belongs to process {self._pid}; create a new one in this process with iter(loader)",
+                where="iterator",
+            )
         with self._turn:  # serialises threads that share an iterator
             return self._step()
 

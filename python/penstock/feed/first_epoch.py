@@ -194,7 +194,9 @@ class FirstEpochRun:
         """End the current part. The scan goes on."""
         self._is_closed = True
         self._feed.scan.end_pause()
-        self._end_part()
+        run, self._run = self._run, None
+        if run is not None:
+            run.close()  # without its times, which a forked child cannot read
 
 
 def _sum(a: tuple[int, int, list[str]], b: tuple[int, int, list[str]]) -> tuple[int, int, list[str]]:

@@ -215,7 +215,7 @@ def test_pack_takes_ready_tokens_of_fixed_and_varying_length(tmp_path: Path) -> 
     assert batch["x"].tolist() == [[1, 2, 70000], [4, -100, -100]]
     assert batch["y"].dtype == np.float64
     assert batch["y"].tolist() == [[0.5, 1, 2], [3, 0, 0]]
-    with pytest.raises(ConfigError, match="1 to 70000 do not fit uint16"):
+    with pytest.raises(ConfigError, match=r"`x` .* has values from 0 to 70000, which do not fit uint16"):
         list(penstock.Loader(rows.pack(3, fields="x", dtype="uint16"), batch_size=4))
     with pytest.raises(ConfigError, match=r"pack: `z` is not a field of numbers \(the fields are x, y\)"):
         list(penstock.Loader(rows.pack(3, fields="z"), batch_size=4))
@@ -284,6 +284,11 @@ def test_tokenize_and_pack_refuse_what_they_cannot_do(tmp_path: Path) -> None:
         (lambda: text.pack(8, documents=2**24), "documents must be 1 to"),
         (lambda: text.pack(8, fields=("a", "b"), eos=1), "bos and eos cannot be added to several fields"),
         (lambda: text.pack(8, fields=("mask",)), "are added by pack itself"),
+        (lambda: text.pack(8, fields=("a", "a")), "one or more distinct names"),
+        (lambda: text.pack(8, pad={"labels": -100}), r"pad names `labels`, which is not one of the fields \(tokens\)"),
+        (lambda: text.pack(8, dtype="float32"), "dtype `float32` is not one of uint8"),
+        (lambda: list(penstock.Loader(dataset(tmp_path, dtype="uint16"), batch_size=1)), "values from -1 to "),
+        (lambda: list(penstock.Loader(dataset(tmp_path, dtype="int16", eos=2**15), batch_size=1)), " to 32768, which"),
         (lambda: text.pack(8).take(3), "take: must come before map"),
         (lambda: text.tokenize(Bytes()).shuffle(1), "shuffle: must come before map"),
         (lambda: text.pack(8).map(dict), "map: must come before tokenize"),
@@ -298,6 +303,11 @@ def test_tokenize_and_pack_refuse_what_they_cannot_do(tmp_path: Path) -> None:
     for function, match in (
         (lambda texts: texts[1:], r"9 texts gave 8 lists of `tokens`"),
         (lambda texts: [["a"] for _ in texts], "is not a list of int64"),
+        (lambda texts: [[1.5] for _ in texts], "'float' object cannot be interpreted as an integer"),
+        (lambda texts: ["12" for _ in texts], "'str' object cannot be interpreted as an integer"),
+        (lambda texts: [np.ones((2, 2), np.int64) for _ in texts], "is not a list of int64 for each text"),
+        (lambda texts: [1 for _ in texts], "is not a list of int64 for each text"),
+        (lambda texts: None, "is not a list of int64 for each text"),
         (lambda texts: 1 / 0, "the tokenizer raised ZeroDivisionError"),
     ):
         with pytest.raises(MapFailed, match=match):

@@ -267,13 +267,17 @@ class DatasetBase:
         if self.packing is not None:
             raise ConfigError("pack: the dataset is already packed", where="pack")
         names = (fields,) if isinstance(fields, str) else tuple(fields)
-        pads = {name: pad.get(name, 0) if isinstance(pad, Mapping) else pad for name in names}
+        by_name = pad if isinstance(pad, Mapping) else dict.fromkeys(names, pad)
+        if unknown := by_name.keys() - set(names):
+            raise ConfigError(
+                f"pack: pad names `{min(unknown)}`, which is not one of the fields ({', '.join(names)})", where="pack"
+            )
         step = PackStep(
             length=operator.index(length),
             fields=names,
             bos=None if bos is None else operator.index(bos),
             eos=None if eos is None else operator.index(eos),
-            pads=tuple(operator.index(value) for value in pads.values()),
+            pads=tuple(operator.index(by_name.get(name, 0)) for name in names),
             dtype=dtype_name(dtype),
             split=bool(split),
             documents=operator.index(documents),

@@ -32,6 +32,8 @@ VERSION = 1
 
 NOTICE = "packed: a position in this rank's own documents, valid only for the same rank and world"
 
+_DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
+
 _TOKENS, _ROWS = 1 << 40, 1 << 24
 """Factors in a loader's cursor, which is ((cursor of the feed) x 2^24 + document) x 2^40 + token."""
 
@@ -55,8 +57,10 @@ class PackStep:
             value = getattr(self, name)
             if not 1 <= value < most:
                 raise ConfigError(f"pack: {name} must be 1 to {most - 1:,} (got {value:,})", where="pack")
-        if not self.fields:
-            raise ConfigError("pack: at least one field is required", where="pack")
+        if not self.fields or len(set(self.fields)) < len(self.fields):
+            raise ConfigError(f"pack: fields must be one or more distinct names (got {self.fields})", where="pack")
+        if self.dtype not in _DTYPES:
+            raise ConfigError(f"pack: dtype `{self.dtype}` is not one of {', '.join(_DTYPES)}", where="pack")
         if len(self.fields) > 1 and (self.bos is not None or self.eos is not None):
             raise ConfigError(
                 "pack: bos and eos cannot be added to several fields",
@@ -298,7 +302,7 @@ class _Stream:
         self._has_padding |= bool(layout) and sum(stop - start for _, start, stop in layout) < end
         self._indices.append(indices)
         for name, column in columns.items():
-            made = np.full(end, self._pads[name], self._dtype(column.values))
+            made = np.full(end, self._pads[name], self._dtype(name, column.values))
             for row, (skip, start, stop) in enumerate(layout, first):
                 if before and skip == 0:
                     made[start] = step.bos
@@ -310,23 +314,26 @@ class _Stream:
             self._values[name].append(made)
         self.tokens += end
 
-    def _dtype(self, values: np.ndarray[Any, Any]) -> Any:
+    def _dtype(self, name: str, values: np.ndarray[Any, Any]) -> Any:
         """Type of a packed field: that of the step for integers, and the stored one for others.
 
         Raises:
-            ConfigError: A value does not fit.
+            ConfigError: A value, the padding, bos or eos does not fit.
         """
-        np, want = self._np, self._np.dtype(self._step.dtype)
+        np, step, want = self._np, self._step, self._np.dtype(self._step.dtype)
         if values.dtype.kind not in "iu":
             return values.dtype
+        limits = np.iinfo(want)
+        added = [value for value in (self._pads[name], step.bos, step.eos) if value is not None]
         if not np.can_cast(values.dtype, want) and values.size:
-            limits = np.iinfo(want)
-            if int(values.min()) < limits.min or int(values.max()) > limits.max:
-                raise ConfigError(
-                    f"pack: {int(values.min())} to {int(values.max())} do not fit {want}",
-                    where="pack",
-                    hint='give pack() another dtype, such as "int64"',
-                )
+            added += [int(values.min()), int(values.max())]
+        if min(added) < limits.min or max(added) > limits.max:
+            raise ConfigError(
+                f"pack: `{name}` (with padding, bos and eos) has values from {min(added)} to {max(added)}, which do not fit "
+                f"{want}",
+                where="pack",
+                hint='give pack() another dtype, such as "int64"',
+            )
         return want
 
     def fill_window(self) -> None:

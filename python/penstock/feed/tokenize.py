@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import operator
+import threading
 import time
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from itertools import chain
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, MapFailed
@@ -22,8 +25,7 @@ from penstock.feed.columns import Ragged, string_rows
 from penstock.feed.fields import dtype_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from concurrent.futures import Future
+    from collections.abc import Callable, Sequence
 
     import numpy as np
 
@@ -100,15 +102,32 @@ class _Encode:
         return [encoding.ids for encoding in encode(texts, add_special_tokens=self.special_tokens)]
 
 
+_Job = tuple["Future[dict[str, Any]]", list[list[Any]]]
+"""A batch to tokenize: its result, and the texts of each field."""
+
+
+def _work(queue: SimpleQueue[_Job | None], step: TokenizeStep, epoch: int) -> None:
+    while (job := queue.get()) is not None:
+        made, texts = job
+        if made.set_running_or_notify_cancel():
+            try:
+                made.set_result(_tokenized(step, texts, epoch))
+            except BaseException as error:  # such as SystemExit; without a result, the consumer would wait forever
+                made.set_exception(error)
+        del job, made, texts
+
+
 class TokenizeRun:
     """A run whose texts are replaced by tokens. Has the same interface as the native run."""
 
     def __init__(self, run: BatchRun, step: TokenizeStep, epoch: int) -> None:
         self._run, self._step, self._epoch = run, step, epoch
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="penstock-tokenize")
+        self._queue: SimpleQueue[_Job | None] = SimpleQueue()
         self._under_way: deque[tuple[Future[dict[str, Any]], dict[str, Any], int, int]] = deque()
-        self._is_exhausted = False
+        self._is_exhausted = self._is_closed = False
         self._wait_s = 0.0
+        # A daemon, because a tokenizer that hangs must not keep the program from ending.
+        threading.Thread(target=_work, args=(self._queue, step, epoch), name="penstock-tokenize", daemon=True).start()
 
     def next(self) -> tuple[dict[str, Any], int, int] | None:
         """Return the next batch in order, or None after the last."""
@@ -117,7 +136,10 @@ class TokenizeRun:
             return None
         made, passed, rows, cursor = self._under_way.popleft()
         began = time.perf_counter()
-        columns = made.result()
+        try:
+            columns = made.result()
+        except CancelledError:  # another thread has closed the run
+            raise ConfigError("iterator: already ended", where="iterator") from None
         self._wait_s += time.perf_counter() - began
         return {**passed, **columns}, rows, cursor
 
@@ -132,8 +154,11 @@ class TokenizeRun:
             tensors, rows, cursor = got
             texts = [_texts(tensors, name) for name in self._step.fields]
             passed = {name: column for name, column in tensors.items() if name not in self._step.fields}
-            made = self._executor.submit(_tokenized, self._step, texts, self._epoch)
+            made: Future[dict[str, Any]] = Future()
             self._under_way.append((made, passed, rows, cursor))
+            self._queue.put((made, texts))
+            if self._is_closed:  # `close` may not have seen this batch
+                made.cancel()
 
     def timing(self) -> dict[str, float]:
         """Return the times of the run, and the time spent waiting for the tokenizer."""
@@ -150,7 +175,10 @@ class TokenizeRun:
 
     def close(self) -> None:
         """End the run and the thread."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._is_closed = True
+        for made, *_ in list(self._under_way):
+            made.cancel()
+        self._queue.put(None)
         self._run.close()
 
 
@@ -178,11 +206,11 @@ def _tokenized(step: TokenizeStep, texts: list[list[Any]], epoch: int) -> dict[s
             where="tokenize",
             epoch=epoch,
         ) from error
-    named: Mapping[str, Any] = results if isinstance(results, dict) else {step.into: results}
-    return {name: ragged(rows, len(texts[0]), step.dtype, name) for name, rows in named.items()}
+    named: Mapping[str, Any] = results if isinstance(results, Mapping) else {step.into: results}
+    return {name: _joined(rows, len(texts[0]), step.dtype, name) for name, rows in named.items()}
 
 
-def ragged(rows: Sequence[Any], count: int, dtype: str, name: str) -> Ragged:
+def _joined(rows: Sequence[Any], count: int, dtype: str, name: str) -> Ragged:
     """Convert one sequence of numbers per sample to a `Ragged` of this type.
 
     Raises:
@@ -190,25 +218,27 @@ def ragged(rows: Sequence[Any], count: int, dtype: str, name: str) -> Ragged:
     """
     import numpy as np
 
-    lengths = [len(row) for row in rows]
-    if len(lengths) != count:
-        raise MapFailed(f"tokenize: {count:,} texts gave {len(lengths):,} lists of `{name}`", where="tokenize")
-    offsets = np.zeros(count + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    total = operator.index(offsets[-1])
     try:
-        if rows and isinstance(rows[0], np.ndarray):
+        lengths = [len(row) for row in rows]
+        if len(lengths) != count:
+            raise MapFailed(f"tokenize: {count:,} texts gave {len(lengths):,} lists of `{name}`", where="tokenize")
+        offsets = np.zeros(count + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        if lengths and isinstance(rows[0], np.ndarray):
             joined: np.ndarray[Any, Any] = np.concatenate(list(rows))
             values = joined.astype(dtype, casting="safe") if joined.dtype.kind == "f" else _fitted(joined, dtype)
         else:
-            values = np.fromiter(chain.from_iterable(rows), dtype, total)
+            # `operator.index` refuses what NumPy would convert: fractions, and digits as text.
+            values = np.fromiter(map(operator.index, chain.from_iterable(rows)), dtype, int(offsets[-1]))
     except (OverflowError, TypeError, ValueError) as error:
-        raise MapFailed(f"tokenize: `{name}` is not a list of {dtype}: {error}", where="tokenize") from None
+        raise MapFailed(
+            f"tokenize: `{name}` is not a list of {dtype} for each text: {error}", where="tokenize"
+        ) from None
     return Ragged(values, offsets)
 
 
 def _fitted(values: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
     made = values.astype(dtype)
-    if not (made == values).all():
+    if made.ndim != 1 or not (made == values).all():
         raise ValueError("a value does not fit")
     return made

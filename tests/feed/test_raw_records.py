@@ -7,6 +7,7 @@ import gzip
 import io
 import pickle
 import tarfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -123,7 +124,7 @@ def test_files_of_any_kind_have_keys_and_labels_of_their_folders(tmp_path):
 
 
 def test_raw_record_of_a_format_of_parts_is_refused_with_the_parts(tmp_path):
-    tars, tables = tmp_path / "tars", tmp_path / "tables"
+    tars, tables, arrow = tmp_path / "tars", tmp_path / "tables", Path(__file__).parent / "arrow/lz4.feather"
     for folder in (tars, tables):
         folder.mkdir()
     with tarfile.open(tars / "a.tar", "w") as tar:
@@ -132,10 +133,14 @@ def test_raw_record_of_a_format_of_parts_is_refused_with_the_parts(tmp_path):
             member.size = 1
             tar.addfile(member, io.BytesIO(b"7"))
     (tables / "a.parquet").write_bytes(parquet_bytes(x=[1, 2]))
-    for folder, kind, parts in ((tars, "tar", "`__key__`, `cls`, `jpg`"), (tables, "parquet", "`x`")):
-        dataset = penstock.open(folder)
+    for place, kind, parts in (
+        (tars, "tar", "`__key__`, `cls`, `jpg`"),
+        (tables, "parquet", "`x`"),
+        (arrow, "arrow", "`i8`, `u8`, "),
+    ):
+        dataset = penstock.open(place)
         for fields in ({"record": penstock.raw()}, {"frame": penstock.raw(record=True)}):
-            with pytest.raises(ConfigError, match=rf"a {kind} record consists of separate parts: {parts}") as caught:
+            with pytest.raises(ConfigError, match=rf"records of {kind} consist of separate parts: {parts}") as caught:
                 penstock.Loader(dataset.fields(**fields), batch_size=1).__iter__()
             assert ".of(" in caught.value.hint
 

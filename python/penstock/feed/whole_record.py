@@ -19,7 +19,7 @@ __all__ = ["resolve", "sole_name"]
 
 _NAME = "record"
 
-_OF_PARTS = ("tar", "parquet", "zarr", "hdf5")
+_OF_PARTS = ("tar", "arrow", "parquet", "zarr", "hdf5")
 """Formats whose records are separate parts, without bytes of the whole record."""
 
 _MAX_SHOWN = 12
@@ -41,9 +41,9 @@ def resolve(dataset: Dataset) -> dict[str, Any]:
                 continue
             shown = ", ".join(f"`{part}`" for part in parts[:_MAX_SHOWN]) + (", …" if len(parts) > _MAX_SHOWN else "")
             raise ConfigError(
-                f"fields: {name} is the whole record, but a {dataset.format} record consists of separate parts: {shown}",
+                f"fields: {name} is the whole record, but records of {dataset.format} consist of separate parts: {shown}",
                 where="fields",
-                hint=f'name a part: {name}=penstock.raw().of("{parts[-1]}")',
+                hint=f'name a part: {name}=penstock.raw().of("{(schema.specs or schema.left_out)[-1][0]}")',
             )
     if fields.get(_NAME) == RawSpec() and not is_of_parts:
         schema = dataset.schema()

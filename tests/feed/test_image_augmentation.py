@@ -198,6 +198,7 @@ def test_rotation_moves_mask_boxes_and_keypoints_too(tmp_path):
         (lambda: plain().augment("posterize", (5, 3)), "posterize must be a range"),
         (lambda: plain().augment("invert", p=1.5), "p must be a probability"),
         (lambda: plain().randaugment(2, 31), "magnitude must be below 31"),
+        (lambda: plain().randaugment(-1), "num_ops must be at least 0"),
         (lambda: penstock.image(8, channels=1).augment("invert"), "needs 3 channels"),
         (lambda: plain().augment("rotate", 1, fill=256), "fill must be 0 to 255"),
     ],

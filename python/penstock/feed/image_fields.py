@@ -72,11 +72,14 @@ class ImageSpec(FieldSpec):
 
         Masks, boxes and keypoints get the geometric ones too. `fill` is the value of pixels from outside of the image.
         """
-        return self._then("randaugment", (num_ops, magnitude, num_magnitude_bins), 1.0, fill)
+        if operator.index(num_ops) < 0:
+            raise ConfigError(f"image: num_ops must be at least 0 (got {num_ops})", where="image")
+        values = (num_ops, operator.index(magnitude), operator.index(num_magnitude_bins))
+        return self._then("randaugment", values, 1.0, fill)
 
     def trivialaugment(self, *, num_magnitude_bins: int = 31, fill: int = 0) -> Self:
         """Return the field with one random operation, as by torchvision's `TrivialAugmentWide`."""
-        return self._then("trivialaugment", (num_magnitude_bins,), 1.0, fill)
+        return self._then("trivialaugment", (operator.index(num_magnitude_bins),), 1.0, fill)
 
     def augment(self, operation: str, value: float | tuple[float, float] = 0, *, p: float = 1.0, fill: int = 0) -> Self:
         """Return the field with one more operation: `augment("rotate", (-10, 10), p=0.5)`.
@@ -174,8 +177,8 @@ def image(
         default, mask: As in `penstock.tensor`: the value of every element of an image that a sample lacks, and the name
             of a boolean field. No mask, boxes or keypoints may follow such an image in a sample that lacks it.
     Raises:
-        ConfigError: A size is missing, or mean or std does not have one value per colour channel. The loader rejects other invalid
-            values.
+        ConfigError: A size is missing, or mean or std does not have one value per colour channel. The loader rejects
+            other invalid values.
     """
     height, width = operator.index(height), operator.index(height if width is None else width)
     if not (0 < height < 2**31 and 0 < width < 2**31):

@@ -4,10 +4,12 @@
 //! The output depends only on the bytes, the [`ImageSpec`] and a key. The caller computes the key from seed, epoch and
 //! sample, so the same sample gets the same crop for any world size.
 //!
-//! Output is RGB, RGBA or grey. Grey is repeated in all three channels, CMYK and YCCK are converted as in Pillow (Adobe's
-//! inverted inks), and palettes are expanded. 16-bit values are reduced to their upper 8 bits unless the sample is
-//! uint16; alpha is dropped unless the sample has four channels. Masks are read as labels instead. EXIF orientation is applied only on request, as in torchvision and Pillow. For an animation, the first frame is used. The
-//! following images are rejected: those above the pixel limit (before any memory is allocated), lossless and 12-bit
+//! Output is RGB, RGBA or grey. Grey is repeated in all three channels, CMYK and YCCK are converted as in Pillow
+//! (Adobe's inverted inks), and palettes are expanded. 16-bit values are reduced to their upper 8 bits unless the sample
+//! is uint16; alpha is dropped unless the sample has four channels. Masks are read as labels instead.
+//!
+//! EXIF orientation is applied only on request, as in torchvision and Pillow. For an animation, the first frame is used.
+//! The following images are rejected: those above the pixel limit (before any memory is allocated), lossless and 12-bit
 //! JPEG, and all other formats (the error names the format).
 //!
 //! A JPEG is decoded at the smallest scale (1/1, 1/2, 1/4, 1/8) that still covers the crop, unless the spec is `exact`.

@@ -6,9 +6,7 @@ its metadata states. blosc/NAME: the content of NAME.raw in a Blosc container. h
 0, 1, 2, ..., as stored in the file. Needs zarr and h5py.
 """
 
-import gzip
 import io
-import tarfile
 import tempfile
 from pathlib import Path
 
@@ -16,10 +14,10 @@ import h5py
 import numcodecs
 import numpy as np
 import zarr
+from archive import write_archive
 from numcodecs.blosc import Blosc
 from zarr import codecs
 
-HERE = Path(__file__).parent
 members: dict[str, bytes] = {}
 
 
@@ -95,10 +93,4 @@ with h5py.File(raw, "w") as file:
     file.flush()
     members["h5/odd"] = data.id.read_direct_chunk((0,))[1]
 
-raw = io.BytesIO()
-with tarfile.open(fileobj=raw, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-    for name, content in members.items():
-        info = tarfile.TarInfo(name)
-        info.size = len(content)
-        archive.addfile(info, io.BytesIO(content))
-(HERE / "chunk.tar.gz").write_bytes(gzip.compress(raw.getvalue(), mtime=0))
+write_archive("chunk.tar.gz", members)

@@ -7,13 +7,12 @@ Also writes random_crops.txt: results of torchvision's `RandomResizedCrop.get_pa
 SplitMix64. Needs numpy and Pillow.
 """
 
-import gzip
 import io
 import math
-import tarfile
 from pathlib import Path
 
 import numpy as np
+from archive import write_archive
 from PIL import Image, ImageOps
 
 HERE = Path(__file__).parent
@@ -148,10 +147,4 @@ for orientation in range(1, 9):
     shown = ImageOps.exif_transpose(Image.open(io.BytesIO(raw.getvalue())))
     expect(f"exif{orientation}.jpg", shown, whole=False)
 
-raw = io.BytesIO()
-with tarfile.open(fileobj=raw, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-    for name, content in members.items():
-        info = tarfile.TarInfo(name)
-        info.size = len(content)
-        archive.addfile(info, io.BytesIO(content))
-(HERE / "image.tar.gz").write_bytes(gzip.compress(raw.getvalue(), mtime=0))
+write_archive("image.tar.gz", members)

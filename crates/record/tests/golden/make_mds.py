@@ -4,12 +4,9 @@
 Needs mosaicml-streaming 0.13 (numpy < 2.2), but not torch, which that package depends on.
 """
 
-import gzip
 import importlib.util
-import io
 import json
 import sys
-import tarfile
 import tempfile
 import types
 from pathlib import Path
@@ -47,10 +44,10 @@ class CloudUploader:
 upload.CloudUploader = CloudUploader
 
 import numpy as np  # noqa: E402
+from archive import write_archive  # noqa: E402
 from PIL import Image  # noqa: E402
 from streaming.base.format.mds.writer import MDSWriter  # noqa: E402
 
-HERE = Path(__file__).parent
 members: dict[str, bytes] = {}
 columns = {
     "bytes": "bytes",
@@ -106,10 +103,4 @@ for at in range(7):
         }
     ).encode()
 
-raw = io.BytesIO()
-with tarfile.open(fileobj=raw, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-    for name, content in members.items():
-        info = tarfile.TarInfo(name)
-        info.size = len(content)
-        archive.addfile(info, io.BytesIO(content))
-(HERE / "mds.tar.gz").write_bytes(gzip.compress(raw.getvalue(), mtime=0))
+write_archive("mds.tar.gz", members)

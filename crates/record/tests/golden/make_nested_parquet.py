@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes nested columns as Parquet with several settings, and their rows as JSON, to one archive. Needs pyarrow."""
 
-import gzip
 import io
 import json
-import tarfile
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from archive import write_archive
 
-HERE = Path(__file__).parent
 n = range(12)
 f32, i64 = pa.float32(), pa.int64()
 # Column: type, and rows. Struct fields are delivered as columns of their own.
@@ -64,10 +61,4 @@ for name, table in {"a": pa.table(old), "b": pa.table(new)}.items():
     pq.write_table(table, raw, use_dictionary=name == "b")
     members[f"evolved/{name}.parquet"] = raw.getvalue()
 
-raw = io.BytesIO()
-with tarfile.open(fileobj=raw, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-    for name, content in members.items():
-        info = tarfile.TarInfo(name)
-        info.size = len(content)
-        archive.addfile(info, io.BytesIO(content))
-(HERE / "nested_parquet.tar.gz").write_bytes(gzip.compress(raw.getvalue(), mtime=0))
+write_archive("nested_parquet.tar.gz", members)

@@ -5,15 +5,12 @@ Each array has the files NAME.npy, NAME.raw (elements, little-endian and in C or
 archive also contains .npz files written by NumPy and by zipfile. Needs numpy.
 """
 
-import gzip
 import io
-import tarfile
 import zipfile
-from pathlib import Path
 
 import numpy as np
+from archive import write_archive
 
-HERE = Path(__file__).parent
 members: dict[str, bytes] = {}
 
 
@@ -90,10 +87,4 @@ with zipfile.ZipFile(raw, "w", zipfile.ZIP_BZIP2) as archive:
     archive.writestr("x.npy", b"0" * 100)
 members["bzip2.npz"] = raw.getvalue()
 
-raw = io.BytesIO()
-with tarfile.open(fileobj=raw, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-    for name, content in members.items():
-        info = tarfile.TarInfo(name)
-        info.size = len(content)
-        archive.addfile(info, io.BytesIO(content))
-(HERE / "npy.tar.gz").write_bytes(gzip.compress(raw.getvalue(), mtime=0))
+write_archive("npy.tar.gz", members)

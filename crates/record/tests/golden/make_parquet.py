@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the same 10 rows as Parquet with several settings to one archive, for tests/it/parquet.rs. Needs pyarrow."""
 
-import gzip
 import io
-import tarfile
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from archive import write_archive
 
-HERE = Path(__file__).parent
 members: dict[str, bytes] = {}
 n = range(10)
 columns = {
@@ -67,10 +64,4 @@ for name, version in {"odd1": "1.0", "odd2": "2.0"}.items():
     pq.write_table(pa.table(odd), raw, use_dictionary=False, column_encoding=encoding, data_page_version=version)
     members[f"{name}.parquet"] = raw.getvalue()
 
-raw = io.BytesIO()
-with tarfile.open(fileobj=raw, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-    for name, content in members.items():
-        info = tarfile.TarInfo(name)
-        info.size = len(content)
-        archive.addfile(info, io.BytesIO(content))
-(HERE / "parquet.tar.gz").write_bytes(gzip.compress(raw.getvalue(), mtime=0))
+write_archive("parquet.tar.gz", members)

@@ -6,10 +6,6 @@ and errors name the part that a format cannot store.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +18,7 @@ from penstock import _native
 from penstock.errors import ConfigError, KeyRefused, Unsupported
 from penstock.writer import convert, plan_conversion
 
+from .test_adapters import run
 from .test_mds import write as write_mds
 from .written import FORMATS, files, read, same, some
 
@@ -220,13 +217,4 @@ print(at)
 @pytest.mark.needs_adapters
 def test_written_tar_is_decoded_by_webdataset(tmp_path):
     penstock.write(some(20), tmp_path, format="tar", shard_bytes=10_000)
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", WEBDATASET, tmp_path],
-        env={**os.environ, "PYTHONPATH": str(root / ".tools/adapters")},
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (0, "19\n"), done.stderr[-3000:]
+    assert run(WEBDATASET, tmp_path, tmp_path) == "19\n"

@@ -41,6 +41,13 @@ def tars(folder: Path, shards: int, each: int) -> None:
     subprocess.run([str(python), __file__, str(folder), str(shards), str(each)], check=True)
 
 
+def add_member(out: tarfile.TarFile, name: str, content: bytes) -> None:
+    """Adds a file to a tar."""
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    out.addfile(member, io.BytesIO(content))
+
+
 def write_tars(folder: Path, shards: int, each: int) -> None:
     """Writes the shards of `tars` in this process, which must have Pillow."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -48,10 +55,8 @@ def write_tars(folder: Path, shards: int, each: int) -> None:
         with tarfile.open(folder / f"train-{shard:04d}.tar", "w", format=tarfile.USTAR_FORMAT) as out:
             for row in range(each):
                 number = shard * each + row
-                for extension, data in (("jpg", picture(number)), ("cls", str(number % 1000).encode())):
-                    member = tarfile.TarInfo(f"{number:08d}.{extension}")
-                    member.size = len(data)
-                    out.addfile(member, io.BytesIO(data))
+                for extension, content in (("jpg", picture(number)), ("cls", str(number % 1000).encode())):
+                    add_member(out, f"{number:08d}.{extension}", content)
 
 
 def records(folder: Path, shards: int, each: int, size: int) -> None:

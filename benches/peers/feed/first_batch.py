@@ -16,7 +16,6 @@ reads through `pipe:curl`, its way to S3 without other packages; curl signs the 
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import os
 import statistics
@@ -26,6 +25,8 @@ import tarfile
 import tempfile
 import time
 from pathlib import Path
+
+from data import add_member
 
 from penstock.emulator import Emulator
 
@@ -82,9 +83,7 @@ def write(folder: Path, tars: int, size: int) -> int:
     for number in range(tars):
         with tarfile.open(folder / f"{number:04d}.tar", "w", format=tarfile.USTAR_FORMAT) as out:
             for row in range(each + number % 3):
-                member = tarfile.TarInfo(f"{number:04d}{row:06d}.bin")
-                member.size = RECORD_BYTES
-                out.addfile(member, io.BytesIO(payload))
+                add_member(out, f"{number:04d}{row:06d}.bin", payload)
     return each
 
 

@@ -31,7 +31,7 @@ PEER = ROOT / ".tools/peers/webdataset/bin/python"
 def write(folder: Path) -> None:
     """Writes the pairs as files (`img/N.jpg`, `mask/N.png`) and the same bytes as tars."""
     import numpy as np
-    from data import picture
+    from data import add_member, picture
     from PIL import Image
 
     random = np.random.default_rng(1)
@@ -49,9 +49,7 @@ def write(folder: Path) -> None:
                 for extension, data in (("jpg", pictures[number % 64]), ("png", png.getvalue())):
                     part = "img" if extension == "jpg" else "mask"
                     (folder / part / f"{number:05}.{extension}").write_bytes(data)
-                    member = tarfile.TarInfo(f"{number:05}.{extension}")
-                    member.size = len(data)
-                    out.addfile(member, io.BytesIO(data))
+                    add_member(out, f"{number:05}.{extension}", data)
 
 
 def penstock_rate(folder: Path, *, exact: bool) -> float:

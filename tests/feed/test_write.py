@@ -9,7 +9,7 @@ import io
 import json
 import subprocess
 import tarfile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,9 +21,6 @@ from penstock import _native
 from penstock.errors import Unsupported
 
 from .written import DTYPES, FORMATS, files, read, same, some
-
-if TYPE_CHECKING:
-    pass
 
 
 @pytest.mark.parametrize("compress", [None, "gzip", "zstd"])

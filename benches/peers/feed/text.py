@@ -7,7 +7,8 @@
 
 From text, all contestants use the same BPE tokenizer, which is trained on the generated text. From ready tokens, they
 read the same uint16 stream, each from its own format. Every contestant runs in its own process, reads the data once to
-warm the page cache and its own caches, and is then timed. The streams of tokens are compared by their digests.
+warm the page cache and its own caches, and is then timed. Penstock uses all cores; the peers use the main process, or
+`--workers` processes. The digest of each stream of tokens is printed.
 """
 
 from __future__ import annotations
@@ -242,7 +243,9 @@ def main() -> None:
                 rates.setdefault(name, []).append(result["tokens"] / result["seconds"])
                 digests[name] = f"{result['digest']} of {result['tokens']:,} tokens"
         ours = median(rates[functions[0].__name__])
-        print(f"{contest}, load {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores")
+        print(
+            f"{contest}, load {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores, peers with {given.workers} worker processes"
+        )
         for name, seen in rates.items():
             print(f"  {name:18} {median(seen) / 1e6:8.2f} M tokens/s  {ours / median(seen):6.2f}x  {digests[name]}")
 

@@ -39,7 +39,8 @@ fn reader(delimiter: u8) -> Reader {
     ReaderBuilder::new().delimiter(delimiter).build()
 }
 
-/// Returns the byte range of each row, including its line end. `content` must begin at the start of a row.
+/// Returns the byte range of each row, with the line ends before and after it. `content` must begin at the start of a
+/// row.
 pub fn rows(content: &[u8], delimiter: u8) -> impl Iterator<Item = Range<usize>> + use<'_> {
     let mut reader = reader(delimiter);
     // The reader removes a byte-order mark.
@@ -69,10 +70,19 @@ pub fn cells(row: &[u8], delimiter: u8, place: &str) -> Result<Cells> {
     let mut cells = Cells { text: vec![0; row.len().max(1)], ends: vec![0; 16] };
     let (mut at, mut written, mut ended) = (0, 0, 0);
     loop {
+        let is_end = at == row.len();
+        // After an empty input, the reader accepts a quote that is not closed. A line end completes all other rows.
+        let input = if is_end { &b"\n"[..] } else { &row[at..] };
         let (result, read, wrote, ends) =
-            reader.read_record(&row[at..], &mut cells.text[written..], &mut cells.ends[ended..]);
-        (at, written, ended) = (at + read, written + wrote, ended + ends);
+            reader.read_record(input, &mut cells.text[written..], &mut cells.ends[ended..]);
+        (written, ended) = (written + wrote, ended + ends);
+        if !is_end {
+            at += read;
+        }
         match result {
+            ReadRecordResult::InputEmpty if is_end => {
+                return Err(Error::corrupt(place, "has a quote that is not closed"));
+            }
             ReadRecordResult::InputEmpty => {}
             ReadRecordResult::OutputFull => cells.text.resize(cells.text.len() * 2, 0),
             ReadRecordResult::OutputEndsFull if ended < MAX_CELLS => cells.ends.resize(cells.ends.len() * 2, 0),
@@ -110,7 +120,12 @@ mod tests {
         assert_eq!(parsed(content), want);
         assert_eq!(parsed(b""), Vec::<Vec<String>>::new());
         assert_eq!(parsed(b"a"), [["a"]]);
-        assert_eq!(parsed(b"\"a\nb"), [["a\nb"]], "a quote that is not closed ends with the object");
+        assert_eq!(parsed(b"1,\"a\""), [["1", "a"]]);
+        for damaged in [&b"\"a\nb"[..], b"1,\"", b"\"a\"\"\n"] {
+            assert_eq!(rows(damaged, b',').count(), 1);
+            let error = cells(damaged, b',', "p").unwrap_err().to_string();
+            assert!(error.starts_with("p has a quote that is not closed"), "{error}");
+        }
     }
 
     proptest! {
@@ -119,7 +134,10 @@ mod tests {
             let ranges: Vec<_> = rows(&content, b',').collect();
             prop_assert!(ranges.windows(2).all(|pair| pair[0].end == pair[1].start));
             for range in ranges {
-                let cells = cells(&content[range.clone()], b',', "p").unwrap();
+                let Ok(cells) = cells(&content[range.clone()], b',', "p") else {
+                    prop_assert_eq!(range.end, content.len(), "only the last row can have a quote that is not closed");
+                    continue;
+                };
                 prop_assert!(!cells.is_empty(), "{range:?}");
             }
         }

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from itertools import chain
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ import penstock
 from penstock.errors import ConfigError, MapFailed
 from penstock.feed import lengths as sample_lengths
 
+from .sequences import flat
 from .tfrecords import example, frame
 
 quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -32,10 +32,6 @@ def write(folder, lengths, per_object=4):
     dataset = penstock.open(folder).fields(tokens=penstock.ragged("int64"), id=penstock.tensor("int64", ()))
     dataset.counted()  # so that no loader starts before the counts
     return dataset
-
-
-def flat(lists):
-    return list(chain.from_iterable(lists))
 
 
 def ids(loader):

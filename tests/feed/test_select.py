@@ -214,7 +214,11 @@ def test_filter_of_two_processes_is_computed_by_one(folder, cache):
     calls = cache / "calls"
     command = [sys.executable, "-c", script, str(folder), str(calls)]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    assert [process.communicate()[0] for process in running] == ["14\n"] * 2
+    try:
+        assert [process.communicate(timeout=60)[0] for process in running] == ["14\n"] * 2
+    finally:
+        for process in running:
+            process.kill()
     assert calls.read_text() == "x" * 18
 
 

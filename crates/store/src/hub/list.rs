@@ -85,14 +85,23 @@ pub(super) fn stream(
 impl Dataset {
     /// Returns the files in a folder and below it. A folder that does not exist has none.
     async fn files(&self, folder: &Key, deadline: Deadline) -> Result<Vec<Meta>> {
+        let listed = lock(&self.listed).remove(folder).unwrap_or_default();
+        let mut attempt = Attempt { dataset: self, folder, listed };
+        let found = self.pages(folder, &mut attempt.listed, deadline).await;
+        if found.as_ref().is_err_and(|error| !error.retryable()) {
+            attempt.listed = Listed::default();
+        }
+        found
+    }
+
+    /// Reads the pages of a folder that are not in `listed`, and returns all files.
+    async fn pages(&self, folder: &Key, listed: &mut Listed, deadline: Deadline) -> Result<Vec<Meta>> {
         let commit = self.commit(deadline).await?;
         let place = self.place(folder);
         let base = format!("{}/api/datasets/{}/tree/{commit}", self.shown, self.name);
         let folder_key = (!folder.is_empty()).then_some(folder.as_bytes());
-        let listed = lock(&self.listed).remove(folder).unwrap_or_default();
-        let mut attempt = Attempt { dataset: self, folder, listed };
         loop {
-            let next = attempt.listed.tokens.next();
+            let next = listed.tokens.next();
             let is_first = next.is_none();
             let uri: Uri = match next {
                 // Only the path and query of the link are used, so that the token reaches no other host.
@@ -105,29 +114,25 @@ impl Dataset {
                 Ok(sent) => sent.response,
                 // The folder is missing. If the commit is, the error names the revision.
                 Err(Error::NotFound { place: missing }) if is_first && missing == place => return Ok(Vec::new()),
-                Err(error) => {
-                    if !error.retryable() {
-                        attempt.listed = Listed::default();
-                    }
-                    return Err(error);
-                }
+                Err(error) => return Err(error),
             };
             let (head, page) = answer.into_parts();
             let page = body(page, PAGE_LIMIT, deadline, &place).await?;
             let page: Vec<Entry> =
                 serde_json::from_slice(&page).map_err(|error| odd(&place, &format!("a malformed page ({error})")))?;
             let link = text(&head.headers, "link").and_then(next_of);
-            let has_more = attempt.listed.tokens.advance(link, &place)?;
-            attempt.listed.found.extend(page.into_iter().filter(|entry| entry.kind == "file").map(Entry::meta));
+            let has_more = listed.tokens.advance(link, &place).map_err(|_| odd(&place, "pages without end"))?;
+            listed.found.extend(page.into_iter().filter(|entry| entry.kind == "file").map(Entry::meta));
             if !has_more {
-                return Ok(take(&mut attempt.listed.found));
+                return Ok(take(&mut listed.found));
             }
         }
     }
 }
 
+/// Error for a page that another attempt would not change, because a commit does not.
 fn odd(place: &str, what: &str) -> Error {
-    Error::Server { place: place.to_owned(), status: 200, reason: format!("the listing has {what}") }
+    Error::System { place: place.to_owned(), reason: format!("the listing has {what}") }
 }
 
 impl Entry {

@@ -232,7 +232,8 @@ impl Dataset {
                 self.send(&Method::GET, Metric::Heads, (uri, &place), &HeaderMap::new(), false, deadline).await?;
             let body = body(sent.response.into_body(), REVISION_LIMIT, deadline, &place).await?;
             let found = serde_json::from_slice::<Revision>(&body).ok().filter(|found| is_commit(&found.sha));
-            Ok::<String, Error>(found.ok_or_else(|| ranged_get::odd(&place, "no commit"))?.sha)
+            let reason = "the response has no commit (check HF_ENDPOINT)".to_owned();
+            Ok::<String, Error>(found.ok_or(Error::System { place, reason })?.sha)
         };
         Ok(self.commit.get_or_try_init(|| find).await?.as_str())
     }

@@ -92,6 +92,23 @@ def test_columns_are_looked_for_in_all_files(tmp_path):
         next(iter(penstock.Loader(dataset, batch_size=2)))
 
 
+def test_columns_of_a_mixture_may_be_in_any_part(tmp_path):
+    columns = {"a": {"x": [1, 2], "p": [3, 4]}, "b": {"x": [5, 6], "q": [7, 8]}, "c": {"x": [9, 10]}}
+    for name, rows in columns.items():
+        (tmp_path / f"{name}.parquet").write_bytes(parquet_bytes(**rows))
+
+    def mixed(order, **fields):
+        parts = [penstock.open(tmp_path / f"{name}.parquet").fields(**fields) for name in order]
+        return penstock.mix([(penstock.mix({parts[0]: 1, parts[1]: 1}), 2), (parts[2], 1)])
+
+    optional = {name: penstock.tensor("int64", (), default=0) for name in "pq"}
+    for order in ("abc", "cba", "bca"):
+        (batch,) = penstock.Loader(mixed(order, **optional), batch_size=6)
+        assert (sorted(batch["p"].tolist()), sorted(batch["q"].tolist())) == ([0, 0, 0, 0, 3, 4], [0, 0, 0, 0, 7, 8])
+    with pytest.raises(ConfigError, match=r"r is read from `r`, but no file of .* and of 2 other datasets has"):
+        list(penstock.Loader(mixed("abc", r=penstock.tensor("int64", (), default=0)), batch_size=6))
+
+
 def test_integers_that_a_float_does_not_hold_are_mismatches(tmp_path):
     (tmp_path / "a.parquet").write_bytes(parquet_bytes(x=[1, 2**53, 2**53 + 1]))
     dataset = penstock.open(tmp_path).fields(x=penstock.tensor("float64", ()))

@@ -399,6 +399,11 @@ class Dataset(DatasetBase):
         """Label of each class folder, by name. Raises the same errors as `classes`."""
         return {name: number for number, name in enumerate(self.classes)}
 
+    @property
+    def known_columns(self) -> set[tuple[str, ...]]:
+        """Parts of fields with a default of which a file has a column. Grows as they are looked for."""
+        return self._counts.known_columns
+
     def schema(self) -> Schema:
         """Return the content of the first records, and the default fields derived from it. Reads one object, or its
         start. A dataset that `penstock.write` wrote contains its fields, so that nothing is read.
@@ -419,7 +424,7 @@ class Dataset(DatasetBase):
     def batch_fields(self) -> dict[str, Any]:
         """Return the fields of a batch: those set by `fields()`, otherwise those of `schema()`."""
         if self.specs:
-            optional_parts.refuse_unknown(self.source, self.specs, self._counts.known_columns)
+            optional_parts.refuse_unknown([self])
             return whole_record.resolve(self)
         for name, reason in self.schema().left_out:
             _LOG.warning("%s: the default fields do not include `%s`: %s", self.url, name, reason)

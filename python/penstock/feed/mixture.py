@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import _native
 from penstock.errors import ConfigError
+from penstock.feed import optional_parts
 from penstock.feed.dataset import Dataset
 from penstock.feed.dataset_base import SOURCE, DatasetBase
 from penstock.feed.fields import tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from penstock.feed.node_cache import NodeCache
 
@@ -54,6 +55,7 @@ class Mixture(DatasetBase):
         """Return the fields of a batch, which are the same in all parts. If none are set, these are the first part's
         default fields. With `source=True`, `source` is added.
         """
+        optional_parts.refuse_unknown(list(self.leaves()))
         fields = self.parts[0][0].batch_fields()
         if not self.has_source:
             return fields
@@ -64,6 +66,11 @@ class Mixture(DatasetBase):
                 hint='give the field another name: .fields(origin=....of("source"))',
             )
         return {**fields, SOURCE: tensor("int32", ())}
+
+    def leaves(self) -> Iterator[Dataset]:
+        """Return the datasets of the mixture, also those of mixtures in it, in the order of the sampler's."""
+        for part, _ in self.parts:
+            yield from (part,) if isinstance(part, Dataset) else part.leaves()
 
     @property
     def weights(self) -> tuple[float, ...]:

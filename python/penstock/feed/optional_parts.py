@@ -9,34 +9,33 @@ from penstock import env
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
-    from penstock import _native
-    from penstock.feed.fields import FieldSpec
+    from penstock.feed.dataset import Dataset
 
 __all__ = ["refuse_unknown"]
 
 
-def refuse_unknown(
-    source: _native.Source, requested: Iterable[tuple[str, FieldSpec]], known: set[tuple[str, ...]]
-) -> None:
-    """Raise ConfigError if a field has a default, and no file has a column that it can be read from. Does nothing for
-    formats that do not list their columns. `known` holds the columns that were found before.
+def refuse_unknown(datasets: Sequence[Dataset]) -> None:
+    """Raise ConfigError if a field has a default, and no file of these datasets has a column that it can be read from.
+    Does nothing for formats that do not list their columns. All datasets have the same fields.
     """
     asked = {
         tuple(getattr(spec, "parts", ()) or (name,)): name
-        for name, spec in requested
+        for name, spec in datasets[0].specs
         if getattr(spec, "default", None) is not None
     }
-    wanted = [parts for parts in asked if parts not in known]
-    if not wanted:
-        return
-    unknown = source.unknown_columns(wanted, dict(env.read()))
-    if unknown:
-        parts = wanted[unknown[0]]
+    left = [parts for parts in asked if not any(parts in dataset.known_columns for dataset in datasets)]
+    for dataset in datasets:
+        if left:
+            left = [left[at] for at in dataset.source.unknown_columns(left, dict(env.read()))]
+    if left:
+        url = datasets[0].source.url
+        others = f" and of {len(datasets) - 1} other datasets" if len(datasets) > 1 else ""
         raise ConfigError(
-            f"fields: {asked[parts]} is read from `{'`, `'.join(parts)}`, but no file of {source.url} has this column",
+            f"fields: {asked[left[0]]} is read from `{'`, `'.join(left[0])}`, but no file of {url}{others} has this column",
             where="fields",
             hint="compare the name with schema()",
         )
-    known.update(wanted)
+    for dataset in datasets:
+        dataset.known_columns.update(asked)

@@ -130,14 +130,14 @@ def test_first_batch_of_a_shuffle_waits_for_its_window_only(tmp_path, monkeypatc
     scanned, scan = [], RecordScan._scan_all
     gate = threading.Event()
 
-    def stops_after_32(self, boards):
+    def stops_after_32(self, publishers):
         class Stop:
             def report(self, counts):
                 scanned.extend(counts)
                 if len(scanned) >= 32:
                     gate.wait(20)
 
-        scan(self, [*boards, Stop()])
+        scan(self, [*publishers, Stop()])
 
     monkeypatch.setattr(RecordScan, "_scan_all", stops_after_32)
     loader = penstock.Loader(opened(folder, seed=5), batch_size=8)

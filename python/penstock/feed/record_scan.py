@@ -47,7 +47,7 @@ _EXIT_S = 5.0
 Counts = list[tuple[int, int]]
 
 
-class _Board(Protocol):
+class _Publisher(Protocol):
     """Where the reading process reports counts to others."""
 
     def report(self, counts: Counts) -> None: ...
@@ -174,22 +174,22 @@ class RecordScan:
             atexit.unregister(self._stop)
 
     def _shared_scan(self) -> _native.Counted:
-        board = _ProcessGroup.of_job(f"{self._name}/{self._source.fingerprint}")
-        if board is not None and not board.is_first():
-            for counts in board.reported(self._pause):
+        group = _ProcessGroup.of_job(f"{self._name}/{self._source.fingerprint}")
+        if group is not None and not group.is_first():
+            for counts in group.reported(self._pause):
                 self._learn(counts)
             return self.counts.finish()
         try:
-            found = self._scan_of_node([] if board is None else [board])
+            found = self._scan_of_node([] if group is None else [group])
         except BaseException as error:
-            if board is not None:
-                board.fail(error)
+            if group is not None:
+                group.fail(error)
             raise
-        if board is not None:
-            board.report([])
+        if group is not None:
+            group.report([])
         return found
 
-    def _scan_of_node(self, boards: list[_Board]) -> _native.Counted:
+    def _scan_of_node(self, publishers: list[_Publisher]) -> _native.Counted:
         folder, lock, warned, read = None if self._folder is None else Path(self._folder), None, False, 0
         while folder is not None:
             try:
@@ -203,8 +203,8 @@ class RecordScan:
                 read += len(fresh)
                 counts = [pair for line in fresh for pair in _parsed(line, self._source.fingerprint)]
                 self._learn(counts)
-                for board in boards if counts else ():
-                    board.report(counts)
+                for publisher in publishers if counts else ():
+                    publisher.report(counts)
                 self._pause()
             except OSError:
                 break
@@ -212,30 +212,30 @@ class RecordScan:
             # Another process may have held the lock before this one, and have written the index.
             found = self._source.kept_count(self._variables, self._folder) if lock is not None else None
             if found is not None:
-                for board in boards:
-                    board.report(list(enumerate(found.records())))
+                for publisher in publishers:
+                    publisher.report(list(enumerate(found.records())))
                 return found
             _LOG.warning(
                 "%s: the objects do not contain record counts, so %s: %d objects, %s bytes. To avoid this, "
                 "set records_per_object=N or give a manifest with counts.",
                 self._url,
                 "each process reads all of them once"
-                if lock is None and not boards
+                if lock is None and not publishers
                 else "all are read once and indexed",
                 self._source.objects,
                 f"{self._source.size_bytes:,}",
             )
-            self._scan_all([*boards, *([_LockFile(lock, self._source.fingerprint)] if lock is not None else [])])
+            self._scan_all([*publishers, *([_LockFile(lock, self._source.fingerprint)] if lock is not None else [])])
             return self.counts.finish()
         finally:
             if lock is not None:
                 lock.release()
 
-    def _scan_all(self, boards: list[_Board]) -> None:
+    def _scan_all(self, publishers: list[_Publisher]) -> None:
         """Read all objects that are not counted, in the requested order."""
         for counts in self._counted_pairs():
-            for board in boards:
-                board.report(counts)
+            for publisher in publishers:
+                publisher.report(counts)
         order: Sequence[int] | None = None
         left: Iterator[int] = iter(())
         while True:
@@ -251,8 +251,8 @@ class RecordScan:
             counts = [(number, self.counts.count(number) or 0) for number in chosen]
             with self._changed:
                 self._changed.notify_all()
-            for board in boards:
-                board.report(counts)
+            for publisher in publishers:
+                publisher.report(counts)
 
     def _counted_pairs(self) -> list[Counts]:
         """Return the counts that this process already has, as one report or none."""

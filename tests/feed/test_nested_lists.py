@@ -91,8 +91,11 @@ def test_lists_of_lists_are_nested_by_default(table):
     assert [offsets.tolist() for offsets in boxes.nested_offsets] == [[0, 2, 2, 2, 3], [0, 4, 8, 12]]
     assert boxes.flat_values.tolist() == list(range(1, 13))
     assert batch["words"] == [row or [] for row in WORDS]
-    sample = boxes.row(3)
-    assert (sample.values.tolist(), sample.offsets.tolist()) == ([9, 10, 11, 12], [0, 4])
+    for sample in (boxes.row(3), boxes.row(-1)):
+        assert (sample.values.tolist(), sample.offsets.tolist()) == ([9, 10, 11, 12], [0, 4])
+    for absent in (4, -5):
+        with pytest.raises(IndexError):
+            boxes.row(absent)
 
 
 def test_lists_of_lists_that_do_not_fit_say_so(table):

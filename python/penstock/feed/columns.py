@@ -36,7 +36,12 @@ class Ragged(NamedTuple):
         return (self.offsets, *(self.values.nested_offsets if isinstance(self.values, Ragged) else ()))
 
     def row(self, index: int) -> Any:
-        """Return one sample: an array of its items or, for lists of lists, a `Ragged` of its lists."""
+        """Return one sample: an array of its items or, for lists of lists, a `Ragged` of its lists. -1 is the last one.
+
+        Raises:
+            IndexError: There are fewer samples.
+        """
+        index = range(len(self.offsets) - 1)[index]
         return _between(self.values, int(self.offsets[index]), int(self.offsets[index + 1]))
 
     def to_list(self) -> list[Any]:

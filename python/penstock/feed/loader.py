@@ -23,7 +23,7 @@ from penstock import _native, env, ranks
 from penstock.deprecation import renamed_parameters
 from penstock.errors import ConfigError, MapFailed, Unsupported
 from penstock.extras import require
-from penstock.feed import columns, fields, rebatch_state, states
+from penstock.feed import columns, fields, loader_arguments, rebatch_state, states
 from penstock.feed import report as reporting
 from penstock.feed.dataset_base import SOURCE
 from penstock.feed.epoch import BatchRun, Delivery, Epoch
@@ -42,63 +42,11 @@ if TYPE_CHECKING:
     from penstock.feed.node_cache import NodeCache
     from penstock.feed.report import Report
 
-__all__ = ["BaseLoader", "Loader", "epoch_number"]
+__all__ = ["BaseLoader", "Loader"]
 
 _LOG = logging.getLogger("penstock.feed")
 
-_TAILS = ("ragged", "drop", "pad")
-
-_ON_ERROR = ("raise", "skip", "substitute")
-
 Batch = TypeVar("Batch")
-
-
-def _whole(value: int | None) -> int | None:
-    """Convert any integer (also NumPy's) to a plain int. Raises TypeError for a float or a text."""
-    return None if value is None else operator.index(value)
-
-
-def epoch_number(epoch: int) -> int:
-    """Convert an epoch number to a plain int.
-
-    Raises:
-        ConfigError: The number is negative, or does not fit into 63 bits.
-    """
-    epoch = operator.index(epoch)
-    if not 0 <= epoch < 2**63:
-        raise ConfigError(f"epoch: {epoch} is not within 0 to 2^63 - 1", where="epoch")
-    return epoch
-
-
-def _sizes(batch_size: int | None, global_batch: int | None, world: int) -> int:
-    if (batch_size is None) == (global_batch is None):
-        raise ConfigError(
-            "batch_size: give exactly one of batch_size (per rank), global_batch and batch_by", where="batch_size"
-        )
-    size = global_batch if batch_size is None else batch_size * world
-    if size is None or not 1 <= size < 2**63:
-        name = "global_batch" if batch_size is None else "batch_size"
-        raise ConfigError(f"{name}: {size} is not a valid batch size", where=name)
-    return size
-
-
-def _checked_batch_by(batch_by: Any, *sizes: int | None) -> BatchBy | None:
-    if batch_by is None:
-        return None
-    if not hasattr(batch_by, "plan"):
-        raise ConfigError(
-            f"batch_by: must be a penstock.buckets(...) or penstock.budget(...) (got {batch_by!r})", where="batch_by"
-        )
-    if sizes != (None, None):
-        raise ConfigError("batch_by: cannot be combined with batch_size or global_batch", where="batch_by")
-    found: BatchBy = batch_by
-    return found
-
-
-def _checked_collate(collate: Any) -> Any:
-    if collate is not None and not callable(collate):
-        raise ConfigError(f"collate: {collate!r} is not callable", where="collate")
-    return collate
 
 
 def _in_data_worker() -> bool:
@@ -164,31 +112,9 @@ class BaseLoader(Generic[Batch]):
             ConfigError: An argument is invalid.
             BudgetExceeded: `memory_bytes` is below the required minimum; raised at the first iteration.
         """
-        if tail is not None and tail not in _TAILS:
-            raise ConfigError(f"tail: `{tail}` is not one of {', '.join(_TAILS)}", where="tail")
-        if on_error not in _ON_ERROR:
-            raise ConfigError(f"on_error: `{on_error}` is not one of {', '.join(_ON_ERROR)}", where="on_error")
-        if on_error == "skip" and tail == "drop":
-            raise ConfigError(
-                'on_error: "skip" cannot be combined with tail="drop", because skipped samples make batches smaller',
-                where="on_error",
-                hint='use substitute, or tail="pad"',
-            )
-        if on_error == "skip" and dataset.map_steps and not dataset.decodes:
-            raise ConfigError(
-                'on_error: "skip" cannot be combined with map(), because it changes the row positions that seed map '
-                "functions",
-                where="on_error",
-                hint="use substitute, or decode() instead of map()",
-            )
-        if on_error == "skip" and tail == "pad" and dataset.decodes:
-            raise ConfigError(
-                'on_error: "skip" cannot be combined with tail="pad" and decode(), which leaves rows out',
-                where="on_error",
-                hint='use tail="ragged"',
-            )
-        batch_size, global_batch, rank, world = map(_whole, (batch_size, global_batch, rank, world))
-        memory_bytes, read_ahead, threads = map(_whole, (memory_bytes, read_ahead, threads))
+        loader_arguments.check_policies(dataset, tail, on_error)
+        batch_size, global_batch, rank, world = map(loader_arguments.whole, (batch_size, global_batch, rank, world))
+        memory_bytes, read_ahead, threads = map(loader_arguments.whole, (memory_bytes, read_ahead, threads))
         # Range of the ranks that share this node's disk; None if unknown.
         self._node: tuple[int, int] | None = None
         if (rank is None) != (world is None):
@@ -206,15 +132,15 @@ class BaseLoader(Generic[Batch]):
             raise ConfigError(f"rank: must be from 0 to world - 1 (got {rank}, with a world of {world})", where="rank")
         self.dataset = dataset
         self.rank, self.world = rank, world
-        self._batch_by, self._collate = _checked_batch_by(batch_by, batch_size, global_batch), _checked_collate(collate)
-        self.global_batch = _sizes(batch_size, global_batch, world) if batch_by is None else batch_by.max_rows(world)
+        self._batch_by = loader_arguments.check_batch_by(batch_by, batch_size, global_batch)
+        self._collate = loader_arguments.check_collate(collate)
+        self.global_batch = (
+            loader_arguments.global_size(batch_size, global_batch, world)
+            if batch_by is None
+            else batch_by.max_rows(world)
+        )
         self.tail = tail = self._default_tail(on_error) if tail is None else tail
-        if batch_by is not None and (not dataset.indexed or dataset.packing is not None):
-            what = "opened with indexed=False" if not dataset.indexed else "packed"
-            raise ConfigError(f"batch_by: requires counted records, but the dataset was {what}", where="batch_by")
-        if batch_by is not None and dataset.decodes and (dataset.rebatches or on_error == "skip"):
-            what = "decode(rebatch=True)" if dataset.rebatches else 'decode() and on_error="skip"'
-            raise ConfigError(f"batch_by: cannot be combined with {what}", where="batch_by")
+        loader_arguments.check_combinations(dataset, batch_by, on_error)
         # Size and tail of the feed's own batches. For a packed dataset, these are batches of documents.
         self.source_batch, self.source_tail = self.global_batch, tail
         if dataset.rebatches:
@@ -223,9 +149,6 @@ class BaseLoader(Generic[Batch]):
         if dataset.decodes and on_error == "skip":
             self.source_tail = "pad"  # keeps the row of a damaged record, so that each row's position is known
         if dataset.packing is not None:
-            if dataset.rebatches or (dataset.decodes and on_error == "skip"):
-                what = "decode(rebatch=True)" if dataset.rebatches else 'decode() and on_error="skip"'
-                raise ConfigError(f"pack: cannot be combined with {what}", where="pack")
             self.source_batch, self.source_tail = dataset.packing.documents * world, "ragged"
         self._unindexed = (
             None
@@ -245,15 +168,9 @@ class BaseLoader(Generic[Batch]):
                 tail=tail,
             )
         )
-        for name, value in (("memory_bytes", memory_bytes), ("max_in_flight", max_in_flight), ("threads", threads)):
-            if value is not None and value < 1:
-                raise ConfigError(f"{name}: must be at least 1 (got {value})", where=name)
-        if read_ahead is not None and read_ahead < 0:
-            raise ConfigError(f"read_ahead: must be at least 0 (got {read_ahead})", where="read_ahead")
-        if not 0 <= object_timeout_s < 2**63:
-            raise ConfigError(
-                f"object_timeout_s: {object_timeout_s} is not within 0 to 2^63 s", where="object_timeout_s"
-            )
+        loader_arguments.check_limits(
+            object_timeout_s, read_ahead, memory_bytes=memory_bytes, max_in_flight=max_in_flight, threads=threads
+        )
         # Settings in the form that the core reads.
         self._settings: dict[str, Any] = {
             "memory_bytes": memory_bytes,
@@ -550,7 +467,7 @@ class BaseLoader(Generic[Batch]):
         Raises:
             ConfigError: The epoch is negative.
         """
-        epoch = epoch_number(epoch)
+        epoch = loader_arguments.epoch_number(epoch)
         self._is_chosen = True
         if epoch != self._epoch:
             self._supersede(f"set_epoch({epoch}) was called")

@@ -7,7 +7,7 @@ here, as torch tensors in `penstock.feed.torch`). Framework adapters are importe
 
 from penstock.feed.batch_by import BatchBy, Buckets, Budget, buckets, budget
 from penstock.feed.columns import Ragged
-from penstock.feed.dataset import Dataset, Schema, open  # noqa: A004 - the verb is the API
+from penstock.feed.dataset import Dataset, Schema
 from penstock.feed.fields import (
     FieldSpec,
     NestedSpec,
@@ -37,6 +37,7 @@ from penstock.feed.image_fields import (
 from penstock.feed.list_fields import list  # noqa: A004 - the name in the API
 from penstock.feed.loader import Loader
 from penstock.feed.mixture import Mixture, mix
+from penstock.feed.open_dataset import open  # noqa: A004 - the verb is the API
 from penstock.feed.report import Report
 
 __all__ = [

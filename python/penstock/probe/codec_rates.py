@@ -74,8 +74,8 @@ def _copy(probe: Probe, folder: Path) -> tuple[int, int]:
 
 
 def _passes(probe: Probe, folder: Path, count: int, stored: int) -> CpuRates:
-    from penstock.feed.dataset import open as open_dataset
     from penstock.feed.loader import Loader
+    from penstock.feed.open_dataset import open as open_dataset
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about ignored objects: the sample is not the dataset

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock.open`: lists a dataset, detects its format, and reads the metadata that the format needs. Reads no samples."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock import _native, env
+from penstock.errors import ConfigError, Denied, NotFound, SystemFault
+from penstock.feed import classes as class_folders
+from penstock.feed import formats, hdf5_chunks, labels, pool_locality, url_list_pattern
+from penstock.feed.dataset import Dataset
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.feed.formats import Format
+
+__all__ = ["open"]
+
+_LOG = logging.getLogger("penstock.feed")
+
+
+def open(  # noqa: A001 - the verb is the API
+    url: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    manifest: str | os.PathLike[str] | None = None,
+    *,
+    format: str | Format | None = None,  # noqa: A002 - the argument's name is the API
+    records_per_object: int | None = None,
+    indexes: str | os.PathLike[str] | None = None,
+    indexed: bool = True,
+) -> Dataset:
+    """Open a dataset: list it once. If no object name shows the format, also read the first bytes of one object.
+
+    Args:
+        url: A folder, one object, or a pattern (`s3://b/train/*.tfrecord.gz`, `train-{000..127}.tar`, `{train,val}/*`).
+            `hf://datasets/ORG/NAME[@REVISION]/...` is a dataset of the Hugging Face Hub, at its current commit. A plain
+            path is local, and `~` is the home folder. A list of these in one bucket (or below one local folder) also
+            forms one dataset: its objects are ordered by name, and each is read once.
+        manifest: A manifest file from `penstock index`, used instead of a listing; reads are pinned to its versions.
+        format: A name (`"tfrecord"`) or one of `penstock.formats`; by default detected from the object names, otherwise
+            from the first bytes of one object.
+        records_per_object: Number of records in every object, if known; by default it is determined.
+        indexes: A folder with index files of other programs (DALI's `.idx`, wids' `index.json`); by default, the files
+            beside the objects are used.
+        indexed: False disables record counts: TFRecords, tars and JSON lines are read as streams. Each rank reads a
+            different set of whole objects, records are mixed within 32 MiB of their object, a loader has no length, and
+            ranks may end after different numbers of batches. A state is valid only for the same rank and the same
+            number of ranks.
+    Raises:
+        NotFound: No object matches, or an object of a list is missing.
+        Unsupported: The format of the objects is not supported; the message contains its name.
+        ConfigError: The folder contains an object and its decompressed copy, so that each sample would be read twice.
+        Denied, Unreachable, Throttled: The store rejected a request or did not respond.
+    Warns:
+        UserWarning: No format is given, and more objects are ignored than read.
+    """
+    listed_urls = None if isinstance(url, (str, os.PathLike)) else [_located(each, "url") for each in url]
+    text = _located(url, "url") if isinstance(url, (str, os.PathLike)) else url_list_pattern.joined(listed_urls or [])
+    if records_per_object is not None and records_per_object < 1:
+        raise ConfigError(
+            f"records_per_object: must be at least 1 (got {records_per_object})", where="records_per_object"
+        )
+    if not indexed and records_per_object is not None:
+        raise ConfigError("records_per_object: cannot be combined with indexed=False", where="records_per_object")
+    listed = None if manifest is None else _read(Path(manifest))
+    declared = formats.named(format)
+    source = _native.Source.open(
+        text,
+        listed,
+        dict(env.read()),
+        None if declared is None else declared.to_json(),
+        None if indexes is None else _located(indexes, "indexes"),
+    )
+    if declared is not None and (declared.labels is not None or declared.classes is not None):
+        # Labels and classes refer to paths below the listed folder, which is known only now. The folder is not listed
+        # again.
+        if declared.classes is not None:
+            facts = class_folders.labels(source, declared.classes)
+        elif declared.labels is not None:
+            facts = labels.read(
+                declared.labels, source.url, dict(env.read()), lambda place: open(place, format="parquet").cache(False)
+            )
+        known = replace(declared, facts={**declared.facts, "labels": facts})
+        found, ignored = source.manifest(), source.ignored
+        source = _native.Source.open(source.url, found, dict(env.read()), known.to_json())
+        source = _native.Source.restore(found, ignored, source.format)
+    if listed_urls is not None and len(listed_urls) > 1:
+        url_list_pattern.check(source, listed_urls)
+    if source.ignored:
+        _warn_of_ignored(source, is_chosen=declared is not None)
+    if declared is not None and declared.name == "hdf5":
+        resolved = hdf5_chunks.read(source, declared)
+        source = _native.Source.open(text, source.manifest(), dict(env.read()), resolved.to_json())
+    locality = None
+    if (pool := pool_locality.find(source.url, env.read())) is not None:
+        source, locality = pool_locality.with_pool_routes(source, pool, env.read())
+    return Dataset(
+        source,
+        records_per_object=records_per_object,
+        indexed=indexed,
+        locality=locality,
+        given_classes=None if declared is None else declared.classes,
+    )
+
+
+def _warn_of_ignored(source: _native.Source, *, is_chosen: bool) -> None:
+    kind = json.loads(source.format)["name"]
+    if is_chosen or source.ignored <= source.objects:
+        _LOG.warning(
+            "%s: %d objects are ignored, because their names are not names of %s objects",
+            source.url,
+            source.ignored,
+            kind,
+        )
+        return
+    # Warn, not only log: this is probably not the folder that the user meant, and a program may hide its log.
+    warnings.warn(
+        f"{source.url}: {source.objects:,} of {source.objects + source.ignored:,} objects are read as {kind}; "
+        f"the other {source.ignored:,} are ignored. To avoid this, select objects by a pattern (`*.suffix`) or set "
+        "format=.",
+        stacklevel=3,
+    )
+
+
+def _located(url: str | os.PathLike[str], what: str) -> str:
+    text = os.fsdecode(url)
+    if not text:
+        raise ConfigError(f"{what}: must not be empty", where=what, hint="write `.` for the working directory")
+    if "://" not in text:
+        tail = "/" if text.endswith("/") else ""
+        text = str(Path(text).expanduser().absolute()) + tail
+    return text
+
+
+def _read(manifest: Path) -> bytes:
+    try:
+        return manifest.read_bytes()
+    except FileNotFoundError:
+        raise NotFound(f"{manifest} does not exist", where=str(manifest)) from None
+    except PermissionError as error:
+        raise Denied(f"{manifest} cannot be accessed: {error.strerror}", where=str(manifest)) from None
+    except OSError as error:
+        raise SystemFault(f"{manifest}: {error.strerror}", where=str(manifest)) from None

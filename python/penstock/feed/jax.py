@@ -25,9 +25,9 @@ __all__ = ["Loader"]
 
 
 class Loader(BaseLoader[dict[str, Any]]):
-    """Loader that yields dicts of `jax.Array`, for fields of fixed shape and for padded fields. Without a sharding, arrays are on the default
-    device. With a sharding, each array is global with `global_batch` rows, is split along the first axis, and each
-    process reads its part.
+    """Loader that yields dicts of `jax.Array`, for fields of fixed shape and for padded fields. Without a sharding,
+    arrays are on the default device. With a sharding, each array is global with `global_batch` rows, is split along the
+    first axis, and each process reads its part.
 
     Unless JAX's x64 mode is on, 64-bit fields become 32-bit: float64 is rounded to float32, and a value that is out of
     range is a `ConfigError`, never truncated.
@@ -93,6 +93,9 @@ class Loader(BaseLoader[dict[str, Any]]):
 
     def _adapt(self, tensors: dict[str, Any]) -> tuple[dict[str, Any], float]:
         began = time.perf_counter()
+        for name, value in tensors.items():
+            if hasattr(value, "offsets"):  # a field of texts or of `tokenize`, which `_prepare` cannot know
+                raise _no_array(name, "of varying length")
         batch = {
             name: value if isinstance(value, list) else self._put(_in_range(name, array(value)))
             for name, value in tensors.items()

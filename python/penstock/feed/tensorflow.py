@@ -41,13 +41,15 @@ def dataset(ds: DatasetBase, *, batch: int | None = None, epoch: int = 0, **argu
         batch: Number of samples in this rank's batch. Alternatively, give `global_batch=`, over all ranks. Other
             arguments are the same as for `penstock.Loader`.
     Raises:
-        ConfigError: The dataset uses `map` without `decode`, or `collate` was given. Chain `tf.data`'s own `map` instead.
+        ConfigError: The dataset uses `tokenize`, `pack`, or `map` without `decode`, or `collate` was given. Chain
+            `tf.data`'s own `map` instead.
         Unsupported: A column that `decode` returned is neither an array nor texts.
     """
-    if ds.is_mapped and not ds.decodes:
+    if ds.tokenizing is not None or ds.packing is not None or (ds.is_mapped and not ds.decodes):
+        name = "pack" if ds.packing is not None else "map" if ds.tokenizing is None else "tokenize"
         raise ConfigError(
-            "map: not supported for tf.data, which has its own map",
-            where="map",
+            f"{name}: not supported for tf.data, which has its own map",
+            where=name,
             hint="use dataset(ds, batch=...).map(fn)",
         )
     if arguments.get("collate") is not None:
@@ -105,10 +107,11 @@ def _type_of(name: str, column: Any) -> Any:
     """Return the `tf.data` type of a column that a function returned."""
     if not isinstance(column, list):
         return tf.TensorSpec((None, *column.shape[1:]), tf.as_dtype(column.dtype))
-    if all(isinstance(value, (str, bytes)) for value in column):
+    others = [value for value in column if not isinstance(value, (str, bytes))]
+    if not others:
         return tf.TensorSpec((None,), tf.string)
     raise Unsupported(
-        f"decode: `{name}` is a list of {type(column[0]).__name__} values, but tf.data supports only arrays of equal "
+        f"decode: `{name}` is a list of {type(others[0]).__name__} values, but tf.data supports only arrays of equal "
         "shape, str and bytes",
         hint="pad the arrays in the function",
     )

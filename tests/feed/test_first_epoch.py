@@ -12,6 +12,8 @@ import sys
 import tarfile
 import textwrap
 import threading
+import time
+from contextlib import suppress
 
 import pytest
 from hypothesis import given, settings
@@ -20,7 +22,7 @@ from hypothesis import strategies as st
 import penstock
 from penstock import _native
 from penstock.emulator import Emulator
-from penstock.errors import Corrupt
+from penstock.errors import ConfigError, Corrupt
 from penstock.feed.record_scan import RecordScan
 
 FIELDS = {"n": penstock.tensor("int64", ()).of("cls")}
@@ -182,6 +184,30 @@ def test_scan_whose_pause_ends_after_its_last_object_reads_the_others(tmp_path):
     assert scan.result.samples == 15
 
 
+def test_first_epoch_that_another_thread_closes_leaves_no_part_open(tmp_path, held):
+    loader = penstock.Loader(opened(write(tmp_path / "d", [40] * 2, size=100_000)), batch_size=4)
+    running = iter(loader)
+    next(running)
+    run = running._run
+
+    def consume():
+        with suppress(ConfigError):
+            for _ in running:
+                pass
+
+    consumer = threading.Thread(target=consume)
+    consumer.start()
+    for _ in range(2000):
+        if run._run is None:  # waits for the counts of the next part
+            break
+        time.sleep(0.005)
+    assert run._run is None
+    running.close()
+    held.set()
+    consumer.join(20)
+    assert (consumer.is_alive(), run._run) == (False, None)
+
+
 def test_torch_loader_of_several_ranks_does_not_wait_for_the_counts(tmp_path, held):
     folder = write(tmp_path / "d", [40] * 6, size=100_000)
     loader = penstock.torch.Loader(opened(folder), global_batch=4, rank=0, world=2)
@@ -298,5 +324,5 @@ def test_first_epoch_of_objects_without_records_is_refused(tmp_path):
         (tmp_path / f"{name}.jsonl").write_bytes(b"\n")
     empty = penstock.open(tmp_path).fields(text=penstock.text())
     for dataset in (empty, empty.shuffle(1)):
-        with pytest.raises(penstock.errors.ConfigError, match="none of the 2 objects"):
+        with pytest.raises(ConfigError, match="none of the 2 objects"):
             list(penstock.Loader(dataset, batch_size=2))

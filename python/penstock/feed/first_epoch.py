@@ -148,7 +148,10 @@ class FirstEpochRun:
     def next(self) -> tuple[dict[str, Any], int, int] | None:
         """Return the next batch as (fields, rows, cursor), or None after the last."""
         while not self._is_closed:
-            run = self._run or self._begin_part()
+            run = self._run
+            if run is None:
+                self._begin_part()
+                continue
             got = run.next()
             if got is not None:
                 self._cursor = got[2]
@@ -158,12 +161,12 @@ class FirstEpochRun:
             if self._is_last:
                 return None
             self._end_part()
+        self._end_part()  # it may have begun while another thread closed the run
         return None
 
-    def _begin_part(self) -> _native.Run:
+    def _begin_part(self) -> None:
         part = self._feed.next_part(self._epoch, self._cursor)
         self._run, self._is_last = part.feed.start(self._epoch, self._cursor), part.is_last
-        return self._run
 
     def _end_part(self) -> None:
         run, self._run = self._run, None

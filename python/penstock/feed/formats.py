@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Format",
-    "LabelFile",
     "arrow",
     "csv",
     "files",
@@ -29,7 +28,6 @@ __all__ = [
     "jsonl",
     "mds",
     "megatron",
-    "named",
     "npy",
     "npz",
     "parquet",
@@ -342,7 +340,7 @@ def named(format: str | Format | None) -> Format | None:  # noqa: A002 - the arg
                 where="format",
                 hint="convert it to Zarr: penstock array convert SOURCE.sgy TARGET.zarr",
             )
-        known = ", ".join(sorted(name for name in __all__ if name not in ("Format", "LabelFile", "named")))
+        known = ", ".join(sorted(name for name in __all__ if name != "Format"))
         raise ConfigError(
             f"format: `{format}` cannot be given as a string; the formats that can are {', '.join(sorted(_PLAIN))}",
             where="format",

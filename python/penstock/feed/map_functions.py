@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions of `map` and `decode`: runs them over the rows of a batch, with each sample's seed, and gathers the results.
+"""Functions of `map` and `decode`: runs them over the rows of a batch, with each sample's seed, and gathers the
+results.
 
 Does not handle processes, threads, order or state. A row is a sample of the feed; an output is a sample of the last
 function, of which `decode` may return none or several per row.

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Worker pool of `map` and `decode`, in the process that iterates: manages the workers' pipes and the shared memory of batches.
+"""Worker pool of `map` and `decode`, in the process that iterates: manages the workers' pipes and the shared memory of
+batches.
 
 Only one thread at a time uses the pipes, and only in the process that started the workers. When a batch is dropped in
 any thread, its slot is queued, and the next `submit` or `wait` informs the worker. Until then, the batch's shared

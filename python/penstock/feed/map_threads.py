@@ -68,13 +68,14 @@ class ThreadPool:
 
     @property
     def has_room(self) -> bool:
-        pieces = sum(len(job.pieces) for job in self._jobs.values())
-        return len(self._jobs) < 2 or pieces < 2 * _PIECES_PER_THREAD * self._threads
+        jobs = list(self._jobs.values())  # a copy, because another thread may abandon them
+        pieces = sum(len(job.pieces) for job in jobs)
+        return len(jobs) < 2 or pieces < 2 * _PIECES_PER_THREAD * self._threads
 
     def end(self) -> None:
         """End the threads that wait. A thread in a function ends when the function returns."""
         self.is_ended = True
-        for job in self._jobs.values():
+        for job in list(self._jobs.values()):
             job.is_abandoned = True
         for _ in range(self._threads):
             self._queue.put(None)
@@ -126,7 +127,7 @@ class ThreadPool:
         return results
 
     def abandon(self) -> None:
-        """Discard all tasks. Rows that no thread has started are not run."""
+        """Discard all tasks. Pieces that no thread has started are not run."""
         for job in list(self._jobs.values()):
             job.is_abandoned = True
         self._jobs.clear()

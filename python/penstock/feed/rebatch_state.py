@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""States of loaders with `decode(rebatch=True)`. They belong to one rank, because the number of outputs before a batch is
-unknown on the other ranks.
+"""States of loaders with `decode(rebatch=True)`. They belong to one rank, because the number of outputs before a batch
+is unknown on the other ranks.
 """
 
 from __future__ import annotations

@@ -219,6 +219,9 @@ def test_pack_takes_ready_tokens_of_fixed_and_varying_length(tmp_path: Path) -> 
         list(penstock.Loader(rows.pack(3, fields="x", dtype="uint16"), batch_size=4))
     with pytest.raises(ConfigError, match=r"pack: `z` is not a field of numbers \(the fields are x, y\)"):
         list(penstock.Loader(rows.pack(3, fields="z"), batch_size=4))
+    with pytest.raises(ConfigError, match="`x` is not a field of numbers") as caught:
+        list(penstock.Loader(rows.map(lambda sample: {"x": sample["x"].tolist()}).pack(3, fields="x"), batch_size=4))
+    assert "tokenize(fn, key=...), not from map() or decode()" in str(caught.value.hint)
     (tmp_path / "b.jsonl").write_text('{"x": [1, 2], "y": [1]}\n')
     with pytest.raises(MapFailed, match="`y` and `x` have different lengths"):
         list(penstock.Loader(penstock.open(tmp_path / "b.jsonl").pack(3, fields=("x", "y")), batch_size=4))

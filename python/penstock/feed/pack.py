@@ -389,7 +389,9 @@ def _column(tensors: Mapping[str, Any], name: str, np: Any) -> Ragged:
         raise ConfigError(
             f"pack: `{name}` is not a field of numbers (the fields are {known})",
             where="pack",
-            hint='call tokenize() first, or name the field of tokens: pack(length, fields="input_ids")',
+            hint="return the lists from tokenize(fn, key=...), not from map() or decode()"
+            if isinstance(column, list)
+            else 'call tokenize() first, or name the field of tokens: pack(length, fields="input_ids")',
         )
     if hasattr(column, "offsets"):
         made = ragged(column, np.asarray)

@@ -225,6 +225,8 @@ class Source:
         env: Mapping[str, str],
         format: str | None = None,  # noqa: A002
         indexes: str | None = None,
+        *,
+        accepts_incomplete: bool = False,
     ) -> Source: ...
     @staticmethod
     def restore(

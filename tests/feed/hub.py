@@ -123,6 +123,9 @@ class Hub:
             def tree(self, sha, folder, query):
                 assert query["recursive"] == ["true"]
                 entries = []
+                if sha not in hub.commits:
+                    self.answer(404, **{"X-Error-Code": "RevisionNotFound"})
+                    return
                 for name, content in hub.commits[sha].items():
                     if folder and not name.startswith(f"{folder}/"):
                         continue
@@ -156,8 +159,9 @@ class Hub:
                     etag = f'"{_etag(content, large=True)}"'
                     host = "http://169.254.169.254" if hub.fault == "inward" else hub.cdn
                     place = f"{host}/repos/{sha}/{name}?X-Amz-Signature=sig{len(hub.requests)}"
-                    self.answer(302, Location=place, **{"X-Linked-Etag": etag, "X-Linked-Size": str(len(content)),
-                                                        "X-Repo-Commit": sha, "ETag": etag})  # fmt: skip
+                    size = {} if hub.fault == "size" else {"X-Linked-Size": str(len(content))}
+                    self.answer(302, Location=place, **size,
+                                **{"X-Linked-Etag": etag, "X-Repo-Commit": sha, "ETag": etag})  # fmt: skip
                 else:
                     self.content(content, ETag=f'"{_etag(content, large=False)}"')
 

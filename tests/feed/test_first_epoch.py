@@ -326,3 +326,18 @@ def test_first_epoch_of_objects_without_records_is_refused(tmp_path):
     for dataset in (empty, empty.shuffle(1)):
         with pytest.raises(ConfigError, match="none of the 2 objects"):
             list(penstock.Loader(dataset, batch_size=2))
+
+
+def test_process_that_leaves_its_first_epoch_ends_the_scan(tmp_path, cache):
+    folder = write(tmp_path / "d", [4] * 400)
+    script = """
+        import sys
+        import penstock
+        dataset = penstock.open(sys.argv[1]).fields(n=penstock.tensor("int64", ()).of("cls")).shuffle(1, 2)
+        print(len(next(iter(penstock.Loader(dataset, batch_size=4)))["n"]))
+    """
+    argv = [sys.executable, "-c", textwrap.dedent(script), str(folder)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "4\n")
+    assert "Traceback" not in done.stderr
+    assert not list((cache / "records").glob("*.lock"))

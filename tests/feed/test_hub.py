@@ -113,6 +113,8 @@ def test_hub_redirect_that_expired_is_resolved_again(hub):
 def test_hub_errors_name_what_is_missing(hub):
     with pytest.raises(NotFound, match="revision nope of hf://datasets/lab/set"):
         penstock.open("hf://datasets/lab/set@nope/data/")
+    with pytest.raises(NotFound, match=f"revision {'0' * 40} of hf://datasets/lab/set"):
+        penstock.open(f"hf://datasets/lab/set@{'0' * 40}/data/")
     with pytest.raises(NotFound, match="no/such"):
         penstock.open("hf://datasets/lab/set/no/such/")
     with pytest.raises(Denied, match="does not exist, or is private"):
@@ -129,6 +131,8 @@ def test_hub_errors_name_what_is_missing(hub):
     [
         ("inward", "redirects to an address of this machine or of a metadata service"),
         ("short", "pinned version: 104 bytes, found: 95 bytes"),
+        ("cycle", "pages without end"),
+        ("json", "a malformed page"),
     ],
 )
 def test_hub_that_misbehaves_is_one_error(hub, monkeypatch, fault, problem):
@@ -139,6 +143,12 @@ def test_hub_that_misbehaves_is_one_error(hub, monkeypatch, fault, problem):
         numbers(penstock.open("hf://datasets/lab/set/data/"))
     assert TOKEN not in str(caught.value)
     assert "Signature" not in str(caught.value)
+
+
+def test_hub_redirect_without_a_size_is_refused(hub):
+    hub.fault = "size"
+    with pytest.raises(PenstockError, match="the redirect has no size"):
+        penstock.open("hf://datasets/lab/set/data/train-00001-of-00005.parquet")
 
 
 def test_hub_endpoint_over_plain_http_to_another_machine_is_refused(hub, monkeypatch):

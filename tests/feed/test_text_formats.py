@@ -262,3 +262,12 @@ def test_text_field_reads_tar_and_tfrecord_and_goes_through_map(tmp_path: Path) 
     dataset = penstock.open(tmp_path / "a.tar").fields(txt=penstock.text(), none=penstock.text(default="é").of("md"))
     (batch,) = batches(dataset.map(lambda sample: {**sample, "upper": sample["txt"].upper()}))
     assert batch == {"txt": ["eins", "zwei ü"], "none": ["é", "é"], "upper": ["EINS", "ZWEI Ü"]}
+
+
+def test_csv_records_have_no_line_end_and_an_open_quote_is_corrupt(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"a,b\r\n1,x\r\n2,y\r\n")
+    (batch,) = penstock.Loader(penstock.open(tmp_path).fields(record=penstock.raw()), batch_size=2)
+    assert batch["record"] == [b"1,x", b"2,y"]
+    (tmp_path / "a.csv").write_bytes(b'a,b\n1,x\n2,"y\n3,z\n')
+    with pytest.raises(Corrupt, match="record 1 has a quote that is not closed"):
+        list(penstock.Loader(penstock.open(tmp_path), batch_size=1))

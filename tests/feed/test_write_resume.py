@@ -16,7 +16,7 @@ import pytest
 import penstock
 from penstock.atomic_file import PART_PREFIX
 from penstock.emulator import Emulator
-from penstock.errors import ConfigError, NoSpace, PenstockError, PreconditionFailed
+from penstock.errors import ConfigError, Corrupt, NoSpace, PenstockError, PreconditionFailed
 from penstock.writer.destination import Destination
 
 from .written import FORMATS, files, read, same, some
@@ -252,3 +252,18 @@ def test_write_killed_in_the_middle_continues_to_the_same_bytes(tmp_path, kind, 
     subprocess.run(command(0, tmp_path / "b"), check=True, capture_output=True, timeout=60)
     assert files(tmp_path / "a") == files(tmp_path / "b")
     assert [row["at"] for row in read(tmp_path / "a")] == list(range(400))
+
+
+def test_open_of_an_incomplete_dataset_is_refused(tmp_path):
+    samples = Failing(40, at=25)
+    with pytest.raises(RuntimeError, match="the source broke"):
+        penstock.write(samples, tmp_path / "d", format="tar", shard_bytes=20_000)
+    with pytest.raises(ConfigError, match="is not complete: its writer stopped"):
+        penstock.open(tmp_path / "d")
+    assert penstock.open(f"{tmp_path}/d/*.tar").samples < 25  # a pattern selects a part on purpose
+    penstock.write(some(40), tmp_path / "d", format="tar", shard_bytes=20_000)
+    assert penstock.open(tmp_path / "d").samples == 40
+    shard = sorted((tmp_path / "d").glob("*.tar"))[1]
+    shard.unlink()
+    with pytest.raises(Corrupt, match=rf"lacks 1 of the \d+ objects in its manifest; the first is {shard.name}"):
+        penstock.open(tmp_path / "d")

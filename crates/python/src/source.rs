@@ -105,9 +105,16 @@ fn opened(
 }
 
 /// Lists `url`. Also returns the default fields that a writer stored with the dataset.
-fn listed_at(py: Python<'_>, url: Url, env: &HashMap<String, String>) -> PyResult<(Manifest, Option<String>)> {
+fn listed_at(
+    py: Python<'_>,
+    url: Url,
+    env: &HashMap<String, String>,
+    accepts_incomplete: bool,
+) -> PyResult<(Manifest, Option<String>)> {
     let opened = enter(py, || open(&url, &StoreSettings::from_env(env)?, Arc::<Metrics>::default()))?;
-    enter_async(py, async move { index_written(&*opened.store, &opened.prefix, &url, Deadline::within(LISTING)).await })
+    enter_async(py, async move {
+        index_written(&*opened.store, &opened.prefix, &url, accepts_incomplete, Deadline::within(LISTING)).await
+    })
 }
 
 /// Detects the format of a listing from the object names, or else from the content of one object. In the second case,
@@ -185,9 +192,10 @@ impl PySource {
 #[pymethods]
 impl PySource {
     /// Lists `url` (a folder, a pattern or one object), or reads the listing from a JSON manifest. Index files of other
-    /// programs are searched beside the objects, or at `indexes`.
+    /// programs are searched beside the objects, or at `indexes`. A folder whose writer did not complete it, or that
+    /// lacks an object of its writer's manifest, is an error unless `accepts_incomplete`.
     #[staticmethod]
-    #[pyo3(signature = (url, manifest, env, format=None, indexes=None))]
+    #[pyo3(signature = (url, manifest, env, format=None, indexes=None, *, accepts_incomplete=false))]
     fn open(
         py: Python<'_>,
         url: &str,
@@ -195,6 +203,7 @@ impl PySource {
         env: HashMap<String, String>,
         format: Option<&str>,
         indexes: Option<&str>,
+        accepts_incomplete: bool,
     ) -> PyResult<Self> {
         let format = enter(py, || format.map(FormatSpec::from_json).transpose())?;
         let url: Url = enter(py, || url.parse())?;
@@ -213,14 +222,15 @@ impl PySource {
                 }
                 Ok((listed, written_fields(&json)))
             })?,
-            None => listed_at(py, folder, &env)?,
+            // A pattern selects a part on purpose.
+            None => listed_at(py, folder, &env, accepts_incomplete || pattern.is_some())?,
         };
         let beside = indexes_in(&listed);
         if let Some(beside) = &beside {
             without_indexes(&mut listed, beside);
         }
         let indexes = match indexes {
-            Some(url) => Some(listed_at(py, enter(py, || url.parse())?, &env)?.0),
+            Some(url) => Some(listed_at(py, enter(py, || url.parse())?, &env, true)?.0),
             None => beside,
         };
         if let Some((_, pattern)) = &pattern {

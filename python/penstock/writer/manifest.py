@@ -56,7 +56,7 @@ def write_manifest(
         offsets = b"".join(_native.record_offsets(at.path / shard.name, shard.name) for shard in shards)
         if offsets:
             at.put(_OFFSETS, offsets)
-    document = json.loads(_native.Source.open(at.url, None, dict(env.read())).manifest())
+    document = json.loads(_native.Source.open(at.url, None, dict(env.read()), accepts_incomplete=True).manifest())
     objects = [entry for entry in document.pop("objects") if entry.get("key") in known]
     for entry in objects:
         shard = known[entry["key"]]

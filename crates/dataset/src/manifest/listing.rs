@@ -2,7 +2,7 @@
 //! Creates a manifest from a store listing. Skips keys that are not objects of the dataset: Penstock's own state and
 //! folder markers. Opens no object.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use futures::TryStreamExt;
@@ -20,6 +20,16 @@ pub const OWN_PREFIX: &[u8] = b".penstock";
 
 /// Manifest that a stage or a writer stores in the folder of the dataset.
 const OWN_MANIFEST: &[u8] = b".penstock/manifest.json";
+
+/// Settings that a writer stores in the folder before its first shard. The manifest follows its last shard.
+const OWN_WRITE: &[u8] = b".penstock/write/settings.json";
+
+/// Penstock's own state that a listing met.
+#[derive(Default)]
+struct Own {
+    manifest: Option<Meta>,
+    has_writer: bool,
+}
 
 /// Maximum size of a folder's own manifest that is read with its listing. Manifests of many objects are Parquet files.
 const MAX_OWN_BYTES: u64 = 64 << 20;
@@ -41,21 +51,30 @@ pub async fn index_selected(
     select: &KeyFilter,
     deadline: Deadline,
 ) -> Result<Manifest> {
-    index_and_own(store, prefix, url, select, &mut None, deadline).await
+    index_and_own(store, prefix, url, select, &mut Own::default(), deadline).await
 }
 
 /// Like [`index`], with what the manifest in the folder itself states: the record counts of objects that are unchanged
 /// since it was written, and the default fields as JSON, if a writer stored them. A manifest that cannot be read is
 /// ignored, because the dataset can be read without it.
+///
+/// Unless `accepts_incomplete`, a dataset that its writer did not complete is a `Config` error, and one that lacks an
+/// object of its writer's manifest is `Corrupt`.
 pub async fn index_written(
     store: &dyn Store,
     prefix: &Key,
     url: &Url,
+    accepts_incomplete: bool,
     deadline: Deadline,
 ) -> Result<(Manifest, Option<String>)> {
-    let mut own = None;
+    let mut own = Own::default();
     let mut listed = index_and_own(store, prefix, url, &KeyFilter::default(), &mut own, deadline).await?;
-    let Some(own) = own.filter(|meta| meta.size <= MAX_OWN_BYTES) else { return Ok((listed, None)) };
+    if own.manifest.is_none() && own.has_writer && !accepts_incomplete {
+        let problem =
+            "is not complete: its writer stopped before the manifest; run the same write again to complete it";
+        return Err(Error::config("dataset", format!("{url} {problem}")));
+    }
+    let Some(own) = own.manifest.filter(|meta| meta.size <= MAX_OWN_BYTES) else { return Ok((listed, None)) };
     let object = ObjectRef { key: own.key.clone(), version: own.version };
     let json = match read_whole(store, &object, None, deadline).await {
         Ok((_, json)) => json,
@@ -65,6 +84,16 @@ pub async fn index_written(
     let Ok(written) = Manifest::from_json(&json, "the manifest of the dataset") else { return Ok((listed, None)) };
     let known: HashMap<&Key, &Entry> = written.objects.iter().map(|entry| (&entry.key, entry)).collect();
     let is_same_place = written.url == listed.url;
+    let fields = written_fields(&json);
+    if fields.is_some() && is_same_place && !accepts_incomplete {
+        let present: HashSet<&Key> = listed.objects.iter().map(|entry| &entry.key).collect();
+        let mut missing = written.objects.iter().filter(|entry| !present.contains(&entry.key));
+        if let Some(first) = missing.next() {
+            let (missing, all) = (1 + missing.count(), written.objects.len());
+            let problem = format!("lacks {missing} of the {all} objects in its manifest; the first is {}", first.key);
+            return Err(Error::corrupt(listed.url.clone(), problem));
+        }
+    }
     for entry in &mut listed.objects {
         let Some(known) = known.get(&entry.key).filter(|known| known.size == entry.size) else { continue };
         // A copy of the dataset in another place has other versions.
@@ -72,7 +101,7 @@ pub async fn index_written(
             entry.records = known.records;
         }
     }
-    Ok((listed, written_fields(&json)))
+    Ok((listed, fields))
 }
 
 /// Returns the default fields, as JSON, that a writer stored in a JSON manifest.
@@ -89,7 +118,7 @@ async fn index_and_own(
     prefix: &Key,
     url: &Url,
     select: &KeyFilter,
-    own: &mut Option<Meta>,
+    own: &mut Own,
     deadline: Deadline,
 ) -> Result<Manifest> {
     let folder = prefix.as_folder();
@@ -110,7 +139,9 @@ async fn index_and_own(
                 };
                 met = true;
                 if key.as_bytes() == OWN_MANIFEST {
-                    *own = Some(meta);
+                    own.manifest = Some(meta);
+                } else if key.as_bytes() == OWN_WRITE {
+                    own.has_writer = true;
                 } else if !is_own(&key) && !is_folder_marker(&key, meta.size) && select.takes(&key) {
                     objects.push(Entry::of_meta(key, meta));
                 }

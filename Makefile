@@ -155,13 +155,13 @@ test-rust-unit: $(STAMPS)/nasm ## Rust unit tests
 	@cargo test --workspace --locked --quiet --lib
 
 .PHONY: test-python
-test-python: setup setup-peers ## Python tests except those of whole systems, on two cores
+test-python: setup setup-peers ## Python tests except those of whole systems; three at a time, as they wait half of their time
 	@mkdir -p $(TOOLS)
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --durations=30 -m "not system $(LEFT_OUT)" 2>&1 | tee $(TOOLS)/test-python.log
+	@$(BIN)/python -m pytest -q -n 3 --dist loadfile --durations=30 -m "not system $(LEFT_OUT)" 2>&1 | tee $(TOOLS)/test-python.log
 
 .PHONY: test-python-fast
 test-python-fast: setup ## Fast Python tests that need neither root nor a server
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not system and not slow and not needs_server and not needs_s3 and not needs_torch and not needs_root $(LEFT_OUT)"
+	@$(BIN)/python -m pytest -q -n 3 --dist loadfile -m "not system and not slow and not needs_server and not needs_s3 and not needs_torch and not needs_root $(LEFT_OUT)"
 
 .PHONY: test-peers
 test-peers: setup setup-peers setup-peers-clients $(STAMPS)/tf $(STAMPS)/adapters $(STAMPS)/specs $(STAMPS)/array-peers ## Tests too large for `make test`: TensorFlow, JAX, Lightning, Accelerate, pools that lose hosts, S3 clients, WebDataset, validators of job specifications and MLPerf logs, MDIO

@@ -121,24 +121,34 @@ _SYSTEM = (
     "train/",
     "workloads/test_images_runs.py",
 )
-# Files that take 10 seconds or more; `make check` leaves them out.
+# Files that take 5 seconds or more; `make check` leaves them out.
 _SLOW = (
     "arrays/test_commands.py",
     "arrays/test_convert.py",
+    "arrays/test_lossy.py",
+    "arrays/test_mdio.py",
+    "arrays/test_osdu.py",
+    "arrays/test_segy_slice.py",
+    "arrays/test_templates.py",
     "bench/storage/test_gpu.py",
     "bench/storage/test_storage.py",
     "bench/test_ab.py",
     "bench/test_accelerator.py",
     "bench/test_verdict.py",
     "cli/test_audit_order.py",
+    "cli/test_peek.py",
     "cli/test_secrets.py",
     "config/test_consent.py",
     "datasets/test_images.py",
     "docs/test_first_hour.py",
     "explain/test_programs.py",
+    "feed/test_decode.py",
     "feed/test_map.py",
     "feed/test_map_workers.py",
     "feed/test_memory.py",
+    "feed/test_patches.py",
+    "job/test_specs.py",
+    "plan/test_simulation.py",
     "plan/test_simulation_published.py",
     "probe/test_doctor.py",
     "report/test_in_browser.py",
@@ -238,6 +248,21 @@ def run_cli() -> Callable[..., Ran]:
         return Ran(done.returncode, done.stdout, done.stderr)
 
     return run
+
+
+@pytest.fixture
+def call_cli(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
+    """`call_cli("stage", "--help")` runs the command line in this process: for tests of texts and exit codes only."""
+    from penstock.cli import app
+
+    def call(*arguments: str) -> Ran:
+        try:
+            app.main(list(arguments))
+        except SystemExit as ended:
+            return Ran(int(ended.code or 0), *capsys.readouterr())
+        return Ran(0, *capsys.readouterr())
+
+    return call
 
 
 @pytest.fixture

@@ -26,21 +26,21 @@ def test_verbs_each_has_one_file_of_its_name():
 
 
 @pytest.mark.parametrize("verb", app.VERBS)
-def test_verb_help_says_what_it_is_for(run_cli, verb):
-    done = run_cli(verb, "--help")
+def test_verb_help_says_what_it_is_for(call_cli, verb):
+    done = call_cli(verb, "--help")
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith(f"Usage: penstock {verb}")
 
 
 @pytest.mark.parametrize("verb", app.VERBS)
-def test_verb_unknown_flag_is_a_usage_error(run_cli, verb):
-    done = run_cli(verb, "--no-such-flag")
+def test_verb_unknown_flag_is_a_usage_error(call_cli, verb):
+    done = call_cli(verb, "--no-such-flag")
     assert (done.code, done.out) == (2, "")
     assert "Traceback" not in done.err
 
 
-def test_unknown_verb_is_a_usage_error(run_cli):
-    done = run_cli("stagee")
+def test_unknown_verb_is_a_usage_error(call_cli):
+    done = call_cli("stagee")
     assert (done.code, done.out) == (2, "")
     assert "stagee" in done.err
     assert "Did you mean" in done.err
@@ -58,8 +58,10 @@ def _wide(text: str, columns: int) -> list[str]:
 
 @pytest.mark.parametrize("columns", [80, 200])
 @pytest.mark.parametrize("verb", [None, *app.VERBS])
-def test_help_fits_the_terminal(run_cli, verb, columns):
-    done = run_cli(*([verb] if verb else []), "--help", env={"COLUMNS": str(columns), "TERMINAL_WIDTH": str(columns)})
+def test_help_fits_the_terminal(call_cli, monkeypatch, verb, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERMINAL_WIDTH", str(columns))
+    done = call_cli(*([verb] if verb else []), "--help")
     assert _wide(done.out, columns) == []
     assert "\\b" not in done.out  # click keeps lines only after the character, and a raw docstring has its spelling
 

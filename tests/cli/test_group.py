@@ -76,17 +76,21 @@ def _each():
 
 
 @pytest.mark.parametrize(("verb", "below"), _each())
-def test_sub_verb_help_says_what_it_is_for(run_cli, verb, below):
-    done = run_cli(verb, below, "--help")
+def test_sub_verb_help_says_what_it_is_for(call_cli, verb, below):
+    done = call_cli(verb, below, "--help")
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith(f"Usage: penstock {verb} {below}")
 
 
+@pytest.fixture(scope="module")
+def all_settings(run_cli):
+    return run_cli("config", "show").out
+
+
 @pytest.mark.parametrize(("verb", "below"), _each())
-def test_sub_verb_settings_are_shown(run_cli, verb, below):
+def test_sub_verb_settings_are_shown(all_settings, verb, below):
     """`config show` covers every command in a group."""
     from penstock.cli.parameters import settable
 
     options = settable(GROUPS[verb].get_command(click.Context(GROUPS[verb]), below))
-    shown = run_cli("config", "show").out
-    assert not options or f"[{verb}.{below}]" in shown
+    assert not options or f"[{verb}.{below}]" in all_settings

@@ -78,9 +78,10 @@ demo: setup ## Run the demo of the whole path on real input, then print the repo
 test: setup setup-peers static test-rust test-python ## The checks that every commit must pass: set-up, guards, Rust tests, Python tests
 
 .PHONY: test-system
-test-system: setup setup-peers ## Tests of whole systems, one at a time: Slurm, HDFS, MPI, ssh, ranks, pools, kills, browser, documentation pages
+test-system: setup setup-peers ## Tests of whole systems, and of measurements (one at a time): Slurm, HDFS, MPI, ssh, ranks, pools, kills, browser, documentation pages
 	@mkdir -p $(TOOLS)
-	@$(BIN)/python -m pytest -q --durations=30 -m "system $(LEFT_OUT)" 2>&1 | tee $(TOOLS)/test-system.log
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --durations=30 -m "system and not alone $(LEFT_OUT)" 2>&1 | tee $(TOOLS)/test-system.log
+	@$(BIN)/python -m pytest -q --durations=30 -m "system and alone $(LEFT_OUT)" 2>&1 | tee $(TOOLS)/test-system-alone.log
 
 .PHONY: check
 check: setup static test-rust-unit test-python-fast ## Fast checks: formats, lints, types, guards, unit tests

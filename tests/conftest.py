@@ -121,6 +121,18 @@ _SYSTEM = (
     "train/",
     "workloads/test_images_runs.py",
 )
+# Tests of that tier that measure this machine, so they run one at a time.
+_ALONE = (
+    "bench/",
+    "demo/",
+    "explain/",
+    "feed/test_hedge.py",
+    "probe/",
+    "stage/test_scale.py",
+    "studies/",
+    "train/test_data_path_cost.py",
+    "train/test_scaling.py",
+)
 # Files that take 5 seconds or more; `make check` leaves them out.
 _SLOW = (
     "arrays/test_commands.py",
@@ -184,6 +196,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         marks = {mark.name for mark in item.iter_markers()}
         if place.startswith(_SYSTEM) or fixtures & _SYSTEM_FIXTURES or "needs_browser" in marks:
             item.add_marker("system")
+        if place.startswith(_ALONE):
+            item.add_marker("alone")
         if place.startswith(_SLOW):
             item.add_marker("slow")
         if fixtures & _SERVERS or named & _SERVERS_BY_PARAMETER:

@@ -98,6 +98,7 @@ def _first(dataset: Dataset, records: int) -> list[dict[str, str]]:
     import penstock
     from penstock.feed.columns import Ragged, rows
 
+    dataset = dataset.fields(**dict(dataset.schema().specs))  # the parts left out are printed, not logged
     if dataset.format in _COUNTED_BY_OBJECT or dataset.scan() is not None:
         # The other objects would only be counted. An object without bytes has no record.
         source = dataset.source

@@ -75,6 +75,8 @@ class _Counts:
     scan: RecordScan | None = None
     known_columns: set[tuple[str, ...]] = field(default_factory=set)
     """Columns of fields with a default that were found in the files."""
+    has_warned: bool = False
+    """Whether the parts that the default fields leave out were logged."""
 
     def __reduce__(self) -> tuple[type[_Counts], tuple[_native.Counted | None, Schema | None]]:
         return (_Counts, (self.found, self.schema))  # a scan belongs to its process
@@ -419,9 +421,12 @@ class Dataset(DatasetBase):
         if self.specs:
             optional_parts.refuse_unknown([self])
             return whole_record.resolve(self)
-        for name, reason in self.schema().left_out:
-            _LOG.warning("%s: the default fields do not include `%s`: %s", self.url, name, reason)
-        return dict(self.schema().specs)
+        schema = self.schema()
+        if not self._counts.has_warned:
+            self._counts.has_warned = True
+            for name, reason in schema.left_out:
+                _LOG.warning("%s: the default fields do not include `%s`: %s", self.url, name, reason)
+        return dict(schema.specs)
 
     def counted(self) -> _native.Counted:
         """Return the record counts from the first source that has them (declared, manifest, indexes, sizes, scan). They

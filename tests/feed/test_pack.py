@@ -261,6 +261,15 @@ def test_tokenize_alone_keeps_order_fields_and_resume_on_any_ranks(tmp_path: Pat
     assert pickle.loads(pickle.dumps(penstock.Loader(made.tokenizing and dataset(tmp_path), batch_size=1))).world == 1
 
 
+def test_tokenize_gives_each_sample_to_collate(tmp_path: Path) -> None:
+    texts = [f"t{number}" for number in range(7)]
+    write(tmp_path, texts)
+    made = penstock.open(tmp_path).fields(text=penstock.text()).tokenize(Bytes())
+    join = lambda samples: [bytes(one["tokens"].tolist()).decode() for one in samples]  # noqa: E731 - one line
+    read = list(penstock.Loader(made, batch_size=5, collate=join))
+    assert (len(read[0]), sorted(read[0] + read[1])) == (5, texts)
+
+
 def test_tokenize_function_of_several_fields_returns_several(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"p": "ab", "c": "x"}\n{"p": "", "c": "yz"}\n')
 

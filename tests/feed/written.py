@@ -49,13 +49,8 @@ def read(url: object, **options: Any) -> list[dict[str, Any]]:
     loader = penstock.Loader(dataset, batch_size=5)
     found = []
     for batch in loader:
-        found += rows(batch, _rows(batch))
+        found += rows(batch)
     return found
-
-
-def _rows(batch: dict[str, Any]) -> int:
-    column = next(iter(batch.values()))
-    return len(column.offsets) - 1 if hasattr(column, "offsets") else len(column)
 
 
 def same(read_back: list[dict[str, Any]], written: list[dict[str, Any]]) -> None:

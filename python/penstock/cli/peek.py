@@ -96,7 +96,7 @@ def _counts(dataset: Dataset) -> tuple[int | None, str]:
 def _first(dataset: Dataset, records: int) -> list[dict[str, str]]:
     """Return the first records as text, by field."""
     import penstock
-    from penstock.feed.columns import Ragged, rows
+    from penstock.feed.columns import rows
 
     dataset = dataset.fields(**dict(dataset.schema().specs))  # the parts left out are printed, not logged
     if dataset.format in _COUNTED_BY_OBJECT or dataset.scan() is not None:
@@ -112,8 +112,7 @@ def _first(dataset: Dataset, records: int) -> list[dict[str, str]]:
                 return []
     loader = penstock.Loader(dataset.take(records).cache(False), batch_size=records, prefetch_next_epoch=False)
     for batch in loader:
-        lengths = [len(column.offsets) - 1 if isinstance(column, Ragged) else len(column) for column in batch.values()]
-        return [{name: _value(value) for name, value in row.items()} for row in rows(batch, min(lengths))]
+        return [{name: _value(value) for name, value in row.items()} for row in rows(batch)]
     return []
 
 

@@ -99,8 +99,11 @@ def byte_rows(column: _native.RaggedTensor) -> list[Any]:
     return made
 
 
-def rows(batch: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
+def rows(batch: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Convert a batch that `adapt` returned to one dict per sample."""
+    first = next(iter(batch.values()), ())
+    # A `Ragged` is a tuple, whose length is not the number of its samples.
+    count = len(first.offsets) - 1 if isinstance(first, Ragged) else len(first)
 
     def row(column: Any, at: int) -> Any:
         return column.row(at) if isinstance(column, Ragged) else column[at]

@@ -219,15 +219,14 @@ class BaseLoader(Generic[Batch]):
         """Return the batch that the caller's `collate` makes from the samples."""
         from penstock.feed.numpy import array
 
-        count = len(next(iter(tensors.values()), ()))
-        samples = columns.rows(columns.adapt(tensors, array), count)
+        samples = columns.rows(columns.adapt(tensors, array))
         try:
             made = self._collate(samples)
         except Exception as error:
             measured = self._measured
             raise MapFailed(
-                f"collate: batch {measured.batches:,} of this pass over epoch {measured.epoch} ({count:,} samples on rank "
-                f"{self.rank}): {type(error).__name__}: {error}",
+                f"collate: batch {measured.batches:,} of this pass over epoch {measured.epoch} ({len(samples):,} samples "
+                f"on rank {self.rank}): {type(error).__name__}: {error}",
                 where="collate",
                 epoch=measured.epoch,
             ) from error

@@ -174,7 +174,7 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):  # type: ignore[misc
         is_watched = self._shared.is_watched
         if not self.dataset.map_steps:
             self._watch(positions, is_watched and self.dataset.has_random_fields)
-            return rows(adapt(columns, torch.from_dlpack), len(positions))
+            return rows(adapt(columns, torch.from_dlpack))
         made, drew = run_here(self.dataset, columns, epoch, positions, watches_draws=is_watched)
         self._watch(positions, is_watched and (drew or self.dataset.has_random_fields))
         return [{name: _tensor(value) for name, value in sample.items()} for sample in made]

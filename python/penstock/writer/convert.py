@@ -87,8 +87,7 @@ class Conversion:
         optional = [name for name, spec in self.fields.items() if isinstance(spec, RawSpec) and spec.default == b""]
         for found in loader:
             columns = {name: found[name] for name in self.fields}
-            count = _count(next(iter(columns.values())))
-            for row in rows(columns, count):
+            for row in rows(columns):
                 if skip:
                     skip -= 1
                     continue
@@ -96,10 +95,6 @@ class Conversion:
                     if row[name] == b"":
                         row[name] = None
                 yield row
-
-
-def _count(column: Any) -> int:
-    return len(column.offsets) - 1 if hasattr(column, "offsets") else len(column)
 
 
 def plan_conversion(

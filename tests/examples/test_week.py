@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests the programs of an ML engineer's week under torchrun: killed in mid-epoch on 2 ranks, resumed on 1 and 3.
+
+Each sample of every step must be that of the uninterrupted epoch, in the same global order. Issue 18, proof.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from importlib import import_module
+from itertools import chain, islice
+from pathlib import Path
+
+import pytest
+
+import penstock
+
+sys.path.insert(0, str(Path(__file__).parent))  # pytest's importlib mode adds no folder of its own
+
+import recorded
+import week_data
+from recorded import WEEK, samples
+
+pytestmark = [pytest.mark.needs_torch, pytest.mark.system, pytest.mark.timeout(300)]
+
+KILL_AT = 6  # after the checkpoint of step 4
+IN_A_BUCKET = {"image_classification", "detection", "captions", "pretraining", "recommender", "driving"}
+PROGRAMS = [
+    "image_classification", "segmentation", "detection", "captions", "fine_tuning", "recommender", "driving",
+]  # fmt: skip
+
+
+class Week:
+    """A program's dataset and checkpoints, in a folder or in an emulated bucket, and its runs."""
+
+    def __init__(self, server, program, folder, url, env):
+        self.server, self.program, self.folder, self.url, self.env = server, program, folder, url, env
+        self.more = []
+        getattr(week_data, program)(folder / "data")
+
+    def run(self, *jobs):
+        """Run jobs of (ranks, checkpoints, batch at which a rank is killed) at the same time. Returns the exit code, the
+        output and the record (samples by rank and step) of each.
+        """
+        asked = []
+        for world, checkpoints, kill_at in jobs:
+            record = self.folder.parent / f"record-{checkpoints}"
+            record.mkdir()
+            asked.append({
+                "program": self.program, "world": world, "env": self.env, "record": str(record), "kill_at": kill_at,
+                "log": f"{record}.log", "arguments": [f"{self.url}data/", f"{self.url}{checkpoints}", *self.more],
+            })  # fmt: skip
+        self.server.stdin.write(json.dumps(asked) + "\n")
+        self.server.stdin.flush()
+        codes = json.loads(self.server.stdout.readline())
+        return [
+            (code, Path(job["log"]).read_text(), read(Path(job["record"])))
+            for code, job in zip(codes, asked, strict=True)
+        ]
+
+    def checkpoint(self):
+        """Step of the latest checkpoint. Copies of it are for the resumed jobs."""
+        kept = penstock.torch.latest_checkpoint(f"{self.url}checkpoints")
+        for world in (1, 2, 3):
+            shutil.copytree(self.folder / "checkpoints", self.folder / f"checkpoints-{world}")
+        return kept.step
+
+    def resume(self, *worlds):
+        """Resume copies of the checkpoint on these numbers of ranks."""
+        return self.run(*((world, f"checkpoints-{world}", -1) for world in worlds))
+
+
+def read(record):
+    return [[json.loads(line) for line in file.read_text().splitlines()] for file in sorted(record.iterdir())]
+
+
+@pytest.fixture(scope="module")
+def server():
+    """The process that runs the programs."""
+    with subprocess.Popen(
+        [sys.executable, recorded.__file__],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+    ) as running:  # fmt: skip
+        yield running
+        os.killpg(running.pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def week(server, tmp_path, emulator, monkeypatch):
+    """`week("detection")` writes its data."""
+    monkeypatch.syspath_prepend(str(WEEK))
+
+    def make(program):
+        folder = tmp_path / "files"
+        folder.mkdir()
+        if program not in IN_A_BUCKET:
+            return Week(server, program, folder, f"{folder}/", {})
+        store = emulator(folder)
+        for name, value in store.env.items():
+            monkeypatch.setenv(name, value)
+        return Week(server, program, folder, store.url, store.env)
+
+    return make
+
+
+def in_global_order(by_rank):
+    """The samples of each step over all ranks. A killed run may have begun a step on some ranks only."""
+    return [list(chain.from_iterable(ranks)) for ranks in zip(*by_rank, strict=False)]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_program_killed_in_mid_epoch_resumes_on_1_and_3_ranks(week, program):
+    running = week(program)
+    module = import_module(program)
+    size = next(
+        p.default for p in inspect.signature(module.main).parameters.values() if p.name in ("global_batch", "frames")
+    )
+    loader = penstock.Loader(
+        module.dataset(f"{running.url}data/"), global_batch=size, tail="drop", rank=0, world=1,
+        collate=getattr(module, "collate", None),
+    )  # fmt: skip
+    epoch = [samples(program, batch) for batch in loader]
+    assert len(epoch) == 10
+    assert len(set(chain.from_iterable(epoch))) == sum(map(len, epoch))
+
+    ((code, log, by_rank),) = running.run((2, "checkpoints", KILL_AT))
+    assert (code, len(by_rank[1])) == (1, KILL_AT + 1), log[-3000:]
+    killed = in_global_order(by_rank)
+    assert killed == epoch[: KILL_AT + 1]
+    saved = running.checkpoint()
+    assert saved == 4
+
+    for code, log, by_rank in running.resume(1, 3):
+        assert code == 0, log[-3000:]
+        assert killed[:saved] + in_global_order(by_rank) == epoch
+
+
+def test_packed_text_resumes_on_the_same_ranks_and_refuses_others(week, tmp_path):
+    running = week("pretraining")
+    week_data.tokenizer(tmp_path / "tokenizer.json")
+    running.more = [str(tmp_path / "tokenizer.json")]
+    module = import_module("pretraining")
+    tokenizer = module.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    epoch = []
+    for rank in range(2):
+        loader = penstock.Loader(
+            module.dataset(f"{running.url}data/", tokenizer), batch_size=4, tail="drop", rank=rank, world=2
+        )
+        epoch.append([samples("pretraining", batch) for batch in islice(loader, 12)])
+
+    ((code, log, by_rank),) = running.run((2, "checkpoints", KILL_AT))
+    assert (code, len(by_rank[1])) == (1, KILL_AT + 1), log[-3000:]
+    assert by_rank == [rank[: KILL_AT + 1] for rank in epoch]
+    saved = running.checkpoint()
+    assert saved == 4
+
+    one, (code, log, by_rank), three = running.resume(1, 2, 3)
+    assert code == 0, log[-3000:]
+    assert by_rank == [rank[saved:] for rank in epoch]
+    for (code, log, by_rank), world in ((one, 1), (three, 3)):
+        assert (code, by_rank) == (1, [])
+        assert f"world is 2, but this loader's world is {world}" in log, log[-3000:]

@@ -52,7 +52,10 @@ def test_book_region_is_found_by_its_exact_name_before_a_part_of_another():
     )
     assert book.find("x", "West US").value == 2.0
     assert book.find("x", "westus2").value == 1.0
-    assert book.find("x", "west").value == 1.0
+    with pytest.raises(ConfigError, match="several regions") as refused:
+        book.find("x", "west")
+    assert "West US 2; West US" in refused.value.hint
+    assert book.find("x", "us 2").value == 1.0
     assert book.find("x").value == 1.0
 
 

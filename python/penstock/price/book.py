@@ -128,7 +128,8 @@ class PriceBook(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Args:
             region: Name of a region, or a part of it if no region has exactly this name.
         Raises:
-            ConfigError: The book has no price for the item, or none in the region.
+            ConfigError: The book has no price for the item, none in the region, or regions with different prices have
+                names that contain `region`.
         """
         rows = [row for row in self.price if row.item == item]
         if not rows:
@@ -137,7 +138,11 @@ class PriceBook(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return rows[0]
         part = _plain(region)
         found = next((row for row in rows if row.holds_in(region)), None)
-        found = found or next((row for row in rows if part in _plain(row.region)), None)
+        if found is None and (near := [row for row in rows if part in _plain(row.region)]):
+            if len({(row.value / row.per, row.unit, row.currency) for row in near}) > 1:
+                names = "; ".join(dict.fromkeys(row.region for row in near))
+                raise ConfigError(f"{region} is the name of several regions of `{item}`", hint=f"use one of {names}")
+            return near[0]
         if found is None:
             listed = "; ".join(dict.fromkeys(row.region for row in rows))
             raise ConfigError(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 
 import pytest
@@ -95,6 +96,18 @@ def test_simulate_json_has_the_figures_and_is_reproducible(plan):
     # The tail of the tier's latency is taken from the tier book.
     assert any(cause["name"] == "latency" for cause in simulation["causes"])
     assert "metadata" not in reader["simulation"]["utilisation"]
+
+
+def test_plan_page_has_the_target_and_the_simulated_epochs(plan, tmp_path):
+    page = tmp_path / "plan.html"
+    done = plan("--simulate", "--replicas", "2", "--target", "1 images/s", "--minimise", "time", "-o", str(page))
+    assert done.exit_code == 0, done.output
+    (sentence,) = (line for line in done.stdout.splitlines() if line.startswith("Target 1 images/s"))
+    text = html.unescape(page.read_text())
+    assert f"<p>{sentence}</p>" in text
+    section = text.partition("Simulated epochs")[2].partition("</table>")[0]
+    assert "metadata 100 %" in section
+    assert section.count('<th scope="row">') == 2
 
 
 def test_plan_without_simulate_has_no_simulation(plan):

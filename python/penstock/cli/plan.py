@@ -161,7 +161,8 @@ def _plan(
         from penstock.report.document import write_whole
         from penstock.report.plan_page import plan_page
 
-        write_whole(plan_page(result), output)
+        said = None if goal is None else _target_sentence(result, goal, minimise, target or "")[1]
+        write_whole(plan_page(result, target=said, simulated=simulated), output)
         click.echo(str(output), err=as_json)
     if goal is not None:
         _print_target(result, goal, minimise, target or "", as_json=as_json)
@@ -225,6 +226,15 @@ def _changed(spec: PlanSpec, *, nodes: str | None, region: str | None, replicate
 
 def _print_target(result: PlanResult, goal: Target, minimise: str, text: str, *, as_json: bool) -> None:
     """Print the best row that reaches the target. If none does, name the limit, and exit with 1."""
+    is_reached, sentence = _target_sentence(result, goal, minimise, text)
+    if sentence is not None:
+        click.echo(sentence, err=as_json or not is_reached)
+    if not is_reached:
+        raise click.exceptions.Exit(1)
+
+
+def _target_sentence(result: PlanResult, goal: Target, minimise: str, text: str) -> tuple[bool, str | None]:
+    """Return whether a row reaches the target, and the sentence about it, if any row is possible."""
     from penstock.plan.analysis import choose, limit_words
     from penstock.plan.result import money_words
     from penstock.units import format_seconds
@@ -233,23 +243,18 @@ def _print_target(result: PlanResult, goal: Target, minimise: str, text: str, *,
     found, near = choose(rows, goal, "time" if minimise == "time" else "cost")
     one = found or near
     if one is None:
-        raise click.exceptions.Exit(1)
+        return False, None
     words = (
         f"{one.path} on {one.nodes} x {one.machine}: {one.samples_per_s:,.0f} {result.unit}/s, "
         f"{format_seconds(one.finish_s)}, {money_words(one.money.total, result.currency)} (limited by "
         f"{limit_words(one.limited_by)})"
     )
     if found is not None:
-        click.echo(f"Target {text}, least {minimise}: {words}", err=as_json)
-        return
+        return True, f"Target {text}, least {minimise}: {words}"
     reaching = [row for row in rows if not row.impossible and goal.holds(row)]
     if reaching:
-        click.echo(
-            f"Target {text}: {len(reaching)} rows reach it, but their cost is unknown; use --minimise time", err=True
-        )
-    else:
-        click.echo(f"Target {text}: none of {len(rows)} rows reaches it. Nearest: {words}", err=True)
-    raise click.exceptions.Exit(1)
+        return False, f"Target {text}: {len(reaching)} rows reach it, but their cost is unknown; use --minimise time"
+    return False, f"Target {text}: none of {len(rows)} rows reaches it. Nearest: {words}"
 
 
 def _check(files: tuple[Path, ...], log: Path | None, output: Path | None, as_json: bool) -> None:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 __all__ = ["as_rows", "run", "simulation_lines"]
 
 _WIDTH = 100
-_LIMIT_LABELS = {"account": "account bandwidth", "requests": "request rate", "link": "link between regions"}
 
 
 def run(spec: PlanSpec, scenarios: list[Scenario], replicas: int, seed: int) -> list[SimulatedScenario]:
@@ -75,9 +74,8 @@ def simulation_lines(found: list[SimulatedScenario]) -> list[str]:
         if result.waited_for:
             nodes = ", ".join(f"node {node} ({format_seconds(seconds)})" for node, seconds in result.waited_for)
             lines.append(f"  the others wait for: {nodes}")
-        uses = [f"{_LIMIT_LABELS.get(name, name)} {100 * share:.0f} %" for name, share in result.utilisation.items()]
-        if uses:
-            lines.append(f"  use of shared limits: {', '.join(uses)}")
+        if result.utilisation:
+            lines.append(f"  use of shared limits: {result.uses_of_limits}")
         events = [
             text
             for text in (

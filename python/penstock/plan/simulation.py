@@ -38,6 +38,7 @@ _MIN_STEPS = 200
 _MAX_FAILURES_PER_CHECKPOINT = 5.0
 _NAMED_NODES = 3
 _AGREES = 0.02
+_LIMIT_LABELS = {"account": "account bandwidth", "requests": "request rate", "link": "link between regions"}
 
 
 class Cause(msgspec.Struct, frozen=True):
@@ -95,6 +96,13 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
     def differs(self) -> float:
         """Median epoch divided by that of the step model, minus 1."""
         return self.p50_s / self.model_s - 1 if self.model_s else 0.0
+
+    @property
+    def uses_of_limits(self) -> str:
+        """Utilisation of each shared limit, as text."""
+        return ", ".join(
+            f"{_LIMIT_LABELS.get(name, name)} {100 * share:.0f} %" for name, share in self.utilisation.items()
+        )
 
     @property
     def verdict(self) -> str:

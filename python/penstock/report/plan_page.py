@@ -12,7 +12,10 @@ from penstock.report.document import chart_spec, document, escape, figure, refus
 from penstock.units import format_rate, format_seconds
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock.plan.result import PlanResult, Row
+    from penstock.plan.simulated_plan import SimulatedScenario
 
 __all__ = ["plan_charts", "plan_page"]
 
@@ -165,8 +168,8 @@ _HEAD = [
 ]  # fmt: skip
 
 
-def plan_page(result: PlanResult) -> str:
-    """Return the complete HTML document.
+def plan_page(result: PlanResult, *, target: str | None = None, simulated: Sequence[SimulatedScenario] = ()) -> str:
+    """Return the complete HTML document, with the sentence about a target and the simulated epochs if there are any.
 
     Raises:
         Unsupported: altair or vl-convert is not installed.
@@ -179,11 +182,15 @@ def plan_page(result: PlanResult) -> str:
         "sensitivity": "Hours of the job if one limit is 20 % lower or higher; limits without an effect are left out.",
     }
     parts = [f"<h1>Plan: {escape(result.name)}</h1>", f"<p>{escape(result.answer)}</p>"]
+    if target is not None:
+        parts.append(f"<p>{escape(target)}</p>")
     parts += [figure(name, captions[name]) for name in charts]
     shown = sorted(result.rows, key=lambda row: (not row.on_frontier, row.prediction.finish_s))[:MAX_ROWS]
     parts.append("<h2>Predictions</h2>" + table(_HEAD, (_row(row, result.currency) for row in shown)))
     if len(result.rows) > len(shown):
         parts.append(f'<p class="note">{len(result.rows) - len(shown):,} more rows are left out here.</p>')
+    if simulated:
+        parts.append("<h2>Simulated epochs</h2>" + _simulations(simulated))
     parts.append("<h2>Demand of accelerators that never wait</h2>" + _demand(result))
     if result.break_even:
         parts.append("<h2>Break-even of paths that stage</h2>" + _break_even(result))
@@ -223,6 +230,32 @@ def _break_even(result: PlanResult) -> str:
             for point in result.break_even[:MAX_ROWS]
         ),
     )
+
+
+def _simulations(simulated: Sequence[SimulatedScenario]) -> str:
+    head = [("", "path"), ("", "nodes"), ("n", "accelerators"), ("n", "epoch (median)"), ("n", "5 % to 95 %")]
+    head += [
+        ("n", "refused requests"),
+        ("n", "failures"),
+        ("w", "use of shared limits"),
+        ("w", "compared with the model"),
+    ]
+
+    def row(one: SimulatedScenario) -> list[tuple[str, str]]:
+        found = one.simulation
+        return [
+            ("head", escape(one.path)),
+            ("", escape(f"{one.nodes} x {one.machine}")),
+            ("n", f"{found.ranks:,}"),
+            ("n", _time(found.p50_s)),
+            ("n", f"{_time(found.p5_s)} to {_time(found.p95_s)}"),
+            ("n", f"{found.refused:,.0f}"),
+            ("n", f"{found.failures:.1f}"),
+            ("w", escape(found.uses_of_limits)),
+            ("w", escape(found.verdict)),
+        ]
+
+    return table(head, map(row, simulated))
 
 
 def _demand(result: PlanResult) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock import errors, formats, fs, jax, stage, tf, torch
+    from penstock import errors, formats, fs, jax, stage, tf, torch, video
     from penstock._native import __version__
     from penstock.feed import (
         Dataset,
@@ -62,6 +62,7 @@ __all__ = [
     "text",
     "tf",
     "torch",
+    "video",
     "write",
 ]
 
@@ -86,7 +87,7 @@ _HOMES = {
     "write": "penstock.writer",
     "__version__": "penstock._native",
 }
-_MODULES = {name: f"penstock.{name}" for name in ("errors", "formats", "fs", "jax", "stage", "tf", "torch")}
+_MODULES = {name: f"penstock.{name}" for name in ("errors", "formats", "fs", "jax", "stage", "tf", "torch", "video")}
 
 
 def __getattr__(name: str) -> Any:

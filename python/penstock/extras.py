@@ -25,6 +25,7 @@ PACKAGES = {
     "ssh": ("asyncssh",),
     "explain": (),
     "text": ("tokenizers", "numpy"),
+    "video": ("av", "numpy"),
     "dlio": ("yaml",),
     "arrays": ("numpy", "h5py", "matplotlib", "xarray", "dask"),
     "xarray": ("xarray", "numpy"),

@@ -177,7 +177,7 @@ class Dataset(DatasetBase):
             raise ConfigError(f"seed: {seed} is not within 0 to 2^64 - 1", where="seed")
         if window is not None and not 1 <= window < 2**63:
             raise ConfigError(f"window: {window} is not within 1 to 2^63 - 1", where="window")
-        if self.is_mapped:
+        if self.takes_no_steps:
             raise ConfigError("shuffle: must come before map(), decode(), tokenize() and pack()", where="shuffle")
         if not self.indexed:
             if window is not None:

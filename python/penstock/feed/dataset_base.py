@@ -290,8 +290,14 @@ class DatasetBase:
         """True if Python code changes the batches: `map`, `decode`, `tokenize` or `pack`."""
         return bool(self.map_steps) or self.tokenizing is not None or self.packing is not None
 
+    @property
+    def takes_no_steps(self) -> bool:
+        """True if `map`, `decode`, `tokenize` or `pack` was called, after which the order is fixed."""
+        is_chained = any(not step.is_source for step in self.map_steps)
+        return is_chained or self.tokenizing is not None or self.packing is not None
+
     def _step(self, *step: Any) -> Self:
-        if self.is_mapped:
+        if self.takes_no_steps:
             raise ConfigError(f"{step[0]}: must come before map(), decode(), tokenize() and pack()", where=step[0])
         return replace(self, steps=(*self.steps, step))
 

@@ -52,6 +52,8 @@ class MapStep:
     decodes: bool = False
     rebatch: bool = False
     timeout_s: float = 600.0
+    is_source: bool = False
+    """Whether the dataset itself decodes its records so, as `penstock.video.open` does."""
 
     @classmethod
     def of(

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A seekable file over an object in a store, which reads byte ranges as they are needed. Used by PyAV."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock import _native
+
+__all__ = ["RangedFile"]
+
+_FIRST_READ = 64 << 10
+"""Bytes of a read at a new position; doubled for each read that continues it."""
+
+_LARGEST_READ = 4 << 20
+
+
+class RangedFile:
+    """Read-only file. Keeps what it has read, so that a second pass over a header needs no request."""
+
+    def __init__(self, files: _native.Files, name: bytes, size: int, version: str | None) -> None:
+        self._files, self._name, self._size, self._version = files, name, size, version
+        self._at = 0
+        self._next_read = _FIRST_READ
+        self._kept: list[tuple[int, bytes]] = []
+        """Pieces that were read, with their offsets. The last ones are the most recent."""
+
+    def prefetch(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Read ranges (start, end) together."""
+        ranges = [(start, min(end, self._size)) for start, end in ranges if start < min(end, self._size)]
+        if ranges:
+            asked = [(start, end - start) for start, end in ranges]
+            found = self._files.read(self._name, asked, version=self._version)
+            self._kept += [(start, data) for (start, _), data in zip(ranges, found, strict=True)]
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """Return the ranges that were read, in order and joined."""
+        joined: list[tuple[int, int]] = []
+        for start, end in sorted((start, start + len(data)) for start, data in self._kept):
+            if joined and start <= joined[-1][1]:
+                joined[-1] = (joined[-1][0], max(joined[-1][1], end))
+            else:
+                joined.append((start, end))
+        return joined
+
+    def read(self, count: int = -1) -> bytes:
+        """Return at most `count` bytes; fewer only at the end of the object."""
+        end = self._size if count < 0 else min(self._at + count, self._size)
+        pieces = []
+        while self._at < end:
+            found = self._find(self._at, end)
+            if found is None:
+                is_next = any(start + len(data) == self._at for start, data in self._kept)
+                self._next_read = min(self._next_read * 2, _LARGEST_READ) if is_next else _FIRST_READ
+                self.prefetch([(self._at, max(end, self._at + self._next_read))])
+                found = self._find(self._at, end)
+            if not found:
+                break
+            pieces.append(found)
+            self._at += len(found)
+        return b"".join(pieces)
+
+    def _find(self, at: int, end: int) -> bytes | None:
+        for start, data in reversed(self._kept):
+            if start <= at < start + len(data):
+                return data[at - start : end - start]
+        return None
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Move to a position, as in `io.IOBase`."""
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def tell(self) -> int:
+        """Return the position."""
+        return self._at
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True

@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clips of videos: finds the times of their frames, and decodes them with PyAV. Knows nothing of datasets.
+
+The frame at a time is the one that a player shows then: the last one that begins at or before it.
+"""
+
+from __future__ import annotations
+
+import io
+import operator
+import random
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import av
+import numpy as np
+
+from penstock.errors import ConfigError, Corrupt, Mismatch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["ClipSpec", "Decoder", "Facts", "decoded", "facts_of", "opened"]
+
+MAX_PIXELS = 100_000_000
+"""Maximum number of pixels of a frame, as for images."""
+
+_OPTIONS = {"probesize": "32768", "analyzeduration": "1000"}
+"""Headers state what FFmpeg would otherwise look for in the first 5 MB."""
+
+_SLACK_S = 1e-3
+"""A frame that begins this much after a time still counts: containers round times, Matroska to milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Frames per second, duration, and the time of the first frame that is shown, to which other times are relative."""
+
+    rate: float
+    duration_s: float
+    origin_s: float = 0.0
+
+    @property
+    def frames(self) -> int:
+        """Number of frames at the average rate."""
+        return max(1, round(self.duration_s * self.rate))
+
+
+@dataclass(frozen=True, slots=True)
+class ClipSpec:
+    """Frames of a clip, their distance, their size, and where the clip begins (None: at random)."""
+
+    frames: int
+    height: int
+    width: int
+    stride: int
+    fps: float | None
+    start: float | None
+    crop: str
+
+    @classmethod
+    def of(
+        cls,
+        frames: int,
+        size: int | tuple[int, int],
+        stride: int,
+        fps: float | None,
+        start: float | str,
+        crop: str,
+    ) -> ClipSpec:
+        """Check the settings.
+
+        Raises:
+            ConfigError: One of them is not valid.
+        """
+        height, width = (size, size) if isinstance(size, int) else size
+        frames, stride = operator.index(frames), operator.index(stride)
+        height, width = operator.index(height), operator.index(width)
+        if not (1 <= frames <= 2**16 and 1 <= stride <= 2**16):
+            raise ConfigError(f"video: {frames} frames with stride {stride} are out of range", where="video")
+        if not (0 < height < 2**15 and 0 < width < 2**15):
+            raise ConfigError(f"size: {height} x {width} is not a valid size", where="video")
+        if fps is not None and (stride != 1 or not 0 < fps <= 1000):
+            raise ConfigError(f"fps: give either stride or fps, above 0 (got {stride} and {fps})", where="video")
+        if crop not in ("center", "none"):
+            raise ConfigError(f"crop: {crop!r} is neither center nor none", where="video")
+        if start != "random" and not (isinstance(start, (int, float)) and 0 <= start < 1e9):
+            raise ConfigError(f"start: must be a time in seconds, or random (got {start!r})", where="video")
+        begin = None if isinstance(start, str) else float(start)
+        return cls(frames, height, width, stride, None if fps is None else float(fps), begin, crop)
+
+    def step_s(self, facts: Facts) -> float:
+        """Seconds from one frame to the next."""
+        return self.stride / facts.rate if self.fps is None else 1 / self.fps
+
+    def times(self, facts: Facts, seed: int, name: str) -> list[float]:
+        """Return the times of the frames, in seconds.
+
+        Raises:
+            Mismatch: The clip begins after the end of the video.
+        """
+        step = self.step_s(facts)
+        if self.start is not None:
+            if self.start >= facts.duration_s:
+                raise Mismatch(f"{name} has {facts.duration_s:.3f} s of video, but its clip starts at {self.start:g} s")
+            first = self.start
+        elif self.fps is None:
+            # A whole frame, so that its time does not depend on rounding.
+            first = random.Random(seed).randrange(max(1, facts.frames - (self.frames - 1) * self.stride)) / facts.rate
+        else:
+            # The last frame must begin one frame before the end.
+            room = facts.duration_s - 1 / facts.rate - (self.frames - 1) * step
+            first = random.Random(seed).random() * max(0.0, room)
+        middle = 0.5 / facts.rate if self.fps is None and self.start is None else 0.0
+        return [first + middle + number * step for number in range(self.frames)]
+
+
+def _check_whole(file: Any, name: str) -> None:
+    """Check that the boxes, or the segment, of a video end inside the file. FFmpeg reads what there is.
+
+    Raises:
+        Corrupt: The file is cut off.
+    """
+    size = file.seek(0, io.SEEK_END)
+    file.seek(0)
+    head = file.read(64)
+    end = 0
+    if head[4:8] == b"ftyp":
+        while end < size:
+            file.seek(end)
+            box = file.read(16)
+            length = int.from_bytes(box[:4], "big")
+            length = int.from_bytes(box[8:], "big") if length == 1 else (size - end if length == 0 else length)
+            if length < 8:
+                break
+            end += length
+    elif head[:4] == b"RIFF":
+        end = 8 + int.from_bytes(head[4:8], "little")
+    elif head[:4] == b"\x1aE\xdf\xa3":
+        at = 4
+        for _ in range(2):  # the lengths of the EBML header and, after an identifier of 4 bytes, of the segment
+            file.seek(at)
+            number = file.read(8).ljust(8, b"\0")
+            width = 9 - number[0].bit_length()
+            length = int.from_bytes(number[:width], "big") & ((1 << 7 * width) - 1)
+            at += width + length + 4
+        is_known = length != (1 << 7 * width) - 1
+        end = at - 4 if is_known else 0
+    file.seek(0)
+    if end > size:
+        raise Corrupt(f"{name} is a video that is cut off (want {end:,} bytes, have {size:,})")
+
+
+@contextmanager
+def opened(file: Any, name: str) -> Iterator[tuple[Any, Any]]:
+    """Open a video. Yields its container and its first video stream, which decodes in this thread.
+
+    Raises:
+        Corrupt: The file is not a video, or is damaged. Errors inside the `with` block are converted, too.
+    """
+    _check_whole(file, name)
+    try:
+        with av.open(file, "r", options=_OPTIONS) as container:
+            if not container.streams.video:
+                raise Corrupt(f"{name} has no video stream")
+            stream = container.streams.video[0]
+            stream.codec_context.thread_count = 1
+            pixels = stream.codec_context.width * stream.codec_context.height
+            if not 0 < pixels <= MAX_PIXELS:
+                raise Corrupt(f"{name} has frames of {pixels:,} pixels (at most {MAX_PIXELS:,} are supported)")
+            yield container, stream
+    except av.error.FFmpegError as error:
+        raise Corrupt(f"{name} is a damaged video: {error.strerror or error}") from None
+
+
+def facts_of(container: Any, stream: Any, name: str) -> Facts:
+    """Return the facts of a video, from its header and its first frame. If the header lacks the duration, the last
+    packets are read or, if need be, all.
+
+    Raises:
+        Corrupt: The video has no frames.
+    """
+    rate = float(stream.average_rate or stream.guessed_rate or 0)
+    first = next(container.decode(stream), None)
+    if first is None or not 0 < rate < 1e6:
+        raise Corrupt(f"{name} has no frames ({stream.frames} at {rate:g} frames/s)")
+    origin = _time(first, name)
+    if stream.duration and "mp4" in container.format.name:
+        return Facts(rate, float(stream.duration * stream.time_base), origin)
+    # Other containers state only the duration of their longest stream, so the last packets are looked at.
+    container.seek(container.duration or 0)
+    times = [_time(packet, name) for packet in container.demux(stream) if packet.size]
+    return Facts(rate, max([origin, *times]) - origin + 1 / rate, origin)
+
+
+def decoded(
+    container: Any, stream: Any, facts: Facts, spec: ClipSpec, times: Sequence[float], name: str
+) -> tuple[Any, int]:
+    """Return the frames at these times (ascending), uint8 [frames, height, width, 3], and how many of them the video
+    has. After its end, the last frame is repeated.
+
+    Raises:
+        Corrupt: The video is damaged, or ends before the first time.
+    """
+    out = np.empty((spec.frames, spec.height, spec.width, 3), np.uint8)
+    at, before, shown, end = 0, None, None, 0.0
+    for frame in _from(container, stream, facts.origin_s, times[0], name):
+        begin = _time(frame, name) - facts.origin_s
+        while at < len(times) and begin > times[at] + _SLACK_S:
+            current = frame if before is None else before
+            _put(out, at, current, shown, spec)
+            at, shown = at + 1, current
+        if at == len(times):
+            return out, at
+        if frame.is_corrupt:
+            raise Corrupt(f"{name} is a damaged video: its frame at {begin:.3f} s is damaged")
+        before, end = frame, begin + 1 / facts.rate
+    if before is None:
+        raise Corrupt(f"{name} is a damaged video: it has no frame at {times[0]:.3f} s")
+    while at < len(times):
+        _put(out, at, before, shown, spec)
+        at, shown = at + 1, before
+    return out, sum(time < end for time in times)
+
+
+def _time(frame: Any, name: str) -> float:
+    """Return the time of a frame or packet in seconds."""
+    pts = frame.dts if frame.pts is None else frame.pts
+    if pts is None:
+        raise Corrupt(f"{name} has frames without times")
+    return float(pts * frame.time_base)
+
+
+def _from(container: Any, stream: Any, origin: float, time: float, name: str) -> Iterator[Any]:
+    """Yield the frames from the last one at or before a time on, or earlier ones."""
+    back = 0.0
+    while True:
+        target = max(0.0, time - back)
+        container.seek(int((origin + target) / stream.time_base), stream=stream)
+        frames = container.decode(stream)
+        first = next(frames, None)
+        # A seek finds keyframes by their decoding times, which may be before the time at which they are shown.
+        if first is None or _time(first, name) - origin <= time + _SLACK_S or target == 0:
+            break
+        back = max(0.5, back * 2)
+    if first is not None:
+        yield first
+        yield from frames
+
+
+def _put(out: Any, at: int, frame: Any, shown: Any, spec: ClipSpec) -> None:
+    """Write a frame at a position. `shown` is the frame at the position before, which may be the same."""
+    if frame is shown:
+        out[at] = out[at - 1]
+        return
+    height, width = spec.height, spec.width
+    if spec.crop == "center":
+        scale = max(height / frame.height, width / frame.width)
+        height, width = max(height, round(frame.height * scale)), max(width, round(frame.width * scale))
+    pixels = frame.to_ndarray(format="rgb24", width=width, height=height, interpolation="BICUBIC")
+    top, left = (height - spec.height) // 2, (width - spec.width) // 2
+    out[at] = pixels[top : top + spec.height, left : left + spec.width]
+
+
+class Decoder:
+    """Decodes a clip of a video that is a part of each sample: `dataset.decode(Decoder(16, size=112), threads=4)`.
+
+    For datasets whose records contain whole videos, such as tar archives. The part must be a `penstock.raw()` field. It
+    is replaced by a uint8 array [frames, height, width, 3].
+    """
+
+    def __init__(
+        self,
+        frames: int,
+        *,
+        size: int | tuple[int, int],
+        stride: int = 1,
+        fps: float | None = None,
+        start: float | Literal["random"] = "random",
+        crop: Literal["center", "none"] = "center",
+        field: str = "video",
+        mask: str | None = None,
+    ) -> None:
+        """Arguments are as in `penstock.video.open`; `field` is the name of the part.
+
+        Raises:
+            ConfigError: An argument is not valid.
+        """
+        self.spec = ClipSpec.of(frames, size, stride, fps, start, crop)
+        self.field, self.mask = field, mask
+
+    def __call__(self, sample: Any, seed: int) -> dict[str, Any]:
+        """Return the sample with its clip, which depends on the bytes and the seed."""
+        made: dict[str, Any] = dict(sample) if isinstance(sample, dict) else {self.field: sample}
+        if not isinstance(data := made.get(self.field), (bytes, bytearray, memoryview)):
+            raise Mismatch(f"{self.field}: is {type(data).__name__}, but must be the bytes of a video")
+        name = f"field `{self.field}` ({len(data):,} bytes)"
+        with opened(io.BytesIO(data), name) as (container, stream):
+            facts = facts_of(container, stream, name)
+            frames, count = decoded(container, stream, facts, self.spec, self.spec.times(facts, seed, name), name)
+        made[self.field] = frames
+        if self.mask is not None:
+            made[self.mask] = np.arange(self.spec.frames) < count
+        return made

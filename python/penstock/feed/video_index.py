@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Index of videos: what their headers state, which bytes these are, and where the keyframes are.
+
+It is made once for each set of videos and kept beside the record indexes, so that a clip takes one round trip of ranged
+reads: the headers, and the frames from the keyframe before the clip on. It is always safe to delete.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import zlib
+from bisect import bisect_right
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock import _native, env
+from penstock.atomic_file import atomic_file
+from penstock.errors import Corrupt
+from penstock.feed import scan_lock
+from penstock.feed.ranged_file import RangedFile
+from penstock.feed.record_index_dir import record_index_dir
+from penstock.feed.video_clips import Facts, facts_of, opened
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Video", "VideoIndex", "read_index"]
+
+_LOG = logging.getLogger("penstock.feed")
+
+_THREADS = 16
+"""Videos whose headers are read at once. Their time is latency."""
+
+_MAX_SPAN = 16 << 20
+"""Maximum bytes of a clip that are read ahead of decoding."""
+
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Video:
+    """A video: its object, what its header states, the ranges of the header, and the keyframes (seconds, offset)."""
+
+    key: str
+    size: int
+    version: str | None
+    facts: Facts
+    header: tuple[tuple[int, int], ...] = ()
+    keyframes: tuple[tuple[float, int], ...] = ()
+
+    def span(self, first_s: float, last_s: float) -> list[tuple[int, int]]:
+        """Return the bytes from the keyframe before a time to the one after another; empty without keyframes."""
+        if not self.keyframes:
+            return []
+        # Keyframes are listed by their decoding times, which are at most a few frames before they are shown.
+        times = [time for time, _ in self.keyframes]
+        start = max(bisect_right(times, first_s) - 1, 0)
+        after = bisect_right(times, last_s + 4 / self.facts.rate)
+        offset = self.keyframes[start][1]
+        # In Matroska, several keyframes have the offset of one cluster.
+        end = next((each for _, each in self.keyframes[after:] if each > offset), self.size)
+        return [(offset, min(end, offset + _MAX_SPAN))]
+
+
+@dataclass(frozen=True, slots=True)
+class VideoIndex:
+    """The videos of a dataset, and a digest of them."""
+
+    url: str
+    videos: tuple[Video, ...]
+    digest: str
+
+    def file(self, number: int, files: _native.Files) -> RangedFile:
+        """Return the file of a video."""
+        video = self.videos[number]
+        return RangedFile(files, video.key.encode(errors="surrogateescape"), video.size, video.version)
+
+
+def read_index(url: str, objects: Sequence[dict[str, Any]], *, skips: bool) -> VideoIndex:
+    """Return the index of these objects; made by one process of each node, and read by the others.
+
+    Args:
+        url: URL of the folder of the objects.
+        objects: Their entries in a manifest.
+        skips: Leave out videos that cannot be read. Otherwise, they raise their error.
+    """
+    videos = [
+        Video(each["key"], each["size"], each.get("version"), Facts(0, 0))
+        for each in sorted(objects, key=lambda each: each["key"])
+    ]
+    digest = hashlib.blake2b(json.dumps([_VERSION, [astuple(video) for video in videos]]).encode(), digest_size=16)
+    folder, name = record_index_dir(dict(env.read())), f"{digest.hexdigest()}.videos"
+    path = None if folder is None else Path(folder) / name
+    with scan_lock.held(folder, name, url, "reading the headers of all videos") as is_shared:
+        found = None if path is None else _kept(path, len(videos))
+        if found is None:
+            _LOG.warning("%s: the headers of %s videos are read once", url, f"{len(videos):,}")
+            files = _native.Files(url, dict(env.read()))
+            with ThreadPoolExecutor(_THREADS) as pool:
+                found = list(pool.map(lambda video: _examined(files, url, video), videos))
+            if path is not None and is_shared:
+                _keep(path, found)
+    bad = [each for each in found if isinstance(each, str)]
+    if bad and not skips:
+        raise Corrupt(bad[0], where=url)
+    if bad:
+        _LOG.warning("%s: %d of %d videos cannot be read and are left out: %s", url, len(bad), len(found), bad[0])
+    kept = tuple(each for each in found if isinstance(each, Video))
+    return VideoIndex(url, kept, hashlib.blake2b(repr(kept).encode(), digest_size=16).hexdigest())
+
+
+def _examined(files: _native.Files, url: str, video: Video) -> Video | str:
+    """Read the header of a video. Returns the text of an error in its bytes."""
+    name = f"{url}{video.key}"
+    if video.size == 0:
+        return f"{name} is empty (0 bytes), but should be a video"
+    file = RangedFile(files, video.key.encode(errors="surrogateescape"), video.size, video.version)
+    try:
+        with opened(file, name) as (container, stream):
+            header = tuple(file.ranges())
+            facts = facts_of(container, stream, name)
+            container.seek(0, stream=stream)  # Matroska's index is read at the first seek
+            entries = [entry for entry in stream.index_entries if entry.is_keyframe]
+            keyframes = [(float(entry.timestamp * stream.time_base) - facts.origin_s, entry.pos) for entry in entries]
+    except Corrupt as error:
+        return str(error)
+    return replace(video, facts=facts, header=header, keyframes=tuple(keyframes))
+
+
+def _kept(path: Path, count: int) -> list[Video | str] | None:
+    """Return an index that was kept; None if it is missing or damaged."""
+    try:
+        stored = json.loads(zlib.decompress(path.read_bytes()))
+        found = [
+            each
+            if isinstance(each, str)
+            else Video(
+                *(each[0], each[1], each[2], Facts(*each[3])),
+                *(tuple(tuple(pair) for pair in pairs) for pairs in each[4:6]),
+            )
+            for each in stored
+        ]
+    except (OSError, ValueError, TypeError, IndexError, zlib.error):
+        return None
+    return found if len(found) == count else None
+
+
+def _keep(path: Path, videos: Sequence[Video | str]) -> None:
+    text = json.dumps([each if isinstance(each, str) else astuple(each) for each in videos])
+    try:
+        with atomic_file(path, durable=False) as out:
+            out.write(zlib.compress(text.encode(), 1))
+    except OSError as error:
+        _LOG.warning("%s: the index is not kept: %s", path, error.strerror)

@@ -277,7 +277,7 @@ def _alone(conditions: Conditions, limits: Sequence[SharedLimit]) -> list[_Alone
         slow = replace(plain, slow_nodes=conditions.slow_nodes, slow_factor=conditions.slow_factor)
         found.append(("stragglers", reason, slow, plain_limits))
     if conditions.latency_p99_ratio > 1:
-        reason = f"late first bytes: the p99 is {conditions.latency_p99_ratio:g} x the median"
+        reason = f"late first bytes: the p99 is {conditions.latency_p99_ratio:.3g} x the median"
         late = replace(plain, latency_p99_ratio=conditions.latency_p99_ratio)
         found.append(("latency", reason, late, plain_limits))
     if conditions.node_mtbf_s is not None:

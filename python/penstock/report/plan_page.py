@@ -233,29 +233,23 @@ def _break_even(result: PlanResult) -> str:
 
 
 def _simulations(simulated: Sequence[SimulatedScenario]) -> str:
-    head = [("", "path"), ("", "nodes"), ("n", "accelerators"), ("n", "epoch (median)"), ("n", "5 % to 95 %")]
-    head += [
-        ("n", "refused requests"),
-        ("n", "failures"),
-        ("w", "use of shared limits"),
-        ("w", "compared with the model"),
-    ]
+    head = [("", "path"), ("", "nodes"), ("n", "epoch (median)"), ("n", "5 % to 95 %"), ("n", "refused requests")]
+    head += [("n", "failures"), ("w", "use of shared limits")]
 
     def row(one: SimulatedScenario) -> list[tuple[str, str]]:
         found = one.simulation
         return [
             ("head", escape(one.path)),
             ("", escape(f"{one.nodes} x {one.machine}")),
-            ("n", f"{found.ranks:,}"),
             ("n", _time(found.p50_s)),
             ("n", f"{_time(found.p5_s)} to {_time(found.p95_s)}"),
             ("n", f"{found.refused:,.0f}"),
             ("n", f"{found.failures:.1f}"),
             ("w", escape(found.uses_of_limits)),
-            ("w", escape(found.verdict)),
         ]
 
-    return table(head, map(row, simulated))
+    verdicts = (f"<li>{escape(one.path)}: {escape(one.simulation.verdict)}</li>" for one in simulated)
+    return f"{table(head, map(row, simulated))}<ul>{''.join(verdicts)}</ul>"
 
 
 def _demand(result: PlanResult) -> str:

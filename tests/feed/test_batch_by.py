@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -399,6 +400,22 @@ def test_collate_gets_samples_and_its_errors_are_named(tmp_path):
         next(iter(failing))
     with pytest.raises(ConfigError, match="collate: 3 is not callable"):
         penstock.Loader(dataset, batch_size=2, collate=3)
+
+
+def test_batch_by_length_of_a_text_batches_its_tokens(tmp_path):
+    texts = ["x" * (1 + at * 7 % 20) for at in range(30)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    documents = penstock.open(tmp_path).fields(text=penstock.text()).shuffle(1)
+    tokens = documents.tokenize(lambda texts: [list(text.encode()) for text in texts], key="bytes-1")
+    made = [
+        np.diff(batch["tokens"].offsets)
+        for batch in penstock.Loader(tokens, batch_by=penstock.budget(40, length="text"))
+    ]
+    assert all(len(rows) * rows.max() <= 40 for rows in made)
+    assert sorted(chain.from_iterable(row.tolist() for row in made)) == sorted(map(len, texts))
+    with pytest.raises(ConfigError, match="`tokens` is made from text by tokenize") as refused:
+        next(iter(penstock.Loader(tokens, batch_by=penstock.budget(40, length="tokens"))))
+    assert 'length="text"' in str(refused.value.hint)
 
 
 @pytest.mark.needs_torch

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import ConfigError
 from penstock.extras import require
 from penstock.feed import sample_scan
-from penstock.feed.fields import PaddedSpec, RaggedSpec, RawListSpec, RawSpec, TensorSpec
+from penstock.feed.fields import PaddedSpec, RaggedSpec, RawListSpec, RawSpec, TensorSpec, TextSpec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -95,7 +95,7 @@ def of_field(dataset: Dataset, name: str, on_error: str = "raise") -> Lengths:
     others wait.
     """
     spec = _measured(dataset, name)
-    whole = replace(dataset, seed=None, steps=(), map_steps=(), specs=((name, spec),))
+    whole = replace(dataset, seed=None, steps=(), map_steps=(), tokenizing=None, packing=None, specs=((name, spec),))
     key = f"lengths:{json.dumps([name, spec.to_dict(), on_error])}"
     hint = "To avoid this, give an array of lengths."
     compute = partial(_scan, whole, name, on_error)
@@ -110,15 +110,26 @@ def _measured(dataset: Dataset, name: str) -> FieldSpec:
     spec = specs.get(name)
     if isinstance(spec, PaddedSpec):
         return spec.ragged()
+    if isinstance(spec, TextSpec):  # a text that cannot be decoded is an error of its batch, not of its length
+        default = None if spec.default is None else spec.default.encode()
+        return RawSpec(presence=spec.presence, parts=spec.parts, default=default)
     if isinstance(spec, (RaggedSpec, RawSpec, RawListSpec)):
         return spec
     if isinstance(spec, TensorSpec) and spec.shape == () and "int" in spec.dtype:
         return spec
-    found = f"is {spec}" if spec is not None else f"does not exist (fields: {', '.join(specs)})"
+    made = dataset.tokenizing
+    if made is not None and name == made.into:
+        text = ", ".join(made.fields)
+        found = f"is made from {text} by tokenize()"
+        hint = f'give length="{made.fields[0]}" (the length of a text is its bytes), or an array of numbers of tokens'
+    else:
+        found = f"is {spec}" if spec is not None else f"does not exist (fields: {', '.join(specs)})"
+        hint = None
     raise ConfigError(
-        f"length: `{name}` {found}, but lengths are those of a ragged, padded, raw or raw_list field, or the value of an "
-        "integer field of shape ()",
+        f"length: `{name}` {found}, but lengths are those of a ragged, padded, raw, text or raw_list field, or the value "
+        "of an integer field of shape ()",
         where="batch_by",
+        hint=hint,
     )
 
 

@@ -78,7 +78,11 @@ class TokenizeStep:
         elif callable(tokenizer):
             encode, text = tokenizer, str(getattr(tokenizer, "digest", ""))
         else:
-            raise ConfigError(f"tokenize: {tokenizer!r} is neither a tokenizer nor callable", where="tokenize")
+            raise ConfigError(
+                f"tokenize: {tokenizer!r} is neither a tokenizer nor callable",
+                where="tokenize",
+                hint="load it: tokenizers.Tokenizer.from_file(...) or from_pretrained(...)",
+            )
         text = text if key is None else key
         if not text:
             raise ConfigError(

@@ -30,9 +30,10 @@ from recorded import WEEK, samples
 pytestmark = [pytest.mark.needs_torch, pytest.mark.system, pytest.mark.timeout(300)]
 
 KILL_AT = 6  # after the checkpoint of step 4
-IN_A_BUCKET = {"image_classification", "detection", "captions", "pretraining", "recommender", "driving"}
+IN_A_BUCKET = {"image_classification", "detection", "captions", "pretraining", "recommender", "driving", "video"}
 PROGRAMS = [
     "image_classification", "segmentation", "detection", "captions", "fine_tuning", "recommender", "driving",
+    "video",
 ]  # fmt: skip
 
 

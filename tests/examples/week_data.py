@@ -147,6 +147,23 @@ def driving(folder):
         (folder / f"drive-{drive}.tfrecord").write_bytes(b"".join(records))
 
 
+def video(folder):
+    import av
+
+    rng = np.random.default_rng(9)
+    for number in range(62):
+        place = folder / ("run", "jump")[number % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        with av.open(str(place / f"{number:03d}.mp4"), "w") as container:
+            stream = container.add_stream("mpeg4", rate=10)
+            stream.width, stream.height, stream.pix_fmt = 48, 32, "yuv420p"
+            background = rng.integers(0, 256, (32, 48, 3), np.uint8)
+            for at in range(30):
+                pixels = np.roll(background, at * (1 + number % 2), axis=1)
+                container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+            container.mux(stream.encode())
+
+
 def _framed(payload):
     """A record of a TFRecord file."""
 

@@ -160,8 +160,8 @@ class DatasetBase:
 
         Batch k contains the outputs of the samples of the usual batch k, so it is smaller or larger than usual if `fn`
         drops or adds samples. The number of batches, resuming on any number of ranks and a state that is equal on all
-        ranks are then as without `decode`. With `rebatch`, every batch has the usual number of outputs instead. Ranks may
-        then end after different numbers of batches, a loader has no length, and a state is valid only for the same rank,
+        ranks are then as without `decode`. With `rebatch`, every batch has the usual number of outputs instead. Ranks
+        then have different numbers of batches, a loader has no length, and a state is valid only for the same rank,
         world size and global batch.
 
         If `fn` raises, the loader's `on_error` decides: `raise` ends the pass with the record and the traceback; `skip`
@@ -244,8 +244,8 @@ class DatasetBase:
         from 1 on; 0 for padding), `position_ids` (int32: index in its document or, if the document began in an earlier
         window, in the window) and `mask` (bool: False for padding). Other fields are left out.
 
-        Each rank packs the documents of its own slices, so ranks may end after different numbers of batches, and a
-        loader has no length. A state is at most 1 KB, may be in the middle of a document, and is valid only for the same
+        Each rank packs the documents of its own slices, so ranks have different numbers of batches, and a loader
+        has no length. A state is at most 1 KB, may be in the middle of a document, and is valid only for the same
         rank and number of ranks; `batch_size` may change.
 
         Args:

@@ -27,6 +27,7 @@ from penstock.feed import columns, fields, loader_arguments, rebatch_state, stat
 from penstock.feed import report as reporting
 from penstock.feed.dataset_base import SOURCE
 from penstock.feed.epoch import BatchRun, Delivery, Epoch
+from penstock.feed.equal_batches import FilledRun
 from penstock.feed.first_epoch import FirstEpochFeed
 from penstock.feed.pack import Packing
 from penstock.feed.unindexed import NOTICE, Unindexed
@@ -58,6 +59,9 @@ class BaseLoader(Generic[Batch]):
     """Base class of the loaders of all frameworks. `_adapt` converts a dict of native tensors into the framework's
     batch.
     """
+
+    _runs_in_data_worker = False
+    """Whether each worker of a torch DataLoader has a loader with a rank of its own."""
 
     @renamed_parameters({"next_epoch": "prefetch_next_epoch", "deadline_s": "object_timeout_s"})
     def __init__(
@@ -139,6 +143,8 @@ class BaseLoader(Generic[Batch]):
             if batch_by is None
             else batch_by.max_rows(world)
         )
+        # Batches with fewer samples over all ranks are left out.
+        self._min_rows = 1
         self.tail = tail = self._default_tail(on_error) if tail is None else tail
         loader_arguments.check_combinations(dataset, batch_by, on_error)
         # Size and tail of the feed's own batches. For a packed dataset, these are batches of documents.
@@ -203,6 +209,21 @@ class BaseLoader(Generic[Batch]):
     def _default_tail(self, on_error: str) -> str:  # noqa: ARG002 - for adapters that choose by it
         """Return the default handling of the epoch's last batch."""
         return "ragged"
+
+    def _group_tail(self, on_error: str) -> str:
+        """Return the tail with which no rank of a process group gets an empty batch. It may set `_min_rows`."""
+        if self.world == 1:
+            return "ragged"
+        if (self.dataset.is_shuffled or self._batch_by is not None) and on_error != "skip":
+            return "drop"
+        if self.has_fixed_positions and self._batch_by is None:
+            self._min_rows = self.world
+        return "ragged"
+
+    @property
+    def has_fixed_positions(self) -> bool:
+        """True if all ranks have the same number of batches. Otherwise, each finds its number at the end of a pass."""
+        return self.dataset.indexed and self.dataset.packing is None and not self.dataset.rebatches
 
     def _prepare(self) -> None:
         """Import modules before the first batch, so that it does not wait for them."""
@@ -274,8 +295,8 @@ class BaseLoader(Generic[Batch]):
             )
         if (plan := self._plan()) is not None:
             return plan.native.count(self._epoch, self.tail)
-        samples = self.dataset.samples
-        return samples // self.global_batch if self.tail == "drop" else -(-samples // self.global_batch)
+        full, left = divmod(self.dataset.samples, self.global_batch)
+        return full + (self.tail != "drop" and left >= self._min_rows)
 
     @property
     def epoch(self) -> int:
@@ -364,7 +385,8 @@ class BaseLoader(Generic[Batch]):
         """Start a pass of the feed. If the dataset has functions, the batches go through them."""
         if self._packing is not None:
             return self._packing.run(lambda place: self._read_run(feed, epoch, place), cursor)
-        return self._read_run(feed, epoch, cursor)
+        run = self._read_run(feed, epoch, cursor)
+        return run if self._min_rows == 1 else FilledRun(run, cursor, self._min_rows)
 
     def _read_run(
         self, feed: _native.Feed | _native.UnindexedFeed | FirstEpochFeed, epoch: int, cursor: int
@@ -401,12 +423,13 @@ class BaseLoader(Generic[Batch]):
         epoch again, with one warning if the caller did not request that by `set_epoch` or `load_state_dict`. A loader
         has only one iterator at a time: a new iterator ends the older one.
         """
-        if _in_data_worker():
+        if _in_data_worker() and not self._runs_in_data_worker:
             raise Unsupported(
                 "a Loader cannot be iterated inside a worker of a torch DataLoader, because each worker would return "
                 "every "
                 "sample",
-                hint="iterate the Loader itself, or give the DataLoader penstock.torch.MapDataset(dataset)",
+                hint="iterate the Loader itself, or give the DataLoader penstock.torch.MapDataset(dataset) or "
+                "penstock.torch.StreamDataset(dataset)",
             )
         self._supersede("a newer iterator of the same loader was made")
         start, self._resume = self._resume, 0
@@ -452,7 +475,7 @@ class BaseLoader(Generic[Batch]):
         if self.dataset.rebatches:
             return rebatch_state.Place.of(cursor).start >= self.dataset.samples
         left = self.dataset.samples - cursor
-        return left < (self.global_batch if self.tail == "drop" and self._batch_by is None else 1)
+        return left < (self.global_batch if self.tail == "drop" and self._batch_by is None else self._min_rows)
 
     def _to_epoch(self, epoch: int) -> None:
         """Go to the start of another epoch, which uses all objects."""

@@ -51,7 +51,7 @@ def open(  # noqa: A001 - the verb is the API
             beside the objects are used.
         indexed: False disables record counts: TFRecords, tars and JSON lines are read as streams. Each rank reads a
             different set of whole objects, records are mixed within 32 MiB of their object, a loader has no length, and
-            ranks may end after different numbers of batches. A state is valid only for the same rank and the same
+            ranks have different numbers of batches. A state is valid only for the same rank and the same
             number of ranks.
     Raises:
         NotFound: No object matches, or an object of a list is missing.

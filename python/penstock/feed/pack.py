@@ -9,6 +9,7 @@ that document. It is valid for the same rank and number of ranks.
 from __future__ import annotations
 
 import hashlib
+import math
 from bisect import bisect_right
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any
@@ -399,5 +400,5 @@ def _column(tensors: Mapping[str, Any], name: str, np: Any) -> Ragged:
             raise ConfigError(f"pack: `{name}` is a list of lists, not of numbers", where="pack")
         return made
     rows = np.asarray(column)
-    rows = rows.reshape(len(rows), -1)
+    rows = rows.reshape(len(rows), math.prod(rows.shape[1:]))  # -1 is not possible without rows
     return Ragged(rows.reshape(-1), np.arange(len(rows) + 1) * rows.shape[1])

@@ -14,17 +14,39 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from penstock.errors import RankFailed
 from penstock.feed import columns
 from penstock.feed.cuda import Copies, CopyDevice, Cuda, Given
+from penstock.feed.equal_batches import EqualRun
 from penstock.feed.loader import BaseLoader
 
 if TYPE_CHECKING:
     from penstock.feed.dataset import Dataset
-    from penstock.feed.epoch import Delivery
+    from penstock.feed.epoch import BatchRun, Delivery
+    from penstock.feed.equal_batches import Answer
 
 __all__ = ["Loader"]
 
 _LOG = logging.getLogger("penstock.feed")
+
+
+class _Answer:
+    """Whether all ranks have another batch: the result of a collective call that is under way."""
+
+    def __init__(self, work: Any, flag: Any) -> None:
+        self._work, self._flag = work, flag
+
+    def done(self) -> bool:
+        return bool(self._work.is_completed())
+
+    def wait(self) -> bool:
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            raise RankFailed(
+                "process group: another rank ended while this one waited for its next batch", where="process group"
+            ) from error
+        return bool(self._flag[0])
 
 
 class Loader(BaseLoader[dict[str, Any]]):
@@ -36,14 +58,19 @@ class Loader(BaseLoader[dict[str, Any]]):
         """Like `penstock.Loader`, with these differences:
 
         Args:
-            tail: As in `penstock.Loader`, but with another default. For a shuffled dataset and more than one rank, it
-                is `drop`: each epoch omits different samples, and no rank gets an empty batch, which would give a loss
-                of NaN. Otherwise, it is `ragged`, with a warning if a rank's last batch has no samples.
+            tail: As in `penstock.Loader`, but on more than one rank, the default gives all ranks equally many batches
+                and none an empty one, whose loss would be NaN. For a shuffled dataset and with `batch_by`, it is
+                `drop`: each epoch omits different samples. In stored order, it is `ragged`, but a last batch with fewer
+                samples than ranks is left out, with a warning. If ranks find their number of batches only at the end
+                (`indexed=False`, `pack`, `decode(rebatch=True)`), the process group ends the epoch on all ranks
+                together.
             device: Target device of the tensors; None leaves them on the CPU. Copies to a CUDA device run on a separate
                 stream while the consumer works on the previous batch. The device then stores about four batches at a
                 time.
         """
-        self._has_default_tail = False
+        self._has_default_tail = self._asks_group = False
+        # Process id, and the group in which ranks exchange whether they have another batch.
+        self._exchanged_in: tuple[int, Any] | None = None
         super().__init__(dataset, **arguments)
         self.device = None if device is None else torch.device(device)
         # Process id, device, and the record of delivered batches, which outlives a pass.
@@ -52,40 +79,57 @@ class Loader(BaseLoader[dict[str, Any]]):
     def _place(self) -> tuple[int, int]:
         group = torch.distributed
         if group.is_available() and group.is_initialized():
+            self._asks_group = True
             return int(group.get_rank()), int(group.get_world_size())
         return super()._place()
 
     def _default_tail(self, on_error: str) -> str:
         self._has_default_tail = True
-        return "drop" if self.world > 1 and self.dataset.is_shuffled and on_error != "skip" else "ragged"
+        return self._group_tail(on_error)
+
+    def _run(self, feed: Any, epoch: int, cursor: int) -> BatchRun:
+        run = super()._run(feed, epoch, cursor)
+        is_asked = self._asks_group and self._has_default_tail and self.world > 1
+        return EqualRun(run, self._exchange) if is_asked and not self.has_fixed_positions else run
+
+    def _exchange(self, mine: bool) -> Answer:  # noqa: FBT001 - the one caller's own fact
+        """Start to find out whether `mine` is true on all ranks."""
+        dist = torch.distributed
+        if self._exchanged_in is None or self._exchanged_in[0] != os.getpid():
+            # Its own group, because the collective calls of the training run at the same time.
+            self._exchanged_in = os.getpid(), dist.new_group(backend="gloo")
+        flag = torch.tensor([mine], dtype=torch.uint8)
+        work = dist.all_reduce(flag, dist.ReduceOp.MIN, group=self._exchanged_in[1], async_op=True)
+        return _Answer(work, flag)
 
     def _warn_of_tail(self) -> None:
-        """Warn once, on the first rank, if the default tail leaves some ranks without samples."""
-        is_fixed = self.dataset.indexed and self._batch_by is None and self.dataset.packing is None
+        """Warn once, on the first rank, if the default tail leaves out the same samples in every epoch, or all."""
+        is_fixed = self.has_fixed_positions and self._batch_by is None
         if self.rank or self.world == 1 or not self._has_default_tail or not is_fixed:
             return
         if self.dataset.awaits_scan():
             return  # the first epoch does not wait for its number of samples; the next one warns
         self._has_default_tail = False
         samples, left = self.dataset.samples, self.dataset.samples % self.global_batch
-        if self.tail == "drop" and 0 < samples < self.global_batch:
+        advice = 'Set tail="pad" (repeated samples with weight 0) or tail="ragged" (some ranks get an empty batch)'
+        if 0 < samples == left and not len(self):
             _LOG.warning(
-                "%r: an epoch has no batch: %d samples are fewer than the global batch of %d, and the tail is "
-                "dropped. Set "
-                'tail="ragged" or tail="pad", or use smaller batches.',
+                "%r: an epoch has no batch: %d samples are fewer than the global batch of %d on %d ranks. %s, or use "
+                "smaller batches.",
                 self.dataset,
                 samples,
                 self.global_batch,
+                self.world,
+                advice,
             )
-        elif self.tail == "ragged" and 0 < left < self.world:
+        elif 0 < left < self._min_rows:
             _LOG.warning(
-                "%r: the last batch of an epoch has %d samples for %d ranks, so %d ranks get an empty batch, whose "
-                "mean loss "
-                'is NaN. Set tail="drop" or tail="pad", or tail="ragged" to allow this.',
+                "%r: the last %d of %d samples are left out, because they are fewer than the %d ranks. %s to use them.",
                 self.dataset,
                 left,
+                samples,
                 self.world,
-                self.world - left,
+                advice,
             )
 
     def _prepare(self) -> None:
@@ -125,4 +169,4 @@ class Loader(BaseLoader[dict[str, Any]]):
         return None if self.device is None else str(self.device if self._copied_to is None else self._copied_to[1])
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_copied_to": None}
+        return {**super().__getstate__(), "_copied_to": None, "_exchanged_in": None}

@@ -96,11 +96,16 @@ class Epoch(Generic[Batch]):
         cursor: int,
     ) -> None:
         self._loader = loader
-        self._feed = feed
-        self._epoch = epoch
         self._why: str | None = None
         self._pid = os.getpid()
         self._turn = threading.Lock()
+        self._is_touched = False
+        self._begin(feed, epoch, cursor)
+
+    def _begin(self, feed: _native.Feed | _native.UnindexedFeed | FirstEpochFeed, epoch: int, cursor: int) -> None:
+        loader = self._loader
+        self._feed = feed
+        self._epoch = epoch
         self._began = time.perf_counter()
         self._measured = loader._measured = reporting.EpochMeasurements(epoch=epoch)
         self._before = feed.metrics()
@@ -110,6 +115,18 @@ class Epoch(Generic[Batch]):
         self._ahead: Future[_Taken | None] | None = None
         self._left_at = time.perf_counter()
         self._measured.wait_s = self._left_at - self._began
+
+    @property
+    def is_untouched(self) -> bool:
+        """True if no batch was requested in this process, so that the pass may begin elsewhere."""
+        return self._run is not None and self._pid == os.getpid() and not self._is_touched
+
+    def begin_elsewhere(
+        self, feed: _native.Feed | _native.UnindexedFeed | FirstEpochFeed, epoch: int, cursor: int
+    ) -> None:
+        """Begin at another epoch and cursor instead. Only for a pass from which no batch was requested."""
+        self.close()
+        self._begin(feed, epoch, cursor)
 
     def __iter__(self) -> Epoch[Batch]:
         return self
@@ -123,6 +140,7 @@ class Epoch(Generic[Batch]):
                 where="iterator",
             )
         with self._turn:  # serialises threads that share an iterator
+            self._is_touched = True
             return self._step()
 
     def _raise_if_ended(self) -> None:

@@ -486,15 +486,22 @@ class BaseLoader(Generic[Batch]):
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` the next to iterate, from its start. If a state of the same epoch was loaded, the state is kept.
 
+        An iterator from which no batch was requested goes to that epoch; any other one ends.
+
         Raises:
             ConfigError: The epoch is negative.
         """
         epoch = loader_arguments.epoch_number(epoch)
         self._is_chosen = True
         if epoch != self._epoch:
-            self._supersede(f"set_epoch({epoch}) was called")
+            live = self._live() if self._live is not None else None
+            is_untouched = live is not None and live.is_untouched
+            if not is_untouched:
+                self._supersede(f"set_epoch({epoch}) was called")
             self._to_epoch(epoch)
             self._resume = 0
+            if live is not None and is_untouched:  # Lightning makes its first iterator before it sets the epoch
+                live.begin_elsewhere(self._native_feed(), epoch, 0)
         elif not self._resume and self._is_spent(self._cursor):
             self._cursor = 0  # the caller wants to repeat the finished epoch
 

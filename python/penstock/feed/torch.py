@@ -10,6 +10,7 @@ import logging
 import os
 import time
 from collections import deque
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -82,6 +83,13 @@ class Loader(BaseLoader[dict[str, Any]]):
             self._asks_group = True
             return int(group.get_rank()), int(group.get_world_size())
         return super()._place()
+
+    @property
+    def batch_sampler(self) -> Any:
+        """For trainers such as Lightning, which call `batch_sampler.sampler.set_epoch` before each epoch."""
+        if not self.has_fixed_positions:
+            raise AttributeError("batch_sampler")  # such a trainer would prefetch a batch before the call
+        return SimpleNamespace(sampler=self)
 
     def _default_tail(self, on_error: str) -> str:
         self._has_default_tail = True

@@ -297,7 +297,7 @@ $(STAMPS)/launchers-5: | $(STAMPS)
 	@touch $@
 
 $(STAMPS)/adapters: requirements/adapters.txt $(STAMPS)/venv
-	$(call SAY,JAX$(comma) Lightning$(comma) Accelerate$(comma) torchdata and WebDataset beside the environment$(comma) in $(TOOLS)/adapters; ~600 MB)
+	$(call SAY,JAX$(comma) Lightning$(comma) Accelerate$(comma) transformers$(comma) torchdata$(comma) Grain$(comma) Orbax and WebDataset beside the environment$(comma) in $(TOOLS)/adapters; ~680 MB)
 	@rm -rf $(TOOLS)/adapters
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --target $(TOOLS)/adapters --no-deps -r requirements/adapters.txt
 	@touch $@

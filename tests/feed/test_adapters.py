@@ -382,3 +382,71 @@ def test_tf_dataset_reads_lists_of_lists_and_masks(tmp_path):
     for name in ("boxes", "points", "words"):
         assert batch[name].to_list() == [row[name] or [] for row in rows]
     assert (batch["label"].numpy().tolist(), batch["labelled"].numpy().tolist()) == ([3, 0], [True, False])
+
+
+def words(texts: list[str]) -> list[list[int]]:
+    return [[len(word) for word in text.split()] for text in texts]
+
+
+@pytest.mark.needs_tf
+def test_tf_dataset_reads_tokens_windows_and_unindexed_records(tmp_path):
+    import tensorflow as tf
+
+    import penstock
+    from penstock.tf import dataset as of
+
+    (tmp_path / "a.jsonl").write_text(
+        '{"text": "a bc", "id": 0}\n{"text": "", "id": 1}\n{"text": "d ef ghi", "id": 2}\n'
+    )
+    fields = {"text": penstock.text(), "id": penstock.tensor("int64", ())}
+    documents = penstock.open(tmp_path).fields(**fields)
+    tokens = documents.tokenize(words, key="lengths")
+    made = of(tokens, batch=2)
+    assert made.element_spec == {
+        "tokens": tf.RaggedTensorSpec((None, None), tf.int64, ragged_rank=1),
+        "id": tf.TensorSpec((None,), tf.int64),
+    }
+    assert int(made.cardinality()) == 2
+    assert [row for batch in made for row in batch["tokens"].to_list()] == [[1, 2], [], [1, 2, 3]]
+    windows = of(tokens.pack(4, eos=9), batch=1)
+    assert windows.element_spec["tokens"] == tf.TensorSpec((None, 4), tf.int64)
+    assert [batch["tokens"].numpy().tolist() for batch in windows] == [[[1, 2, 9, 9]], [[1, 2, 3, 9]]]
+    plain = of(penstock.open(tmp_path, indexed=False).fields(**fields), batch=2)
+    assert int(plain.cardinality()) == tf.data.UNKNOWN_CARDINALITY
+    assert [text for batch in plain for text in batch["text"].numpy().tolist()] == [b"a bc", b"", b"d ef ghi"]
+
+
+@pytest.mark.needs_tf
+def test_tensorflow_training_resumes_from_a_loaders_state(tmp_path):
+    """`tf.data` prefetches, so a resumable training iterates a loader, and stores its state in tf.train.Checkpoint."""
+    import json
+
+    import tensorflow as tf
+
+    import penstock
+
+    ds = dataset(write(tmp_path / "data", [2] * 11)).shuffle(3)
+    weight = tf.Variable(0.0)
+
+    def train(loader, steps):
+        seen = []
+        while len(seen) < steps:
+            for batch in loader:
+                weight.assign_add(tf.reduce_mean(tf.constant(batch["y"])))
+                seen.append(batch["y"][:, 0].tolist())
+                if len(seen) == steps:
+                    break
+        return seen
+
+    whole = train(penstock.Loader(ds, batch_size=4), 9)
+    weight.assign(0.0)
+    first = penstock.Loader(ds, batch_size=4)
+    seen = train(first, 8)
+    place = tf.Variable(json.dumps(first.state_dict()))
+    path = tf.train.Checkpoint(weight=weight, place=place).write(str(tmp_path / "checkpoint"))
+    place.assign("")
+    weight.assign(0.0)
+    tf.train.Checkpoint(weight=weight, place=place).read(path).assert_consumed()
+    second = penstock.Loader(ds, batch_size=4)
+    second.load_state_dict(json.loads(place.numpy()))
+    assert seen + train(second, 1) == whole

@@ -69,6 +69,9 @@ class Loader(BaseLoader[dict[str, Any]]):
         """Make the next iterator continue at a state from `get_state`, like `load_state_dict`."""
         self.load_state_dict(json.loads(state))
 
+    def start_prefetch(self) -> None:
+        """Do nothing: Grain calls this method after a restore, but reading begins with the next iterator."""
+
     def _check(self) -> None:
         """Check that this process's devices need exactly the rows that this rank reads."""
         if self._batch_by is not None and not self._batch_by.is_even(self.world):

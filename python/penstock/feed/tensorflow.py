@@ -31,7 +31,8 @@ def dataset(ds: DatasetBase, *, batch: int | None = None, epoch: int = 0, **argu
 
     Tensors and images are `tf.Tensor`s, `ragged` fields are `tf.RaggedTensor`s with one ragged dimension, raw fields
     are strings, and `raw_list` fields are `tf.RaggedTensor`s of strings. Lists of lists are `tf.RaggedTensor`s with one
-    ragged dimension for each level.
+    ragged dimension for each level. The tokens of `tokenize` are `tf.RaggedTensor`s, and the windows of `pack` are
+    `tf.Tensor`s.
 
     Each pass over it is the next epoch, starting at `epoch`. To save a state and resume from it, iterate a
     `penstock.Loader` instead, because `tf.data` prefetches and does not report which batches were consumed.
@@ -41,15 +42,13 @@ def dataset(ds: DatasetBase, *, batch: int | None = None, epoch: int = 0, **argu
         batch: Number of samples in this rank's batch. Alternatively, give `global_batch=`, over all ranks. Other
             arguments are the same as for `penstock.Loader`.
     Raises:
-        ConfigError: The dataset uses `tokenize`, `pack`, or `map` without `decode`, or `collate` was given. Chain
-            `tf.data`'s own `map` instead.
+        ConfigError: The dataset uses `map` without `decode`, or `collate` was given. Chain `tf.data`'s own `map` instead.
         Unsupported: A column that `decode` returned is neither an array nor texts.
     """
-    if ds.tokenizing is not None or ds.packing is not None or (ds.is_mapped and not ds.decodes):
-        name = "pack" if ds.packing is not None else "map" if ds.tokenizing is None else "tokenize"
+    if ds.map_steps and not ds.decodes:
         raise ConfigError(
-            f"{name}: not supported for tf.data, which has its own map",
-            where=name,
+            "map: not supported for tf.data, which has its own map",
+            where="map",
             hint="use dataset(ds, batch=...).map(fn)",
         )
     if arguments.get("collate") is not None:
@@ -62,9 +61,9 @@ def dataset(ds: DatasetBase, *, batch: int | None = None, epoch: int = 0, **argu
         arguments["batch_size"] = batch
     loader = Loader(ds, **arguments)
     loader.set_epoch(epoch)
-    fields = {} if ds.decodes else ds.batch_fields()
-    if ds.decodes:
-        # The first batch, which is read twice, shows the types that the function returns.
+    fields = {} if ds.is_mapped else ds.batch_fields()
+    if ds.is_mapped:
+        # The first batch, which is read twice, shows the types that the functions or the tokenizer return.
         signature = {name: _type_of(name, column) for name, column in next(iter(loader), {}).items()}
         loader.set_epoch(epoch)
     else:
@@ -82,7 +81,8 @@ def dataset(ds: DatasetBase, *, batch: int | None = None, epoch: int = 0, **argu
             yield {name: _column(fields.get(name), column) for name, column in made.items()}
 
     made = tf.data.Dataset.from_generator(batches, output_signature=signature)
-    if ds.rebatches or arguments.get("batch_by") is not None:  # the number of batches may differ from epoch to epoch
+    # The number of batches may be unknown, or differ from epoch to epoch.
+    if not loader.has_fixed_positions or arguments.get("batch_by") is not None:
         return made
     return made.apply(tf.data.experimental.assert_cardinality(len(loader)))
 
@@ -105,6 +105,10 @@ def _type_spec(spec: FieldSpec) -> Any:
 
 def _type_of(name: str, column: Any) -> Any:
     """Return the `tf.data` type of a column that a function returned."""
+    if isinstance(column, Ragged):
+        values, depth = column.flat_values, len(column.nested_offsets)
+        shape = (None,) * (depth + 1) + values.shape[1:]
+        return tf.RaggedTensorSpec(shape, tf.as_dtype(values.dtype), ragged_rank=depth)
     if not isinstance(column, list):
         return tf.TensorSpec((None, *column.shape[1:]), tf.as_dtype(column.dtype))
     others = [value for value in column if not isinstance(value, (str, bytes))]

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Iterable-style dataset, `penstock.torch.StreamDataset`: yields samples in the order of a `Loader`, for programs that make
+their own `DataLoader` or `StatefulDataLoader`.
+
+Each worker of a DataLoader has its own loader, as a rank of a job with `world` x workers ranks. Its position is in the
+dataset's state, which `StatefulDataLoader` keeps for each worker.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from penstock.errors import ConfigError
+from penstock.feed.columns import Ragged, rows
+from penstock.feed.loader_arguments import epoch_number
+from penstock.feed.torch import Loader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from penstock.feed.dataset import Dataset
+
+__all__ = ["StreamDataset"]
+
+VERSION = 1
+"""Version of the state format."""
+
+_MAX_WORKERS = 1024
+
+
+class _WorkerLoader(Loader):
+    """Loader of one worker of a DataLoader."""
+
+    _runs_in_data_worker = True
+
+
+class StreamDataset(torch.utils.data.IterableDataset):  # type: ignore[misc]  # torch's types are not read
+    """Iterable-style dataset for a `DataLoader` or a `StatefulDataLoader`, with any number of workers.
+
+    Each pass is the next epoch, also with workers that are started again for each pass. A `Loader` is faster, because it
+    copies no sample, and its state is valid for any number of ranks.
+    """
+
+    def __init__(self, dataset: Dataset, *, batch_size: int, **arguments: Any) -> None:
+        """Create the stream of one rank.
+
+        Args:
+            batch_size: Number of samples that are read at a time, best the DataLoader's own `batch_size`: with 0 or 1
+                workers, its batches are then those of a `Loader` with the same `batch_size`.
+            arguments: Other arguments of `penstock.torch.Loader`, except `device` and `collate`. Rank and world come from
+                the process group or the launcher, also in workers. On more than one rank, `tail` is `drop` by default,
+                so that all ranks have equally many samples.
+        Raises:
+            ConfigError: An argument is invalid.
+        """
+        for name in ("device", "collate"):
+            if arguments.get(name) is not None:
+                raise ConfigError(f"{name}: not supported by a StreamDataset, which yields single samples", where=name)
+        # Checks the arguments, and finds the rank here: workers have no process group.
+        checked = Loader(dataset, batch_size=batch_size, **arguments)
+        self.dataset, self.batch_size = dataset, batch_size
+        self.rank, self.world = checked.rank, checked.world
+        is_equal = self.world > 1 and arguments.get("on_error") != "skip"
+        self._arguments = {"tail": "drop" if is_equal else "ragged", **arguments}
+        # Next epoch of each worker, in memory that they share under any start method.
+        self._next = torch.zeros(_MAX_WORKERS, dtype=torch.int64).share_memory_()
+        self._loader: tuple[tuple[int, int, int], Loader] | None = None
+        self._resume: Mapping[str, Any] | None = None
+        # State of the loader before the current batch, and the number of its samples that were yielded.
+        self._place: tuple[dict[str, Any], int] | None = None
+
+    def __repr__(self) -> str:
+        return f"penstock.torch.StreamDataset({self.dataset!r}, rank {self.rank} of {self.world})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_loader": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._next.share_memory_()  # unpickling copies the tensor out of shared memory
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make `epoch` that of the next pass, in all workers. A loaded state of the same epoch is kept.
+
+        Raises:
+            ConfigError: The epoch is negative.
+        """
+        self._next.fill_(epoch_number(epoch))
+        if self._resume is not None and self._resume.get("loader", {}).get("epoch") != epoch:
+            self._resume = None
+
+    def _mine(self) -> dict[str, int]:
+        """Return what a state is valid for."""
+        info = torch.utils.data.get_worker_info()
+        worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
+        return {
+            "rank": self.rank,
+            "world": self.world,
+            "worker": worker,
+            "workers": workers,
+            "batch_size": self.batch_size,
+        }
+
+    def _own_loader(self) -> Loader:
+        mine = self._mine()
+        key = os.getpid(), mine["worker"], mine["workers"]
+        if self._loader is not None and self._loader[0] == key:
+            return self._loader[1]
+        is_worker = torch.utils.data.get_worker_info() is not None
+        if is_worker and any(step.workers for step in self.dataset.map_steps):
+            raise ConfigError(
+                "map: a worker of a DataLoader cannot start worker processes",
+                where="map",
+                hint="use workers=0, so that functions run in the DataLoader's workers",
+            )
+        if mine["workers"] > _MAX_WORKERS:
+            raise ConfigError(f"num_workers: at most {_MAX_WORKERS:,} (got {mine['workers']:,})", where="num_workers")
+        arguments = {"threads": 1, **self._arguments} if is_worker else self._arguments
+        loader = _WorkerLoader(
+            self.dataset,
+            batch_size=self.batch_size,
+            **{
+                **arguments,
+                "rank": self.rank * mine["workers"] + mine["worker"],
+                "world": self.world * mine["workers"],
+            },
+        )
+        self._loader = key, loader
+        return loader
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Start the next epoch or, once after `load_state_dict`, go on from the state."""
+        loader, worker = self._own_loader(), self._mine()["worker"]
+        skip = 0
+        if self._resume is None:
+            loader.set_epoch(int(self._next[worker]))
+        else:
+            loader.load_state_dict(self._resume["loader"])
+            skip, self._resume = self._resume["row"], None
+        self._next[worker] = loader.epoch + 1
+        batches = iter(loader)
+        self._place = loader.state_dict(), skip
+        return self._samples(loader, batches, skip)
+
+    def _samples(self, loader: Loader, batches: Iterator[dict[str, Any]], skip: int) -> Iterator[dict[str, Any]]:
+        before = loader.state_dict()
+        for batch in batches:
+            after, samples = loader.state_dict(), rows(batch, _count(batch))
+            for row in range(skip, len(samples)):
+                self._place = (before, row + 1) if row + 1 < len(samples) else (after, 0)
+                yield samples[row]
+            before, skip = after, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position of this worker after the samples that were yielded, as JSON under 1 KB.
+
+        It is valid for the same rank, world, number of workers and batch size.
+        """
+        mine = self._mine()
+        if self._place is None:  # no pass has begun in this process
+            loader = self._own_loader()
+            loader.set_epoch(int(self._next[mine["worker"]]))
+            self._place = loader.state_dict(), 0
+        state, row = self._place
+        return {"version": VERSION, **mine, "row": row, "loader": state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Make the next pass in this process go on at `state`.
+
+        Raises:
+            ConfigError: The state belongs to another version, rank, world, number of workers or batch size.
+        """
+        for name, value in {"version": VERSION, **self._mine()}.items():
+            if state.get(name) != value:
+                raise ConfigError(
+                    f"state: {name} is {state.get(name)!r}, but this dataset's {name} is {value!r}",
+                    where="state",
+                    hint="resume with the same ranks and workers, or iterate a penstock.torch.Loader, whose state is valid "
+                    "for any number of ranks",
+                )
+        row, inner = state.get("row"), state.get("loader")
+        if not isinstance(row, int) or row < 0 or not isinstance(inner, dict):
+            raise ConfigError(f"state: row {row!r} is not a number of samples", where="state")
+        self._resume, self._place = state, (inner, row)
+
+
+def _count(batch: Mapping[str, Any]) -> int:
+    """Return the number of samples in a batch."""
+    column = next(iter(batch.values()))
+    return len(column.offsets) - 1 if isinstance(column, Ragged) else len(column)

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lets a `transformers.Trainer` train on a loader. The only module of the feed that imports transformers.
+
+Trainer resumes by skipping batches of a `DataLoader`, and counts its steps by them. A loader itself goes on at its
+position. Therefore, the skipped batches are placeholders, which cost nothing.
+"""
+
+from __future__ import annotations
+
+from itertools import repeat
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import TrainerCallback
+from transformers.trainer_callback import ExportableState
+
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.feed.torch import Loader
+
+__all__ = ["feed_trainer"]
+
+
+def feed_trainer(trainer: Any, loader: Loader) -> None:
+    """Make a `transformers.Trainer` (or a subclass) train on a loader, and keep its position in checkpoints:
+    `feed_trainer(trainer, loader)`, before `trainer.train()`.
+
+    A batch's fields are the arguments of the model. Trainer's own settings of batches (`per_device_train_batch_size`,
+    `dataloader_num_workers`, `train_sampling_strategy`, …) are not used. With `resume_from_checkpoint`, the training goes
+    on at the exact batch, on any number of ranks, and skipped batches are not read.
+
+    Raises:
+        ConfigError: Ranks have different states (`pack`, `indexed=False`, `decode(rebatch=True)`), of which Trainer would
+            store only that of the first.
+    """
+    if loader.world > 1 and not loader.has_fixed_positions:
+        raise ConfigError(
+            f"feed_trainer: the {loader.world} ranks have different positions in {loader.dataset!r}, but Trainer saves only "
+            "that of the first",
+            where="feed_trainer",
+            hint="write the packed or decoded samples once by penstock.write(), and train on them",
+        )
+    batches = _Batches(loader)
+    trainer.add_callback(_Position(batches, trainer))
+    trainer.get_train_dataloader = lambda: batches
+
+
+class _Stream(torch.utils.data.IterableDataset):  # type: ignore[misc]  # torch's types are not read
+    """The batches of an epoch, after placeholders for those that were trained on before a checkpoint."""
+
+    def __init__(self, loader: Loader) -> None:
+        self.loader, self.skipped = loader, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        count, self.skipped = self.skipped, 0
+        yield from repeat(None, count)
+        yield from self.loader
+
+    def __len__(self) -> int:
+        """Number of samples, which Trainer reports."""
+        return int(self.loader.dataset.samples)
+
+
+class _Batches:
+    """A loader with the attributes of a `DataLoader` that Trainer and Accelerate's `skip_first_batches` read."""
+
+    batch_size = prefetch_factor = None
+    drop_last = False
+
+    def __init__(self, loader: Loader) -> None:
+        self.dataset = _Stream(loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.dataset)
+
+    def __len__(self) -> int:
+        return len(self.dataset.loader)
+
+    def set_epoch(self, epoch: int) -> None:
+        loader = self.dataset.loader
+        if loader.has_fixed_positions:  # otherwise, an epoch of Trainer is not one of the loader
+            loader.set_epoch(epoch)
+
+
+class _Position(TrainerCallback, ExportableState):  # type: ignore[misc]  # transformers' types are not read
+    """Stores the position of a loader in `trainer_state.json`, and restores it."""
+
+    def __init__(self, batches: _Batches, trainer: Any) -> None:
+        self._batches, self._trainer = batches, trainer
+
+    def state(self) -> dict[str, Any]:
+        return {"args": {}, "attributes": {"position": self._batches.dataset.loader.state_dict()}}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - Trainer's call
+        if state.global_step == 0:
+            return
+        kept = state.stateful_callbacks.get(type(self).__name__)
+        if kept is None:
+            raise ConfigError(
+                f"resume_from_checkpoint: the checkpoint of step {state.global_step:,} has no position of a loader",
+                where="resume_from_checkpoint",
+                hint="call feed_trainer() also in the run that saves the checkpoint",
+            )
+        stream = self._batches.dataset
+        stream.loader.load_state_dict(kept["attributes"]["position"])
+        if not args.ignore_data_skip:
+            steps = self._trainer.set_initial_training_values(args, self._batches)[1]
+            stream.skipped = state.global_step % steps * args.gradient_accumulation_steps

@@ -78,9 +78,16 @@ demo: setup ## Run the demo of the whole path on real input, then print the repo
 test: setup setup-peers static test-rust test-python ## The checks that every commit must pass: set-up, guards, Rust tests, Python tests
 
 .PHONY: test-system
-test-system: setup setup-peers ## Tests of whole systems, and of measurements (one at a time): Slurm, HDFS, MPI, ssh, ranks, pools, kills, browser, documentation pages
+test-system: test-system-parallel test-system-alone ## Tests of whole systems: Slurm, HDFS, MPI, ssh, ranks, pools, kills, browser, documentation pages, and of measurements
+
+.PHONY: test-system-parallel
+test-system-parallel: setup setup-peers ## Those of them that may run two at a time
 	@mkdir -p $(TOOLS)
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --durations=30 -m "system and not alone $(LEFT_OUT)" 2>&1 | tee $(TOOLS)/test-system.log
+
+.PHONY: test-system-alone
+test-system-alone: setup setup-peers ## Those of them that measure this machine, one at a time
+	@mkdir -p $(TOOLS)
 	@$(BIN)/python -m pytest -q --durations=30 -m "system and alone $(LEFT_OUT)" 2>&1 | tee $(TOOLS)/test-system-alone.log
 
 .PHONY: check

@@ -6,29 +6,26 @@ Each sample of every step must be that of the uninterrupted epoch, in the same g
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from importlib import import_module
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
-import penstock
+from penstock.feed.checkpoint.folder import latest_checkpoint
 
 sys.path.insert(0, str(Path(__file__).parent))  # pytest's importlib mode adds no folder of its own
 
-import recorded
 import week_data
-from recorded import WEEK, samples
 
 pytestmark = [pytest.mark.needs_torch, pytest.mark.system, pytest.mark.timeout(300)]
 
+ROOT = Path(__file__).resolve().parents[2]
 KILL_AT = 6  # after the checkpoint of step 4
 IN_A_BUCKET = {"image_classification", "detection", "captions", "pretraining", "recommender", "driving", "video"}
 PROGRAMS = [
@@ -67,7 +64,7 @@ class Week:
 
     def checkpoint(self):
         """Step of the latest checkpoint. Copies of it are for the resumed jobs."""
-        kept = penstock.torch.latest_checkpoint(f"{self.url}checkpoints")
+        kept = latest_checkpoint(f"{self.url}checkpoints")
         for world in (1, 2, 3):
             shutil.copytree(self.folder / "checkpoints", self.folder / f"checkpoints-{world}")
         return kept.step
@@ -85,7 +82,7 @@ def read(record):
 def server():
     """The process that runs the programs."""
     with subprocess.Popen(
-        [sys.executable, recorded.__file__],
+        [sys.executable, str(Path(__file__).with_name("recorded.py"))],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
     ) as running:  # fmt: skip
@@ -96,7 +93,7 @@ def server():
 @pytest.fixture
 def week(server, tmp_path, emulator, monkeypatch):
     """`week("detection")` writes its data."""
-    monkeypatch.syspath_prepend(str(WEEK))
+    monkeypatch.syspath_prepend(str(ROOT / "examples" / "week"))  # for driving_pb2
 
     def make(program):
         folder = tmp_path / "files"
@@ -119,20 +116,12 @@ def in_global_order(by_rank):
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_program_killed_in_mid_epoch_resumes_on_1_and_3_ranks(week, program):
     running = week(program)
-    module = import_module(program)
-    size = next(
-        p.default for p in inspect.signature(module.main).parameters.values() if p.name in ("global_batch", "frames")
-    )
-    loader = penstock.Loader(
-        module.dataset(f"{running.url}data/"), global_batch=size, tail="drop", rank=0, world=1,
-        collate=getattr(module, "collate", None),
-    )  # fmt: skip
-    epoch = [samples(program, batch) for batch in loader]
-    assert len(epoch) == 10
+    (done, log, whole), (code, _, by_rank) = running.run((1, "whole", -1), (2, "checkpoints", KILL_AT))
+    assert done == 0, log[-3000:]
+    (epoch,) = whole
+    assert len(epoch) >= 9
     assert len(set(chain.from_iterable(epoch))) == sum(map(len, epoch))
-
-    ((code, log, by_rank),) = running.run((2, "checkpoints", KILL_AT))
-    assert (code, len(by_rank[1])) == (1, KILL_AT + 1), log[-3000:]
+    assert (code, len(by_rank[1])) == (1, KILL_AT + 1)
     killed = in_global_order(by_rank)
     assert killed == epoch[: KILL_AT + 1]
     saved = running.checkpoint()
@@ -147,17 +136,9 @@ def test_packed_text_resumes_on_the_same_ranks_and_refuses_others(week, tmp_path
     running = week("pretraining")
     week_data.tokenizer(tmp_path / "tokenizer.json")
     running.more = [str(tmp_path / "tokenizer.json")]
-    module = import_module("pretraining")
-    tokenizer = module.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    epoch = []
-    for rank in range(2):
-        loader = penstock.Loader(
-            module.dataset(f"{running.url}data/", tokenizer), batch_size=4, tail="drop", rank=rank, world=2
-        )
-        epoch.append([samples("pretraining", batch) for batch in islice(loader, 12)])
-
-    ((code, log, by_rank),) = running.run((2, "checkpoints", KILL_AT))
-    assert (code, len(by_rank[1])) == (1, KILL_AT + 1), log[-3000:]
+    (done, log, epoch), (code, _, by_rank) = running.run((2, "whole", -1), (2, "checkpoints", KILL_AT))
+    assert (done, [len(rank) for rank in epoch]) == (0, [12, 12]), log[-3000:]
+    assert code == 1
     assert by_rank == [rank[: KILL_AT + 1] for rank in epoch]
     saved = running.checkpoint()
     assert saved == 4

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from penstock.errors import ConfigError
-from penstock.feed.columns import Ragged, rows
+from penstock.feed.columns import rows
 from penstock.feed.loader_arguments import epoch_number
 from penstock.feed.torch import Loader
 
@@ -148,7 +148,7 @@ class StreamDataset(torch.utils.data.IterableDataset):  # type: ignore[misc]  # 
     def _samples(self, loader: Loader, batches: Iterator[dict[str, Any]], skip: int) -> Iterator[dict[str, Any]]:
         before = loader.state_dict()
         for batch in batches:
-            after, samples = loader.state_dict(), rows(batch, _count(batch))
+            after, samples = loader.state_dict(), rows(batch)
             for row in range(skip, len(samples)):
                 self._place = (before, row + 1) if row + 1 < len(samples) else (after, 0)
                 yield samples[row]
@@ -185,9 +185,3 @@ class StreamDataset(torch.utils.data.IterableDataset):  # type: ignore[misc]  # 
         if not isinstance(row, int) or row < 0 or not isinstance(inner, dict):
             raise ConfigError(f"state: row {row!r} is not a number of samples", where="state")
         self._resume, self._place = state, (inner, row)
-
-
-def _count(batch: Mapping[str, Any]) -> int:
-    """Return the number of samples in a batch."""
-    column = next(iter(batch.values()))
-    return len(column.offsets) - 1 if isinstance(column, Ragged) else len(column)

@@ -4,11 +4,10 @@
     torchrun --nproc-per-node 2 examples/week/pretraining.py s3://bucket/corpus/ s3://bucket/checkpoints tokenizer.json
 
 Each rank packs its own documents, so a checkpoint resumes on the same number of ranks only, in the middle of a document.
-Ranks have different numbers of windows. Therefore the training has a number of steps, and the epochs follow each other.
+Ranks have different numbers of windows; an epoch ends on all of them when the first one has no more.
 """
 
 import sys
-from itertools import islice
 
 import torch
 from tokenizers import Tokenizer
@@ -21,7 +20,7 @@ import penstock
 
 def dataset(url: str, tokenizer: Tokenizer, length: int = 64) -> penstock.Dataset:
     """Windows of tokens, one more than the model reads: the targets are the inputs shifted by one."""
-    documents = penstock.open(url).fields(text=penstock.text()).shuffle(seed=1).repeat(1000)
+    documents = penstock.open(url).fields(text=penstock.text()).shuffle(seed=1)
     return documents.tokenize(tokenizer).pack(length + 1, eos=tokenizer.token_to_id("</s>"), documents=32)
 
 
@@ -42,26 +41,28 @@ class Language(nn.Module):
         return self.scores(self.layer(hidden, src_mask=(other | self.later).repeat_interleave(4, dim=0)))
 
 
-def main(url: str, checkpoint: str, tokenizer_file: str, steps: int = 12, batch_size: int = 4) -> None:
+def main(url: str, checkpoint: str, tokenizer_file: str, epochs: int = 1, batch_size: int = 4) -> None:
     device = start()
     tokenizer = Tokenizer.from_file(tokenizer_file)
     model = DistributedDataParallel(Language(tokenizer.get_vocab_size()).to(device))
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    loader = penstock.torch.Loader(dataset(url, tokenizer), batch_size=batch_size, tail="drop", device=device)
+    loader = penstock.torch.Loader(dataset(url, tokenizer), batch_size=batch_size, device=device)
     checkpoints = Checkpoints(checkpoint, model, optimiser, loader)
     step = checkpoints.resume()
-    for batch in islice(loader, steps - step):
-        tokens, segments = batch["tokens"], batch["segment_ids"]
-        scores = model(tokens[:, :-1], segments[:, :-1], batch["position_ids"][:, :-1].long())
-        is_same = (segments[:, 1:] == segments[:, :-1]) & batch["mask"][:, 1:]  # the next token is of the same document
-        loss = nn.functional.cross_entropy(scores[is_same], tokens[:, 1:][is_same])
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        step += 1
-        if step % 4 == 0:
-            checkpoints.save(step)
-            print(f"step {step}: loss {loss.item():.3f}")
+    while loader.epoch < epochs:
+        for batch in loader:
+            tokens, segments = batch["tokens"], batch["segment_ids"]
+            scores = model(tokens[:, :-1], segments[:, :-1], batch["position_ids"][:, :-1].long())
+            # Whether the next token is of the same document.
+            is_same = (segments[:, 1:] == segments[:, :-1]) & batch["mask"][:, 1:]
+            loss = nn.functional.cross_entropy(scores[is_same], tokens[:, 1:][is_same])
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            step += 1
+            if step % 4 == 0:
+                checkpoints.save(step)
+                print(f"step {step}: loss {loss.item():.3f}")
     distributed.destroy_process_group()
 
 

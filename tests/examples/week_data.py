@@ -92,9 +92,8 @@ def captions(folder):
 def pretraining(folder):
     rng = np.random.default_rng(5)
     folder.mkdir()
-    texts = [f"{number} {_text(rng, 2, 300)}" for number in range(300)]
     for shard in range(6):
-        lines = [json.dumps({"id": n, "text": texts[n]}) for n in range(shard * 50, shard * 50 + 50)]
+        lines = [json.dumps({"text": f"{shard} {number} {_text(rng, 2, 120)}"}) for number in range(25)]
         (folder / f"{shard}.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
 
 

@@ -120,12 +120,16 @@ impl Counted {
 pub(super) fn no_record(source: &Source) -> Error {
     let rule = match source.format() {
         FormatSpec::Tar {} => " (a tar's samples are its members named KEY.EXTENSION)",
+        FormatSpec::Csv { header: true, .. } => " after its header",
         _ => "",
     };
-    let (url, objects) = (&source.manifest().url, source.manifest().objects.len() as u64);
-    let text = match objects {
-        1 => format!("the only object of {url} contains no record{rule}"),
-        objects => format!("none of the {} objects of {url} contains a record{rule}", with_separators(objects)),
+    let url = &source.manifest().url;
+    let text = match source.manifest().objects.as_slice() {
+        [] => format!("the arrays of {url} have no rows"),
+        [one] => format!("{} contains no record{rule} ({} bytes)", source.place(0), with_separators(one.size)),
+        objects => {
+            format!("none of the {} objects of {url} contains a record{rule}", with_separators(objects.len() as u64))
+        }
     };
     Error::config("dataset", text)
 }

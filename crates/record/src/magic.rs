@@ -52,6 +52,7 @@ const MAGIC: &[(usize, &[u8], &str)] = &[
     (0, b"\xfd7zXZ\0", "xz-compressed data"),
     (0, b"\xff\x06\0\0sNaPpY", "Snappy-compressed data"),
     (0, b"7z\xbc\xaf\x27\x1c", "a 7z archive"),
+    (0, b"Rar!\x1a\x07", "a RAR archive"),
     (0, b"ARROW1", ARROW_FILE),
     (0, b"Obj\x01", "an Avro file"),
     (0, b"ORC", "an ORC file"),
@@ -97,6 +98,8 @@ pub fn describe(head: &[u8]) -> Option<&'static str> {
         [0xff, 0xff, 0xff, 0xff, _, _, _, 0, ..] => Some(ARROW_STREAM),
         [0x78, flags, ..] if (0x7800 + u16::from(*flags)).is_multiple_of(31) => Some(ZLIB),
         [0x80, 2..=5, ..] => Some("a pickle"),
+        // The reserved fields of the header are zero.
+        [b'B', b'M', _, _, _, _, 0, 0, 0, 0, ..] => Some("a BMP image"),
         _ => text(head),
     }
 }

@@ -228,6 +228,29 @@ fn no_space(place: &str, need: u64, free: u64) -> String {
     }
 }
 
+/// Advice for data that is not supported, by the start of the name of the component.
+const UNSUPPORTED_HINTS: [(&str, &str); 16] = [
+    ("penstock.open", "set format= if the names do not show the format; otherwise, convert the objects"),
+    ("the Arrow reader", READ_OTHER_COLUMNS),
+    ("the Parquet reader", READ_OTHER_COLUMNS),
+    ("image decoding", "convert the image to PNG or JPEG, or read its bytes as penstock.raw()"),
+    ("the .npy reader", "save plain numbers in C order: np.save(PATH, np.ascontiguousarray(ARRAY))"),
+    ("the HDF5 chunk reader", "write the dataset again with compression=\"gzip\""),
+    ("the Zarr reader", WRITE_ZARR_AGAIN),
+    ("the chunk reader", WRITE_ZARR_AGAIN),
+    ("the JSON lines reader", "write one object per line: jq -c '.[]' OLD.json > NEW.jsonl"),
+    ("the tar reader", "write the archive again with GNU tar or Python's tarfile"),
+    ("the zip reader", "write the archive again with np.savez"),
+    ("the MDS reader", "read the column as penstock.raw(), or write the shards again with compression=\"zstd\""),
+    ("the TFRecord reader", "write the file again with compression_type=\"GZIP\""),
+    ("text formats", "compress the object by gzip, zstd or LZ4, and let its name end in `.gz`, `.zst` or `.lz4`"),
+    ("the default fields", "name the fields: dataset.fields(NAME=penstock.raw())"),
+    ("fields", "read it as penstock.raw(), or the whole record as penstock.raw(record=True)"),
+];
+const READ_OTHER_COLUMNS: &str =
+    "read other columns, or write the file again with other types: docs/guides/formats.md, What is not read";
+const WRITE_ZARR_AGAIN: &str = "write the numbers again in C order, compressed by zstd, gzip or Blosc";
+
 impl Error {
     /// Short stable name of the error, printed as `error[code]`.
     pub fn code(&self) -> &'static str {
@@ -316,10 +339,9 @@ impl Error {
             Self::KeyRefused { .. } => "rename the object at its source, or stage a prefix without it",
             Self::RankFailed { .. } => "read that rank's log",
             Self::Bug { .. } => "report it, with the output of the same command under --debug",
-            Self::Unsupported { by, .. } if by.starts_with("penstock.open") => {
-                "set format= if the names do not show the format; otherwise, convert the objects"
-            }
-            Self::Config { .. } | Self::Unsupported { .. } | Self::System { .. } | Self::Interrupted => return None,
+            Self::Unsupported { by, .. } => UNSUPPORTED_HINTS.iter().find(|(start, _)| by.starts_with(start))?.1,
+            Self::Config { what, .. } if what == "dataset" => "check that the objects were written completely",
+            Self::Config { .. } | Self::System { .. } | Self::Interrupted => return None,
         };
         Some(text.to_owned())
     }

@@ -100,7 +100,7 @@ class Dataset(DatasetBase):
     given_classes: tuple[str, ...] | None = None
     _counts: _Counts = field(default_factory=_Counts, repr=False, compare=False)
 
-    def fields(self, **specs: FieldSpec) -> Dataset:
+    def fields(self, /, **specs: FieldSpec) -> Dataset:
         """Return the dataset with these fields: `fields(x=tensor("int16", (128, 128, 128, 4)))`.
 
         A field is read from the part of a record with the same name, unless the field uses `.of("part")`. Without this

@@ -150,12 +150,18 @@ def chunk_table(file: Any, name: str, place: str) -> dict[str, Any]:
         known: list[str] = []
         file.visititems(lambda path, node: known.append(path) if isinstance(node, h5py.Dataset) else None)
         raise ConfigError(
-            f"format: {place} contains no dataset `{name}`, only `{'`, `'.join(known[:12])}`", where="format"
+            f"format: {place} contains no dataset `{name}`, only `{'`, `'.join(known[:12])}`",
+            where="format",
+            hint="name one of these: penstock.formats.hdf5(NAME)",
         )
     kind = found.dtype
     dtype = kind.newbyteorder("=").name
     if kind.kind not in "iufb" or kind.subdtype is not None or kind.itemsize > 8:
-        raise Unsupported(f"{place}: `{name}` contains {kind}, not plain numbers", where=place)
+        raise Unsupported(
+            f"{place}: `{name}` contains {kind}, not plain numbers",
+            where=place,
+            hint="name other datasets, or write the numbers as datasets of their own",
+        )
     plist, space = found.id.get_create_plist(), found.id
     array: dict[str, Any] = {
         "dtype": dtype,

@@ -169,7 +169,8 @@ def image(
         mean, std: One value for each colour channel (one for grey, otherwise three); for float32.
         channels: 3 (RGB; alpha is dropped), 1 (grey: the luma of a JPEG, otherwise ITU-R 601-2 as in Pillow) or 4
             (RGBA; opaque if an image has no alpha, and float32 alpha is value / 255).
-        orient: Rotate images according to their EXIF orientation (torchvision and Pillow do not, by default).
+        orient: Rotate images according to their EXIF orientation (by default, torchvision does not, and Pillow does so
+            only for TIFF).
         max_pixels: Maximum number of pixels in an image; a larger image is `Corrupt`.
         exact: Decode JPEGs at full size, then resize: within 2 levels of Pillow and torchvision, at more CPU.
             Otherwise, a JPEG that is at least twice the sample's size is first decoded at 1/2, 1/4 or 1/8 scale, which

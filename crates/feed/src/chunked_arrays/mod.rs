@@ -144,13 +144,19 @@ impl Blocks {
         for column in &columns {
             let (spec, axes) = (&column.spec, column.spec.shape.len());
             if axes == 0 || column.chunk_shape.len() != axes || column.chunk_shape.contains(&0) {
-                let problem =
-                    format!("`{}` of shape {:?} in chunks of {:?}", column.name, spec.shape, column.chunk_shape);
-                return Err(Error::config("format", format!("{place}: {problem} has no rows to use as samples")));
+                let (name, shape, chunks) = (&column.name, &spec.shape, &column.chunk_shape);
+                let problem = match axes {
+                    0 => format!("`{name}` is a single value, not an array; name arrays of at least one dimension"),
+                    _ => format!("`{name}` of shape {shape:?} in chunks of {chunks:?} has no rows to use as samples"),
+                };
+                return Err(Error::config("format", format!("{place}: {problem}")));
             }
             let row = TensorSpec { dtype: spec.dtype, shape: spec.shape[1..].to_vec() }.size_bytes()?;
             if row == 0 || column.fill.len() != spec.dtype.size() {
-                return Err(Error::config("format", format!("{place}: a row of `{}` has 0 bytes", column.name)));
+                return Err(Error::config(
+                    "format",
+                    format!("{place}: a row of `{}` has 0 bytes, so it cannot be a sample", column.name),
+                ));
             }
             TensorSpec { dtype: spec.dtype, shape: column.chunk_shape.clone() }.size_bytes()?;
             row_bytes.push(row);

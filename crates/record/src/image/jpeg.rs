@@ -17,6 +17,16 @@ use super::pixels::{Format, Pixels, reserve};
 /// Maximum number of scans in a progressive image. Encoders write about ten; a decompression bomb has thousands.
 const MAX_SCANS: c_int = 200;
 
+/// Starts of libjpeg's warnings (the messages `JWRN_...` of its jerror.h).
+const WARNINGS: [&str; 6] = [
+    "Corrupt JPEG data: ",
+    "Inconsistent progression sequence",
+    "Invalid SOS parameters",
+    "Premature end of JPEG file",
+    "Unknown Adobe color transform",
+    "Warning: ",
+];
+
 struct Decoder(NonNull<std::ffi::c_void>);
 
 impl Decoder {
@@ -37,13 +47,15 @@ impl Decoder {
         unsafe { tj::tj3Get(self.handle(), parameter as c_int) }
     }
 
-    /// Last error message of the library, and whether it is only a warning.
+    /// Last error message of the library, and whether it is only a warning. The library's error code is that of a warning
+    /// also for an error that follows a warning, so the text must be one of its warnings, too.
     fn problem(&self) -> (String, bool) {
         // SAFETY: the string belongs to the handle, is terminated, and is copied at once.
         let text = unsafe { CStr::from_ptr(tj::tj3GetErrorStr(self.handle())) }.to_string_lossy().into_owned();
         // SAFETY: the handle is sound.
         let warning = unsafe { tj::tj3GetErrorCode(self.handle()) } == tj::TJERR_TJERR_WARNING as c_int;
-        (text, warning)
+        let is_warning = warning && WARNINGS.iter().any(|start| text.starts_with(start));
+        (text, is_warning)
     }
 }
 

@@ -427,3 +427,16 @@ def test_collate_and_batch_by_reach_torch(tmp_path):
     collate = lambda samples: {"id": torch.tensor([int(one["id"]) for one in samples])}  # noqa: E731 - one line
     made = list(penstock.torch.Loader(dataset, batch_by=rule, collate=collate, device="cpu"))
     assert [batch["id"].tolist() for batch in made] == [[0, 1], [2, 3]]
+
+
+def test_buckets_rank_without_rows_at_a_windows_end_does_not_hang(tmp_path):
+    """The rank's empty batch is delivered at once, while its other batches may not be planned yet."""
+    dataset = write(tmp_path, [4] * 18)
+    rule = penstock.buckets("tokens", [9], global_batch_sizes=[4], window=9)
+    first = penstock.Loader(dataset, batch_by=rule, rank=0, world=1)
+    batches = iter(first)
+    assert [len(next(batches)["id"]) for _ in range(2)] == [4, 4]
+    for _ in range(20):
+        loader = penstock.Loader(dataset, batch_by=rule, rank=0, world=2)
+        loader.load_state_dict(first.state_dict())
+        assert list(map(len, ids(loader))) == [0, 2, 2, 0]

@@ -115,7 +115,8 @@ impl Tasks {
     fn peek(&mut self) -> Option<(u64, u64, u32)> {
         loop {
             if self.slice.is_none() {
-                self.slice = self.batches.slice(self.batch).ok().flatten();
+                let (batch, slice) = self.batches.slice_from(self.batch).ok().flatten()?;
+                (self.batch, self.slice) = (batch, Some(slice));
             }
             let slice = self.slice.as_ref()?;
             if self.row < slice.len() {

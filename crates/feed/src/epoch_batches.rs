@@ -137,17 +137,28 @@ impl EpochBatches {
 
     /// Returns the rows of batch `number` on this rank; `None` after the last batch.
     pub fn slice(&self, number: u64) -> Result<Option<BatchSlice>> {
+        match self.slice_from(number)? {
+            Some((found, _)) if found != number => Err(Error::bug(format!("the plan of batch {number} was dropped"))),
+            found => Ok(found.map(|(_, slice)| slice)),
+        }
+    }
+
+    /// Returns the first batch from `number` on whose plan was not freed, with its rows on this rank; `None` after the
+    /// last batch. A batch whose plan was freed was delivered. If it had no row on this rank, it was delivered without
+    /// any task.
+    pub fn slice_from(&self, number: u64) -> Result<Option<(u64, BatchSlice)>> {
         let steps = &self.steps;
         let Some(planned) = &self.planned else {
             let batch = (number < steps.count()).then(|| steps.batch(number));
-            return Ok(batch.map(|batch| BatchSlice::cut(batch.start, batch.end - batch.start, steps, None)));
+            let slice = batch.map(|batch| BatchSlice::cut(batch.start, batch.end - batch.start, steps, None));
+            return Ok(slice.map(|slice| (number, slice)));
         };
-        let Some((plan, batch)) = planned.batch(number, steps)? else { return Ok(None) };
+        let Some((number, plan, batch)) = planned.batch_from(number, steps)? else { return Ok(None) };
         // A budget also closes full batches below their capacity; only rests of a window are padded.
         let is_padded = steps.tail == Tail::Pad && !batch.is_full;
         let rows = if is_padded { batch.capacity.max(batch.len()) } else { batch.len() };
         let start = plan.start + u64::from(batch.positions.start);
-        Ok(Some(BatchSlice::cut(start, rows, steps, Some((plan, batch)))))
+        Ok(Some((number, BatchSlice::cut(start, rows, steps, Some((plan, batch))))))
     }
 
     /// Position in the epoch after batch `number` is delivered.
@@ -169,8 +180,9 @@ impl EpochBatches {
 }
 
 impl Planned {
-    fn batch(&self, number: u64, steps: &Steps) -> Result<Option<(Arc<WindowPlan>, PlannedBatch)>> {
+    fn batch_from(&self, number: u64, steps: &Steps) -> Result<Option<(u64, Arc<WindowPlan>, PlannedBatch)>> {
         let mut plans = lock(&self.state);
+        let number = number.max(plans.kept.front().map_or(0, |(first, _)| *first));
         while number >= plans.next.1 && plans.next.0 * self.by.window() < steps.samples {
             let (window, _) = plans.next;
             let plan = self.by.plan(&mut plans.walk, self.epoch, window)?;
@@ -180,11 +192,9 @@ impl Planned {
             return Ok(None);
         }
         let at = plans.kept.partition_point(|(first, _)| *first <= number);
-        let Some((first, plan)) = at.checked_sub(1).and_then(|at| plans.kept.get(at)) else {
-            return Err(Error::bug(format!("the plan of batch {number} was dropped")));
-        };
+        let Some((first, plan)) = at.checked_sub(1).and_then(|at| plans.kept.get(at)) else { return Ok(None) };
         let batch = plan.delivered(steps.tail).get((number - first) as usize).cloned();
-        Ok(batch.map(|batch| (plan.clone(), batch)))
+        Ok(batch.map(|batch| (number, plan.clone(), batch)))
     }
 }
 
@@ -194,6 +204,23 @@ mod tests {
     use crate::batch_by::BatchRule;
     use penstock_dataset::order::Counts;
     use penstock_dataset::sampler::{DatasetView, Sampler};
+
+    #[test]
+    fn a_batch_without_rows_may_be_delivered_before_it_is_looked_up() {
+        let leaf = DatasetView::new(Counts::Equal { objects: 1, each: 6 }, None, None).unwrap();
+        let rule = BatchRule::Buckets { boundaries: vec![9], sizes: vec![2] };
+        let by = BatchBy::new(rule, Sampler::leaf(&leaf), std::slice::from_ref(&leaf), vec![vec![1; 6]], Some(3));
+        let steps = Steps { samples: 6, cursor: 2, global_batch: 1, rank: 0, world: 2, tail: Tail::Ragged };
+        let batches = EpochBatches::new(steps, Some(&Arc::new(by.unwrap())), 0).unwrap();
+        let found = |number| batches.slice_from(number).unwrap().map(|(number, slice)| (number, slice.len()));
+        // The rest of the first window has no row on this rank, so the consumer takes it at once and asks for the next.
+        assert_eq!(found(0), Some((0, 0)));
+        assert_eq!(found(1), Some((1, 1)));
+        batches.forget_before(1);
+        assert_eq!(found(0), Some((1, 1)));
+        assert!(batches.slice(0).is_err());
+        assert_eq!((found(2), found(3)), (Some((2, 0)), None));
+    }
 
     #[test]
     fn a_padded_tail_fills_only_the_rest_of_a_budget_and_resumes() {

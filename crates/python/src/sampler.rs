@@ -3,12 +3,14 @@
 
 use std::sync::{Arc, Mutex};
 
+use penstock_dataset::ObjectStarts;
 use penstock_dataset::order::Shuffle;
-use penstock_dataset::sampler::{DatasetView, Sampler, SamplerCursor};
+use penstock_dataset::sampler::{DatasetView, Located, Sampler, SamplerCursor};
 use penstock_dataset::weighted_draws::WeightedDraws;
 use penstock_types::{Error, Result, lock};
 use pyo3::buffer::{Element, PyBuffer};
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 
 use crate::runtime::enter;
 use crate::source::{Indexed, PyCounted, PySource};
@@ -174,6 +176,33 @@ impl PySampler {
     #[getter]
     fn sources(&self, py: Python<'_>) -> Vec<Py<PySource>> {
         self.sources.iter().map(|source| source.clone_ref(py)).collect()
+    }
+
+    /// Returns one uint32 per position of an epoch, as little-endian bytes. `values` has a buffer of uint32 for each
+    /// dataset, with a value per sample in stored order.
+    fn values<'py>(
+        &self,
+        py: Python<'py>,
+        epoch: u64,
+        values: Vec<Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let values = values.iter().map(|buffer| copied::<u32>(py, buffer)).collect::<PyResult<Vec<_>>>()?;
+        let found = enter(py, || {
+            let sizes = self.leaves.iter().map(|leaf| leaf.counts().samples());
+            if !sizes.eq(values.iter().map(|of| of.len() as u64)) {
+                return Err(Error::config("values", "each dataset needs one value per sample"));
+            }
+            let starts: Vec<_> = self.leaves.iter().map(|leaf| ObjectStarts::of(leaf.counts())).collect();
+            let mut walk = SamplerCursor::new(Arc::new(self.course.clone()), self.leaves.as_slice().into())?;
+            let mut found = Vec::with_capacity(self.course.samples() as usize * 4);
+            for position in 0..self.course.samples() {
+                let Located { leaf, place, .. } = walk.at(epoch, position);
+                let at = starts[leaf].of_object(place.object) + place.record;
+                found.extend(values[leaf][at as usize].to_le_bytes());
+            }
+            Ok(found)
+        })?;
+        Ok(PyBytes::new(py, &found))
     }
 
     /// Returns the (dataset, object, record) triple for each position in an epoch.

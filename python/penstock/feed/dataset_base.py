@@ -236,6 +236,7 @@ class DatasetBase:
         dtype: object = "int64",
         split: bool = True,
         documents: int = 256,
+        count_tokens: bool = False,
     ) -> Self:
         """Join the samples (documents of tokens) and cut them into windows of `length` tokens, which are the samples of
         batches.
@@ -244,9 +245,13 @@ class DatasetBase:
         from 1 on; 0 for padding), `position_ids` (int32: index in its document or, if the document began in an earlier
         window, in the window) and `mask` (bool: False for padding). Other fields are left out.
 
-        Each rank packs the documents of its own slices, so ranks have different numbers of batches, and a loader
-        has no length. A state is at most 1 KB, may be in the middle of a document, and is valid only for the same
-        rank and number of ranks; `batch_size` may change.
+        By default, each rank packs the documents of its own slices, so ranks have different numbers of batches, and a
+        loader has no length. A state is at most 1 KB, may be in the middle of a document, and is valid only for the
+        same rank and number of ranks; `batch_size` may change.
+
+        With `count_tokens`, the windows are cut from the whole epoch: batches are the same on any number of ranks, a
+        loader has a length, and a state is valid on any number of ranks. The first time, all documents are read and
+        tokenized to count their tokens; the counts are kept.
 
         Args:
             length: Number of tokens in a window.
@@ -256,8 +261,10 @@ class DatasetBase:
             dtype: Type of packed integers.
             split: Continue a document in the next window. Otherwise, a document that does not fit begins a new window,
                 and only longer ones than a window are split.
-            documents: Number of samples that a rank reads at a time, at most 2^24 - 1. It decides which documents a
-                rank gets.
+            documents: Number of samples that a rank reads at a time, at most 2^24 - 1. Without `count_tokens`, it
+                decides which documents a rank gets.
+            count_tokens: Count the tokens of all documents first. Takes 32 bytes of memory per document. Not after
+                `map` or `decode`, and not with `on_error="skip"`.
         Raises:
             ConfigError: An argument is invalid.
         """
@@ -281,6 +288,7 @@ class DatasetBase:
             dtype=dtype_name(dtype),
             split=bool(split),
             documents=operator.index(documents),
+            count_tokens=bool(count_tokens),
         )
         step.check()
         return replace(self, packing=step)

@@ -20,9 +20,7 @@ from penstock.feed import report as reporting
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock import _native
-    from penstock.feed.first_epoch import FirstEpochFeed
-    from penstock.feed.loader import BaseLoader
+    from penstock.feed.loader import AnyFeed, BaseLoader
 
 __all__ = ["BatchRun", "Delivery", "Epoch"]
 
@@ -91,7 +89,7 @@ class Epoch(Generic[Batch]):
     def __init__(
         self,
         loader: BaseLoader[Batch],
-        feed: _native.Feed | _native.UnindexedFeed | FirstEpochFeed,
+        feed: AnyFeed,
         epoch: int,
         cursor: int,
     ) -> None:
@@ -102,7 +100,7 @@ class Epoch(Generic[Batch]):
         self._is_touched = False
         self._begin(feed, epoch, cursor)
 
-    def _begin(self, feed: _native.Feed | _native.UnindexedFeed | FirstEpochFeed, epoch: int, cursor: int) -> None:
+    def _begin(self, feed: AnyFeed, epoch: int, cursor: int) -> None:
         loader = self._loader
         self._feed = feed
         self._epoch = epoch
@@ -121,9 +119,7 @@ class Epoch(Generic[Batch]):
         """True if no batch was requested in this process, so that the pass may begin elsewhere."""
         return self._run is not None and self._pid == os.getpid() and not self._is_touched
 
-    def begin_elsewhere(
-        self, feed: _native.Feed | _native.UnindexedFeed | FirstEpochFeed, epoch: int, cursor: int
-    ) -> None:
+    def begin_elsewhere(self, feed: AnyFeed, epoch: int, cursor: int) -> None:
         """Begin at another epoch and cursor instead. Only for a pass from which no batch was requested."""
         self.close()
         self._begin(feed, epoch, cursor)

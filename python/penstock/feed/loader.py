@@ -17,7 +17,7 @@ import sys
 import weakref
 from dataclasses import asdict, astuple
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from penstock import _native, env, ranks
 from penstock.deprecation import renamed_parameters
@@ -25,6 +25,7 @@ from penstock.errors import ConfigError, MapFailed, Unsupported
 from penstock.extras import require
 from penstock.feed import columns, fields, loader_arguments, rebatch_state, states
 from penstock.feed import report as reporting
+from penstock.feed.counted_pack import CountedPackFeed, CountedPacking
 from penstock.feed.dataset_base import SOURCE
 from penstock.feed.epoch import BatchRun, Delivery, Epoch
 from penstock.feed.equal_batches import FilledRun
@@ -48,6 +49,7 @@ __all__ = ["BaseLoader", "Loader"]
 _LOG = logging.getLogger("penstock.feed")
 
 Batch = TypeVar("Batch")
+AnyFeed: TypeAlias = "_native.Feed | _native.UnindexedFeed | FirstEpochFeed | CountedPackFeed"
 
 
 def _in_data_worker() -> bool:
@@ -161,19 +163,7 @@ class BaseLoader(Generic[Batch]):
             if dataset.indexed
             else Unindexed(dataset, global_batch=self.source_batch, rank=rank, world=world, tail=self.source_tail)  # type: ignore[arg-type]
         )
-        self._packing = (
-            None
-            if dataset.packing is None
-            else Packing(
-                dataset,
-                dataset.packing,
-                self._unindexed,
-                global_batch=self.global_batch,
-                rank=rank,
-                world=world,
-                tail=tail,
-            )
-        )
+        self._packing = self._new_packing(on_error)
         loader_arguments.check_limits(
             object_timeout_s, read_ahead, memory_bytes=memory_bytes, max_in_flight=max_in_flight, threads=threads
         )
@@ -193,13 +183,29 @@ class BaseLoader(Generic[Batch]):
         self._resume = 0
         # Whether the caller has chosen the next epoch, and whether the warning about a repeated epoch was given.
         self._is_chosen = self._has_warned = False
-        self._feed: tuple[int, _native.Feed | _native.UnindexedFeed | FirstEpochFeed] | None = None
+        self._feed: tuple[int, AnyFeed] | None = None
         # The complete dataset, while an epoch of its old part is finished.
         self._whole_dataset: DatasetBase | None = None
         self._batch_plan: BatchPlan | None = None
         self._worker_pool: WorkerPool | ThreadPool | None = None
         self._live: weakref.ref[Epoch[Batch]] | None = None
         self._measured = reporting.EpochMeasurements()
+
+    def _new_packing(self, on_error: str) -> Packing | CountedPacking | None:
+        """Return the part of this loader that packs documents."""
+        step = self.dataset.packing
+        if step is None:
+            return None
+        if self.tail == "pad":
+            raise ConfigError(
+                'tail: "pad" is not supported for a packed dataset', where="tail", hint='use "drop" or "ragged"'
+            )
+        sizes: dict[str, Any] = {"global_batch": self.global_batch, "rank": self.rank, "world": self.world}
+        if step.count_tokens:
+            return CountedPacking(
+                self.dataset, step, **sizes, tail=self.tail, min_rows=self._min_rows, on_error=on_error
+            )
+        return Packing(self.dataset, step, self._unindexed, **sizes, tail=self.tail)
 
     def _place(self) -> tuple[int, int]:
         """Return rank and world for a loader without explicit ones."""
@@ -223,7 +229,8 @@ class BaseLoader(Generic[Batch]):
     @property
     def has_fixed_positions(self) -> bool:
         """True if all ranks have the same number of batches. Otherwise, each finds its number at the end of a pass."""
-        return self.dataset.indexed and self.dataset.packing is None and not self.dataset.rebatches
+        packing = self.dataset.packing
+        return self.dataset.indexed and (packing is None or packing.count_tokens) and not self.dataset.rebatches
 
     def _prepare(self) -> None:
         """Import modules before the first batch, so that it does not wait for them."""
@@ -283,8 +290,11 @@ class BaseLoader(Generic[Batch]):
         holds the dataset; otherwise, it may differ slightly, and each epoch is planned once to count its batches.
 
         Raises:
-            TypeError: The dataset is unindexed, packed, or rebatched by `decode`, so the number is unknown.
+            TypeError: The dataset is unindexed, packed without `count_tokens`, or rebatched by `decode`, so the number
+                is unknown.
         """
+        if isinstance(self._packing, CountedPacking):
+            return self._packing.count(self._epoch)
         if self._packing is not None:
             raise TypeError(f"a loader of {self.dataset!r} has no length, because its windows are not counted")
         if self._unindexed is not None:
@@ -309,7 +319,7 @@ class BaseLoader(Generic[Batch]):
             self._batch_plan = self._batch_by.plan(self.dataset, self.world, self._settings["on_error"])
         return self._batch_plan
 
-    def _native_feed(self) -> _native.Feed | _native.UnindexedFeed | FirstEpochFeed:
+    def _native_feed(self) -> AnyFeed:
         if self._feed is None or self._feed[0] != os.getpid() or isinstance(self._feed[1], FirstEpochFeed):
             specs = self.dataset.batch_fields().values()
             if self._batch_by is None and any(getattr(spec, "to", None) == "bucket" for spec in specs):
@@ -321,6 +331,10 @@ class BaseLoader(Generic[Batch]):
                 settings = json.dumps(self._settings, default=operator.index)
                 self._feed = (os.getpid(), self._unindexed.feed(fields_json, settings, dict(env.read())))
                 return self._feed[1]
+            if isinstance(self._packing, CountedPacking):
+                packed = CountedPackFeed(self._packing, self._own_feed)
+                self._feed = (os.getpid(), packed)
+                return packed
             if self._batch_by is not None:  # a plan needs all counts
                 return self._counted_feed(None)
             # While the records are counted, the first epoch already runs.
@@ -334,26 +348,38 @@ class BaseLoader(Generic[Batch]):
         """Create the native feed of the whole dataset, or of the part of an epoch that `sampler` covers."""
         # The end of a part is not the end of an epoch.
         settings = self._settings if sampler is None else {**self._settings, "prefetch_next_epoch": False}
-        numbers = self.dataset.source_numbers
-        # The core adds the field of the source, which is not read from records.
-        read = [item for item in self.dataset.batch_fields().items() if numbers is None or item[0] != SOURCE]
-        plan = self._plan()
-        made = _native.Feed(
+        made = self._new_feed(
             self.dataset.course() if sampler is None else sampler,
-            fields.to_json(read),
-            json.dumps({**settings, "source_numbers": numbers}, default=operator.index),
-            dict(env.read()),
+            settings,
             global_batch=self.source_batch,
             rank=self.rank,
             world=self.world,
             tail=self.source_tail,
-            caches=[None if cache is None else astuple(cache) for cache in self.caches],
             node=self._node,
-            batch_by=None if plan is None else plan.native,
         )
         if sampler is None:
             self._feed = (os.getpid(), made)
         return made
+
+    def _own_feed(self, sampler: _native.Sampler) -> _native.Feed:
+        """Create a native feed of samples that only this rank reads: the documents of its windows."""
+        settings, batch = {**self._settings, "prefetch_next_epoch": False}, self.source_batch // self.world
+        return self._new_feed(sampler, settings, global_batch=batch, rank=0, world=1, tail="ragged", node=None)
+
+    def _new_feed(self, sampler: _native.Sampler, settings: Mapping[str, Any], **place: Any) -> _native.Feed:
+        numbers = self.dataset.source_numbers
+        # The core adds the field of the source, which is not read from records.
+        read = [item for item in self.dataset.batch_fields().items() if numbers is None or item[0] != SOURCE]
+        plan = self._plan()
+        return _native.Feed(
+            sampler,
+            fields.to_json(read),
+            json.dumps({**settings, "source_numbers": numbers}, default=operator.index),
+            dict(env.read()),
+            caches=[None if cache is None else astuple(cache) for cache in self.caches],
+            batch_by=None if plan is None else plan.native,
+            **place,
+        )
 
     @cached_property
     def caches(self) -> list[NodeCache | None]:
@@ -381,16 +407,14 @@ class BaseLoader(Generic[Batch]):
                 weakref.finalize(self, pool.end)
         return self._worker_pool
 
-    def _run(self, feed: _native.Feed | _native.UnindexedFeed | FirstEpochFeed, epoch: int, cursor: int) -> BatchRun:
+    def _run(self, feed: AnyFeed, epoch: int, cursor: int) -> BatchRun:
         """Start a pass of the feed. If the dataset has functions, the batches go through them."""
         if self._packing is not None:
-            return self._packing.run(lambda place: self._read_run(feed, epoch, place), cursor)
+            return self._packing.run(lambda place: self._read_run(feed, epoch, place), cursor, epoch)
         run = self._read_run(feed, epoch, cursor)
         return run if self._min_rows == 1 else FilledRun(run, cursor, self._min_rows)
 
-    def _read_run(
-        self, feed: _native.Feed | _native.UnindexedFeed | FirstEpochFeed, epoch: int, cursor: int
-    ) -> BatchRun:
+    def _read_run(self, feed: AnyFeed, epoch: int, cursor: int) -> BatchRun:
         run: BatchRun
         if self.dataset.rebatches:
             from penstock.feed.rebatch import RebatchRun
@@ -467,7 +491,7 @@ class BaseLoader(Generic[Batch]):
     def _is_spent(self, cursor: int) -> bool:
         """True if a pass at this cursor has delivered every batch of the epoch."""
         if self._packing is not None:
-            return self._packing.is_spent(cursor)
+            return self._packing.is_spent(cursor, self._epoch)
         if self._unindexed is not None:
             return self._unindexed.is_spent(cursor)
         if cursor == 0 or not self.dataset.is_counted:
@@ -508,8 +532,8 @@ class BaseLoader(Generic[Batch]):
     def state_dict(self) -> dict[str, Any]:
         """Return the loader's position after the delivered batches, as JSON under 1 KB that is identical on all ranks.
 
-        For an unindexed or packed dataset, and with `decode(rebatch=True)`, each rank has a different state, which is
-        valid only for the same rank and number of ranks.
+        For an unindexed dataset, one that is packed without `count_tokens`, and with `decode(rebatch=True)`, each rank
+        has a different state, which is valid only for the same rank and number of ranks.
         """
         if self._packing is not None:
             return {"version": states.STATE_VERSION, **self._packing.state(self._epoch, self._cursor)}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`pack`: joins the documents of a feed and cuts them into windows of equal length.
 
-Each rank packs the documents of its own slices, in order. Where a window ends is known only after the documents before
+Without counts of the tokens (`counted_pack` has them), each rank packs the documents of its own slices, in order. Where a window ends is known only after the documents before
 it were read (and tokenized), so a state is a position of one rank: a batch of the feed, a document in it, and a token of
 that document. It is valid for the same rank and number of ranks.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 from bisect import bisect_right
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, MapFailed
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from penstock.feed.dataset_base import DatasetBase
     from penstock.feed.unindexed import Unindexed
 
-__all__ = ["PackRun", "PackStep", "Packing"]
+__all__ = ["PackRun", "PackStep", "Packing", "TokenStream", "column_of"]
 
 VERSION = 1
 """Version of the state format and of the rule by which documents are packed."""
@@ -51,6 +51,7 @@ class PackStep:
     dtype: str
     split: bool
     documents: int
+    count_tokens: bool = False
 
     def check(self) -> None:
         """Raise ConfigError if a value is invalid."""
@@ -74,11 +75,21 @@ class PackStep:
     @property
     def digest(self) -> str:
         """Hash of everything that decides which tokens a window contains."""
-        return hashlib.blake2b(repr((VERSION, *astuple(self))).encode(), digest_size=8).hexdigest()
+        values = astuple(self)[:-1]
+        if self.count_tokens:
+            values = (*astuple(replace(self, documents=1)), "counted")
+        return hashlib.blake2b(repr((VERSION, *values)).encode(), digest_size=8).hexdigest()
+
+    @property
+    def added(self) -> int:
+        """Number of tokens that are added to each document."""
+        return (self.bos is not None) + (self.eos is not None)
 
 
 class Packing:
     """The part of a loader that is specific to packed datasets."""
+
+    has_fixed_positions = False
 
     def __init__(
         self,
@@ -91,12 +102,6 @@ class Packing:
         world: int,
         tail: str,
     ) -> None:
-        if tail == "pad":
-            raise ConfigError(
-                'tail: "pad" is not supported for a packed dataset, because its ranks end at different batches',
-                where="tail",
-                hint='use "drop" or "ragged"',
-            )
         if global_batch % world:
             raise ConfigError(
                 f"global_batch: must be a multiple of the number of ranks for a packed dataset (got {global_batch} for "
@@ -106,7 +111,7 @@ class Packing:
         self.dataset, self.step, self.rank, self.world, self.tail = dataset, step, rank, world, tail
         self.batch, self._unindexed = global_batch // world, unindexed
 
-    def is_spent(self, cursor: int) -> bool:
+    def is_spent(self, cursor: int, epoch: int) -> bool:  # noqa: ARG002 - the same in every epoch
         """True if this rank has packed all its documents."""
         place = cursor // (_ROWS * _TOKENS)
         return self.is_end(place) and cursor % (_ROWS * _TOKENS) == 0
@@ -117,7 +122,7 @@ class Packing:
             return self._unindexed.is_spent(place)
         return place > 0 and self.dataset.is_counted and place >= self.dataset.samples
 
-    def run(self, start: Any, cursor: int) -> PackRun:
+    def run(self, start: Any, cursor: int, epoch: int) -> PackRun:  # noqa: ARG002 - the feed knows it
         """Start a pass at a cursor. `start(cursor)` starts the feed's own pass at its cursor."""
         place, row, token = cursor // (_ROWS * _TOKENS), cursor // _TOKENS % _ROWS, cursor % _TOKENS
         return PackRun(self, start(place), place, (row, token))
@@ -172,7 +177,7 @@ class PackRun:
         self._packing, self._run, self._place = packing, run, place
         # Documents, then tokens of the next document, that earlier windows contain.
         self._skip = skip
-        self._stream = _Stream(packing.step)
+        self._stream = TokenStream(packing.step)
         self._is_exhausted = False
 
     @property
@@ -233,7 +238,7 @@ class PackRun:
         self._run.close()
 
 
-class _Stream:
+class TokenStream:
     """Tokens of documents that are not in a window yet, with the index of each token in its document."""
 
     def __init__(self, step: PackStep) -> None:
@@ -270,7 +275,7 @@ class _Stream:
     def add(self, tensors: Mapping[str, Any], rows: int, place: int, first: int, token: int) -> None:
         """Add the documents `first` to `rows` of a batch, without the first `token` tokens of the first one."""
         np, step = self._np, self._step
-        columns = {name: _column(tensors, name, np) for name in step.fields}
+        columns = {name: column_of(tensors, name, np) for name in step.fields}
         offsets = columns[step.fields[0]].offsets
         for name, column in columns.items():
             if not np.array_equal(column.offsets, offsets):
@@ -350,6 +355,10 @@ class _Stream:
     def take(self, rows: int) -> dict[str, Any]:
         """Remove the first `rows` windows and return them as a batch."""
         np, length = self._np, self._step.length
+        if not self._indices:
+            self._indices.append(np.empty(0, np.int32))
+            for parts in self._values.values():
+                parts.append(np.empty(0, self._step.dtype))
         need = rows * length
         made: dict[str, Any] = {
             name: self._cut(parts, need).reshape(rows, length) for name, parts in self._values.items()
@@ -380,7 +389,7 @@ class _Stream:
         return whole[:need]
 
 
-def _column(tensors: Mapping[str, Any], name: str, np: Any) -> Ragged:
+def column_of(tensors: Mapping[str, Any], name: str, np: Any) -> Ragged:
     """Return a field of tokens as values and offsets. Each row of a fixed-length field is a document."""
     column = tensors.get(name)
     if isinstance(column, Ragged):

@@ -112,7 +112,7 @@ class Loader(BaseLoader[dict[str, Any]]):
 
     def _warn_of_tail(self) -> None:
         """Warn once, on the first rank, if the default tail leaves out the same samples in every epoch, or all."""
-        is_fixed = self.has_fixed_positions and self._batch_by is None
+        is_fixed = self.has_fixed_positions and self._batch_by is None and self.dataset.packing is None
         if self.rank or self.world == 1 or not self._has_default_tail or not is_fixed:
             return
         if self.dataset.awaits_scan():

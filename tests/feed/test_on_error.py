@@ -7,12 +7,14 @@ Also tests that they are counted.
 from __future__ import annotations
 
 import gzip
+import io
 from itertools import chain
 
 import pytest
+from PIL import Image
 
 import penstock
-from penstock.errors import ConfigError, Corrupt
+from penstock.errors import ConfigError, Corrupt, Unsupported
 
 from .conftest import dataset, record, samples
 
@@ -101,3 +103,22 @@ def test_skip_and_full_batches_contradict_each_other(made):
         penstock.Loader(dataset(made([1])), batch_size=1, tail="drop", on_error="skip")
     with pytest.raises(ConfigError, match="`ignore`"):
         penstock.Loader(dataset(made([1], name="b")), batch_size=1, on_error="ignore")
+
+
+def test_skip_and_substitute_apply_to_images_of_a_kind_that_is_not_decoded(tmp_path):
+    folder = tmp_path / "class"
+    folder.mkdir()
+    for number in range(4):
+        content = io.BytesIO()
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(content, "GIF" if number == 1 else "PNG")
+        (folder / f"{number}.png").write_bytes(content.getvalue())
+    opened = penstock.open(tmp_path, format=penstock.formats.images()).fields(image=penstock.image(size=(8, 8)))
+    with pytest.raises(Unsupported, match="GIF"):
+        list(penstock.Loader(opened, batch_size=4))
+
+    def reds(on_error):
+        (batch,) = penstock.Loader(opened, batch_size=4, on_error=on_error)
+        return batch["image"][:, 0, 0, 0].tolist()
+
+    assert reds("skip") == [0, 2, 3]
+    assert reds("substitute") == [0, 2, 2, 3]

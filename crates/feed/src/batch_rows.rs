@@ -152,7 +152,7 @@ impl Rows {
                 put(Lists { bytes: bytes.into_owned(), ends: Vec::new() })
             }
             Kind::Text(errors) => {
-                let bytes = part.bytes().map_err(mismatch)?;
+                let bytes = part.text().map_err(mismatch)?;
                 let text = as_text(bytes, *errors)
                     .map_err(|why| Error::corrupt(to.place, format!("field `{}` is not UTF-8: {why}", field.name)))?;
                 admit(text.len())?;

@@ -6,6 +6,7 @@
 
 use std::sync::{Mutex, MutexGuard};
 
+use penstock_record::image;
 use penstock_types::{Error, lock};
 use serde::Deserialize;
 use tokio::runtime::Handle;
@@ -29,10 +30,14 @@ pub enum OnError {
     Substitute,
 }
 
-/// True for errors in a sample's bytes. All other errors, such as a failing store or a changed object, always end the
+/// True for errors in a sample's bytes, such as a damaged record or an image of a kind that is not decoded. All other errors, such as a failing store or a changed object, always end the
 /// epoch.
 pub(crate) fn is_about_data(error: &Error) -> bool {
-    matches!(error, Error::Corrupt { .. } | Error::Mismatch { .. })
+    match error {
+        Error::Corrupt { .. } | Error::Mismatch { .. } => true,
+        Error::Unsupported { by, .. } => by.starts_with(image::DECODING),
+        _ => false,
+    }
 }
 
 /// Maximum number of substitutes to try before the error is returned. If so many samples in a row are bad, the fields

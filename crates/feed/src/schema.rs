@@ -433,6 +433,9 @@ fn joined(known: Kind, other: &Kind) -> Kind {
 /// are text in JSON.
 fn of_json(kind: Kind, part: &Value<'_>) -> Kind {
     let Value::Numbers(numbers) = part else { return kind };
+    if numbers.shape().is_empty() {
+        return kind;
+    }
     let is_read = match &kind {
         Kind::Ragged(item) => numbers.elements() > 0 && numbers.shape().get(1..) == Some(item.shape.as_slice()),
         _ => false,
@@ -476,6 +479,7 @@ fn proposed(part: &Value<'_>) -> Result<Kind, &'static str> {
         },
         Value::Strings(_) => Kind::BytesList,
         Value::Empty(_) => Kind::Text(TextErrors::Strict),
+        Value::Numbers(numbers) if numbers.shape().is_empty() => spec(numbers.dtype(), &[]),
         Value::Numbers(numbers) => {
             let shape = numbers.shape().get(1..).unwrap_or_default().to_vec();
             Kind::Ragged(TensorSpec { dtype: numbers.dtype(), shape })

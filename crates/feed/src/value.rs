@@ -86,6 +86,7 @@ impl<'a> Value<'a> {
         match self {
             Self::Bytes(bytes) => format!("{} bytes", with_separators(bytes.len() as u64)),
             Self::Text(text) => format!("a text of {} bytes", with_separators(text.len() as u64)),
+            Self::Numbers(numbers) if numbers.shape().is_empty() => numbers.text().into(),
             Self::Numbers(numbers) if numbers.shape().len() > 1 => format!("numbers {}", shown(numbers.shape())),
             Self::Numbers(numbers) => format!("a list of {} numbers", with_separators(numbers.elements() as u64)),
             Self::Empty(text) => format!("the empty value `{text}`"),
@@ -312,6 +313,17 @@ impl<'a> Value<'a> {
                 Err(self.unlike_why("bytes", "use raw_list() to get its byte strings one by one"))
             }
             _ => Err(self.unlike("bytes")),
+        }
+    }
+
+    /// The bytes of a text. Elements of more than one byte are not a text.
+    pub fn text(&self) -> Result<Cow<'_, [u8]>, String> {
+        match self {
+            Self::Array(Array { dtype, .. }) | Self::List(Array { dtype, .. }) if !is_byte(*dtype) => {
+                Err(self.unlike("text"))
+            }
+            Self::Patch(patch) if !is_byte(patch.dtype) => Err(self.unlike("text")),
+            _ => self.bytes(),
         }
     }
 

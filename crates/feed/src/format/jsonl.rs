@@ -4,12 +4,12 @@
 use std::borrow::Cow;
 
 use penstock_record::jsonl::{Json, Line, lines};
-use penstock_types::{DType, Result};
+use penstock_types::Result;
 
 use super::{Each, Framing, Record, RecordId};
 use crate::field::{Kind, TextErrors};
+use crate::value::Value;
 use crate::value::json_numbers::Numbers;
-use crate::value::{Array, Value};
 use penstock_dataset::record_index::Span;
 
 #[derive(Debug)]
@@ -48,10 +48,7 @@ impl Record for Object<'_> {
         let Some(value) = self.line.value(name, self.place)? else { return Ok(None) };
         Ok(Some(match value {
             Json::Null => Value::Null,
-            Json::Bool(value) => {
-                let bytes = Cow::Owned(vec![u8::from(value)]);
-                Value::Array(Array { dtype: DType::Bool, shape: Vec::new(), bytes })
-            }
+            Json::Bool(value) => Value::Numbers(Numbers::boolean(value)),
             Json::Number(text) => Value::Digits(text.as_bytes()),
             Json::Text(Cow::Borrowed(text)) => Value::Text(Cow::Borrowed(text.as_bytes())),
             Json::Text(Cow::Owned(text)) => Value::Text(Cow::Owned(text.into_bytes())),

@@ -6,7 +6,7 @@ use penstock_types::DType;
 
 use super::put_text;
 
-/// A JSON array of numbers or booleans, or of such arrays of equal length.
+/// A JSON array of numbers or booleans, or of such arrays of equal length; or one boolean.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Numbers<'a> {
     text: &'a str,
@@ -54,6 +54,11 @@ impl<'a> Numbers<'a> {
         let shape = shape.into_iter().collect::<Option<Vec<usize>>>()?;
         let is_regular = !shape.is_empty() && depth.is_none_or(|depth| depth == shape.len());
         is_regular.then_some(Self { text, shape })
+    }
+
+    /// One boolean, of shape `[]`.
+    pub fn boolean(value: bool) -> Self {
+        Self { text: if value { "true" } else { "false" }, shape: Vec::new() }
     }
 
     /// The stored text.

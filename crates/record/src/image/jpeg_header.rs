@@ -8,7 +8,7 @@ use super::{Kind, Probe, exif};
 /// Reads the markers of `bytes` up to the frame header.
 pub(super) fn probe(bytes: &[u8], place: &str) -> Result<Probe> {
     let unsupported =
-        |what: &str| Error::Unsupported { what: format!("{what} JPEG ({place})"), by: "image decoding".to_owned() };
+        |what: &str| Error::Unsupported { what: format!("{what} JPEG ({place})"), by: super::DECODING.to_owned() };
     let corrupt = |problem: String| Error::corrupt(place, problem);
     let (mut at, mut orientation) = (2, 1);
     let cut = |at: usize| {

@@ -219,11 +219,14 @@ pub struct Probe {
     pub orientation: u8,
 }
 
+/// Start of `by` in [`Error::Unsupported`] for an image of a kind that is not decoded.
+pub const DECODING: &str = "image decoding";
+
 /// Reads size, kind and orientation of an image; the headers are sufficient. `place` names the image in messages.
 pub fn probe(bytes: &[u8], place: &str) -> Result<Probe> {
     let unknown = |kind: &str| Error::Unsupported {
         what: format!("{kind} ({place})"),
-        by: "image decoding (JPEG, PNG, WebP, TIFF)".to_owned(),
+        by: format!("{DECODING} (JPEG, PNG, WebP, TIFF)"),
     };
     match bytes {
         [0xff, 0xd8, ..] => jpeg_header::probe(bytes, place),

@@ -22,7 +22,7 @@ fn failed(problem: TiffError, place: &str) -> Error {
 fn unsupported(what: &str, place: &str) -> Error {
     Error::Unsupported {
         what: format!("TIFF: {what} ({place})"),
-        by: "image decoding (grey, RGB or RGBA of 8 or 16 bits)".to_owned(),
+        by: format!("{} (grey, RGB or RGBA of 8 or 16 bits)", super::DECODING),
     }
 }
 

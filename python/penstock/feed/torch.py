@@ -70,6 +70,8 @@ class Loader(BaseLoader[dict[str, Any]]):
                 time.
         """
         self._has_default_tail = self._asks_group = False
+        # Own epoch minus that of the trainer; None after a state was loaded.
+        self._epoch_offset: int | None = 0
         # Process id, and the group in which ranks exchange whether they have another batch.
         self._exchanged_in: tuple[int, Any] | None = None
         super().__init__(dataset, **arguments)
@@ -89,7 +91,19 @@ class Loader(BaseLoader[dict[str, Any]]):
         """For trainers such as Lightning, which call `batch_sampler.sampler.set_epoch` before each epoch."""
         if not self.has_fixed_positions:
             raise AttributeError("batch_sampler")  # such a trainer would prefetch a batch before the call
-        return SimpleNamespace(sampler=self)
+        return SimpleNamespace(sampler=SimpleNamespace(set_epoch=self._set_trainers_epoch))
+
+    def _set_trainers_epoch(self, epoch: int) -> None:
+        """Like `set_epoch`, but after a loaded state, the trainer's numbers are relative: Lightning counts an epoch that
+        ended at `max_steps` as complete, though it goes on in the middle of it.
+        """
+        if self._epoch_offset is None:
+            self._epoch_offset = self._epoch + self._is_spent(self._cursor) - epoch
+        self.set_epoch(max(epoch + self._epoch_offset, 0))
+
+    def _go_on(self, epoch: int, cursor: int) -> None:
+        super()._go_on(epoch, cursor)
+        self._epoch_offset = None
 
     def _default_tail(self, on_error: str) -> str:
         self._has_default_tail = True

@@ -44,7 +44,7 @@ RCLONE := v1.76.0
 S5CMD := v2.3.0
 MC := v0.0.0-20250313080218-cf909e1063a9
 # Tests that only `make test-peers` runs.
-LEFT_OUT := and not needs_tf and not needs_adapters and not needs_pool and not needs_specs and not needs_array_peers
+LEFT_OUT := and not needs_tf and not needs_adapters and not needs_pool and not needs_specs and not needs_array_peers and not needs_ray_spark
 SUDO := $(shell test "$$(id -u)" = 0 || echo sudo)
 # uv and maturin find the environment only by these variables, so an environment active in the shell has no effect.
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
@@ -172,12 +172,13 @@ test-python-fast: setup ## Fast Python tests that need neither root nor a server
 	@$(BIN)/python -m pytest -q -n 3 --dist loadfile -m "not system and not slow and not needs_server and not needs_s3 and not needs_torch and not needs_root $(LEFT_OUT)"
 
 .PHONY: test-peers
-test-peers: setup setup-peers setup-peers-clients $(STAMPS)/tf $(STAMPS)/adapters $(STAMPS)/specs $(STAMPS)/array-peers ## Tests too large for `make test`: TensorFlow, JAX, Lightning, Accelerate, pools that lose hosts, S3 clients, WebDataset, validators of job specifications and MLPerf logs, MDIO
+test-peers: setup setup-peers setup-peers-clients $(STAMPS)/tf $(STAMPS)/adapters $(STAMPS)/specs $(STAMPS)/array-peers $(STAMPS)/ray-spark ## Tests too large for `make test`: TensorFlow, JAX, Lightning, Accelerate, transformers, Ray, Spark, pools that lose hosts, S3 clients, WebDataset, validators of job specifications and MLPerf logs, MDIO
 	@# TensorFlow emits warnings at import, which must not fail the tests.
 	@PYTHONPATH=python $(TOOLS)/tf/bin/python -m pytest -q -W default -m needs_tf $$(grep -rl --include='test_*.py' 'mark.needs_tf$$' tests)
 	@$(BIN)/python -m pytest -q -m needs_pool $$(grep -rl --include='test_*.py' 'mark.needs_pool$$' tests)
 	@$(BIN)/python -m pytest -q -m needs_specs $$(grep -rl --include='test_*.py' 'mark.needs_specs$$' tests)
 	@$(BIN)/python -m pytest -q -m needs_array_peers $$(grep -rl --include='test_*.py' 'mark.needs_array_peers$$' tests)
+	@$(BIN)/python -m pytest -q -m needs_ray_spark $$(grep -rl --include='test_*.py' 'mark.needs_ray_spark$$' tests)
 	@$(BIN)/python -m pytest -q -m needs_adapters $$(grep -rl --include='test_*.py' 'mark.needs_adapters$$' tests)
 
 # ---------------------------------------------------------------- set-up
@@ -319,6 +320,14 @@ $(STAMPS)/array-peers: requirements/array-peers.txt $(STAMPS)/venv
 	$(call SAY,MDIO and the models of OSDU records in an environment of its own ($(TOOLS)/array-peers); ~400 MB)
 	@$(PYTHON) -m venv --without-pip --clear $(TOOLS)/array-peers
 	@VIRTUAL_ENV="$(CURDIR)/$(TOOLS)/array-peers" $(BIN)/uv pip install --quiet -r requirements/array-peers.txt
+	@touch $@
+
+$(STAMPS)/ray-spark: requirements/ray-spark.txt $(STAMPS)/venv
+	$(call apt,java,default-jre-headless,Java from Debian$(comma) on which Spark runs)
+	$(call SAY,Ray and Spark in an environment of their own ($(TOOLS)/ray-spark) with the torch of $(VENV); ~750 MB)
+	@$(PYTHON) -m venv --without-pip --clear $(TOOLS)/ray-spark
+	@VIRTUAL_ENV="$(CURDIR)/$(TOOLS)/ray-spark" $(BIN)/uv pip install --quiet --compile-bytecode --no-deps -r requirements/ray-spark.txt
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$(echo $(TOOLS)/ray-spark/lib/python3.*/site-packages)/torch-of-venv.pth
 	@touch $@
 
 $(STAMPS)/tf: requirements/tf.txt $(STAMPS)/venv

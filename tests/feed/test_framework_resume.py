@@ -360,6 +360,7 @@ def rows(folder: Path, name: str, world: int) -> list[list[int]]:
     return [[row for part in step for row in part] for step in zip(*ranks, strict=True)]
 
 
+@pytest.mark.timeout(600)
 def test_lightning_resumes_after_every_step_from_its_own_checkpoint(tmp_path):
     """Lightning itself stores and restores the state of a loader in its fit loop, without any code of the user."""
     folder = write(tmp_path / "data", [2] * 11)
@@ -369,6 +370,7 @@ def test_lightning_resumes_after_every_step_from_its_own_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["loader", "map"])
+@pytest.mark.timeout(600)
 def test_transformers_trainer_resumes_after_every_step(tmp_path, kind):
     """With 4 batches per update and 6 per epoch, so that the last update of an epoch has fewer."""
     folder = write(tmp_path / "data", [2] * 11)
@@ -376,6 +378,7 @@ def test_transformers_trainer_resumes_after_every_step(tmp_path, kind):
     start(TRAINER, folder, tmp_path, -1, kind)
 
 
+@pytest.mark.timeout(600)
 def test_accelerate_shards_a_loader_once_and_resumes_on_another_number_of_processes(tmp_path):
     folder = write(tmp_path / "data", [2] * 11)
     start(ACCELERATE, folder, tmp_path, -1, "whole", 13, "starts", "loader", world=2)
@@ -389,6 +392,7 @@ def test_accelerate_shards_a_loader_once_and_resumes_on_another_number_of_proces
     assert rows(tmp_path, "alone", 1)[:2] == whole[7:9]
 
 
+@pytest.mark.timeout(600)
 def test_accelerate_resumes_a_data_loader_over_a_map_dataset_by_itself(tmp_path):
     folder = write(tmp_path / "data", [2] * 11)
     for name, steps, kill in (("whole", 9, -1), ("killed", 9, 4)):
@@ -399,6 +403,7 @@ def test_accelerate_resumes_a_data_loader_over_a_map_dataset_by_itself(tmp_path)
     assert rows(tmp_path, "rest", 1) == whole[4:6]
 
 
+@pytest.mark.timeout(600)
 def test_fsdp_checkpoint_holds_the_loader_and_resumes_on_one_rank(tmp_path):
     folder = write(tmp_path / "data", [2] * 11)
     start(FSDP, folder, tmp_path, -1, "whole", 9, "starts", world=2)
@@ -410,12 +415,14 @@ def test_fsdp_checkpoint_holds_the_loader_and_resumes_on_one_rank(tmp_path):
     assert rows(tmp_path, "alone", 1) == whole[3:5]
 
 
+@pytest.mark.timeout(600)
 def test_stateful_data_loader_resumes_all_datasets_after_every_step(tmp_path):
     folder = write(tmp_path / "data", [2] * 11)
     start(STATEFUL, folder, tmp_path, 9, kills=True)
     start(STATEFUL, folder, tmp_path, -1)
 
 
+@pytest.mark.timeout(600)
 def test_jax_loader_resumes_from_grains_and_orbaxs_checkpoints(tmp_path):
     folder = write(tmp_path / "data", [2] * 11)
     start(JAX, folder, tmp_path, 3, kills=True)

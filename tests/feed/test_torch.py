@@ -58,3 +58,51 @@ def test_torch_loader_is_imported_as_a_module_too():
     from penstock.torch import Loader
 
     assert Loader is penstock.torch.Loader
+
+
+def rows(batch):
+    return [int(y) for y in batch["y"][:, 0]]
+
+
+def test_torch_loader_iterator_without_a_request_keeps_the_loaded_state_and_follows_set_epoch(shuffled):
+    """Lightning makes iterators before it sets the epoch, and more than one after a state was loaded."""
+    whole = penstock.torch.Loader(shuffled, batch_size=6)
+    first, second = ([rows(batch) for batch in whole] for _ in range(2))
+    loader = penstock.torch.Loader(shuffled, batch_size=6)
+    walk = iter(loader)
+    loader.set_epoch(1)
+    assert [rows(batch) for batch in walk] == second
+    loader.set_epoch(0)
+    walk = iter(loader)
+    assert rows(next(walk)) == first[0]
+    state = loader.state_dict()
+    loader.set_epoch(1)
+    with pytest.raises(penstock.errors.ConfigError, match="set_epoch"):
+        next(walk)
+    loader.load_state_dict(state)
+    kept = [iter(loader), iter(loader)]
+    with pytest.raises(penstock.errors.ConfigError, match="newer iterator"):
+        next(kept[0])
+    assert [rows(batch) for batch in kept[1]] == first[1:]
+    assert [rows(batch) for batch in loader] == second
+
+
+def test_torch_loader_follows_a_trainers_epochs_relative_to_a_loaded_state(shuffled):
+    loader = penstock.torch.Loader(shuffled, batch_size=6)
+    set_epoch = loader.batch_sampler.sampler.set_epoch
+    walk = iter(loader)
+    set_epoch(2)
+    assert (len(next(walk)["y"]), loader.epoch) == (6, 2)
+    state = {**loader.state_dict(), "epoch": 0}
+    loader.load_state_dict(state)
+    walk = iter(loader)
+    set_epoch(1)  # the trainer counts the epoch of the state as complete
+    assert (loader.epoch, len(list(walk))) == (0, 3)
+    set_epoch(2)
+    assert loader.epoch == 1
+    loader.load_state_dict({**state, "cursor": 20})
+    walk = iter(loader)
+    set_epoch(1)  # after the last batch of epoch 0
+    assert (loader.epoch, len(list(walk))) == (1, 4)
+    unindexed = penstock.torch.Loader(dataset(shuffled.url, indexed=False), batch_size=6)
+    assert not hasattr(unindexed, "batch_sampler")

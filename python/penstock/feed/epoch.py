@@ -136,7 +136,9 @@ class Epoch(Generic[Batch]):
                 where="iterator",
             )
         with self._turn:  # serialises threads that share an iterator
-            self._is_touched = True
+            if not self._is_touched:
+                self._is_touched = True
+                self._loader._requested(self)
             return self._step()
 
     def _raise_if_ended(self) -> None:

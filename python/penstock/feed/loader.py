@@ -456,7 +456,7 @@ class BaseLoader(Generic[Batch]):
                 "penstock.torch.StreamDataset(dataset)",
             )
         self._supersede("a newer iterator of the same loader was made")
-        start, self._resume = self._resume, 0
+        start = self._resume
         if start == 0 and self._is_spent(self._cursor):
             # Callers that use len() (as Lightning does) stop after the last batch without asking for more, so the epoch
             # is complete.
@@ -595,6 +595,11 @@ class BaseLoader(Generic[Batch]):
     def _is_live(self, one: Epoch[Batch]) -> bool:
         """True if this pass was not replaced by a newer pass or by a loaded state."""
         return self._live is not None and self._live() is one
+
+    def _requested(self, by: Epoch[Batch]) -> None:
+        """Forget the loaded state at the first request. Lightning may make several iterators before it."""
+        if self._is_live(by):
+            self._resume = 0
 
     def _delivered(self, by: Epoch[Batch], cursor: int) -> None:
         if self._is_live(by):

@@ -16,6 +16,7 @@ _Memory: TypeAlias = Any
 __all__ = [
     "ORDER_VERSION",
     "BatchBy",
+    "BytePairs",
     "ChunkedArray",
     "Counted",
     "CudaDevice",
@@ -31,6 +32,7 @@ __all__ = [
     "SegyFile",
     "ShardBuffer",
     "ShardBytes",
+    "ShardMemory",
     "Source",
     "StageJob",
     "StageRequest",
@@ -86,8 +88,8 @@ def decode_tfrecord(
         Corrupt: The data are not a TFRecord of tf.Examples, or are damaged or truncated.
     """
 
-def crc32c(data: bytes) -> int:
-    """CRC-32C (Castagnoli) of `data`."""
+def crc32c(data: _Memory) -> int:
+    """CRC-32C (Castagnoli) of a buffer of bytes."""
 
 # Statistics: count, number of NaN, minimum, maximum, sum.
 _Statistics: TypeAlias = tuple[int, int, float, float, float]
@@ -98,7 +100,7 @@ class ShardBuffer:
     `ints` (a buffer of int64), `floats` (a buffer of float32), or a dtype (its elements as a buffer of bytes).
     """
 
-    def __new__(cls, fields: int, is_tar: bool) -> ShardBuffer: ...
+    def __new__(cls, fields: int, is_tar: bool, memory: ShardMemory) -> ShardBuffer: ...
     @property
     def nbytes(self) -> int: ...
     @property
@@ -114,6 +116,12 @@ class ShardBuffer:
         """For each field, the statistics of its sizes in bytes and of its values."""
     def finish(self, codec: Literal["none", "gzip", "zstd"], level: int | None) -> ShardBytes:
         """End the shard, compress it and empty this buffer."""
+
+@final
+class ShardMemory:
+    """Memory of stored shards, which later shards use again."""
+
+    def __new__(cls) -> ShardMemory: ...
 
 @final
 class ShardBytes:
@@ -214,6 +222,23 @@ class RaggedTensor:
     def nbytes(self) -> int: ...
     def __len__(self) -> int: ...
     def texts(self) -> list[str]: ...
+
+@final
+class BytePairs:
+    """A byte-level BPE tokenizer whose every step the core knows."""
+
+    @staticmethod
+    def of_json(json: str) -> BytePairs | None:
+        """Read a tokenizer from its JSON. None if the core does not know all of its steps."""
+    def encode(
+        self, values: _Memory, offsets: _Memory, before: Sequence[int], after: Sequence[int], threads: int
+    ) -> tuple[bytes, bytes, list[int]]:
+        """Encode the texts between consecutive `offsets` (int64) of `values` (UTF-8), each with the tokens `before` and
+        `after` it.
+
+        Returns the tokens of all texts and the number of tokens of each (both uint32), and the numbers of the texts that
+        have no tokens here, because only the tokenizer itself knows them.
+        """
 
 # Listing of a dataset: names, sizes, versions and format. It has no connection and can be pickled.
 @final
@@ -320,6 +345,7 @@ class PartialCounts:
     def scan_start(self, number: int, records: int) -> int: ...
     def learn(self, counted: Sequence[tuple[int, int]]) -> None: ...
     def count(self, number: int) -> int | None: ...
+    def reads_ranges(self, objects: Sequence[int]) -> bool: ...
     @property
     def complete(self) -> int: ...
     def so_far(self, objects: Sequence[int], first_indexed: int = 0) -> Counted: ...

@@ -100,6 +100,12 @@ impl PartialCounts {
         known.filter(|known| known.complete).map(|known| known.records)
     }
 
+    /// True if single records of all these objects can be read: their positions are stored, and they are not compressed.
+    pub fn reads_ranges(&self, source: &Source, objects: &[u64]) -> bool {
+        let state = lock(&self.state);
+        objects.iter().all(|&object| source.codec(object) == Codec::None && state.at(object as usize).is_some())
+    }
+
     /// Adds the complete count of an object, which another process scanned.
     pub fn learn(&self, object: u64, records: u64) {
         self.note(object, records, None, true);

@@ -8,6 +8,7 @@
 mod array;
 mod batch_by;
 mod bench;
+mod byte_pairs;
 mod diff;
 mod dlpack;
 mod emulator;
@@ -39,6 +40,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(shard_buffer::record_offsets, module)?)?;
     module.add_class::<shard_buffer::PyShardBuffer>()?;
     module.add_class::<shard_buffer::PyShardBytes>()?;
+    module.add_class::<shard_buffer::PyShardMemory>()?;
     module.add_function(wrap_pyfunction!(index::index, module)?)?;
     module.add_function(wrap_pyfunction!(diff::diff, module)?)?;
     module.add_function(wrap_pyfunction!(stage::verify, module)?)?;
@@ -68,6 +70,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<source::PyPartialCounts>()?;
     module.add_class::<sampler::PySampler>()?;
     module.add_class::<batch_by::PyBatchBy>()?;
+    module.add_class::<byte_pairs::PyBytePairs>()?;
     module.add_class::<feed::PyFeed>()?;
     module.add_class::<unindexed::PyUnindexed>()?;
     module.add_class::<run::PyRun>()?;

@@ -9,6 +9,7 @@ use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyFloat, PyInt, PyList, PyMapping};
 
+use crate::array::Memory;
 use crate::errors::raise;
 use crate::runtime::enter;
 
@@ -152,6 +153,7 @@ pub fn decode_tfrecord<'py>(py: Python<'py>, data: &[u8], codec: Option<&str>) -
 
 /// Computes the CRC-32C of `data`.
 #[pyfunction]
-pub fn crc32c(py: Python<'_>, data: &[u8]) -> u32 {
-    py.detach(|| checksum::crc32c(data))
+pub fn crc32c(py: Python<'_>, data: &Bound<'_, PyAny>) -> PyResult<u32> {
+    let data = Memory::of(data, false)?;
+    Ok(py.detach(|| checksum::crc32c(data.slice())))
 }

@@ -3,6 +3,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
 
 use penstock_codec::{Codec, checksum, compress};
 use penstock_dataset::record_offsets::log_entry;
@@ -10,7 +11,7 @@ use penstock_record::tar_writer::{END, write_member};
 use penstock_record::tf_example::{FeatureValue, append_example};
 use penstock_record::tfrecord::frame_in_place;
 use penstock_record::value_stats::ValueStats;
-use penstock_types::{DType, Error, Key};
+use penstock_types::{DType, Error, Key, lock};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
@@ -81,10 +82,41 @@ fn as_tuple(stats: &ValueStats) -> PyStats {
     (stats.count, stats.nan, stats.min, stats.max, stats.sum)
 }
 
+/// Memory of stored shards, which later shards use again: new memory costs a page fault per 4 KiB.
+#[pyclass(name = "ShardMemory", module = "penstock._native", frozen)]
+#[derive(Default, Clone)]
+pub struct PyShardMemory(Arc<Mutex<Vec<Vec<u8>>>>);
+
+/// Maximum number of stored shards whose memory is kept.
+const MAX_SPARE: usize = 2;
+
+#[pymethods]
+impl PyShardMemory {
+    #[new]
+    fn new() -> Self {
+        Self::default()
+    }
+}
+
+impl PyShardMemory {
+    fn take(&self) -> Vec<u8> {
+        lock(&self.0).pop().unwrap_or_default()
+    }
+
+    fn put(&self, mut bytes: Vec<u8>) {
+        let mut spare = lock(&self.0);
+        if spare.len() < MAX_SPARE && bytes.capacity() > 0 {
+            bytes.clear();
+            spare.push(bytes);
+        }
+    }
+}
+
 /// A shard in memory, to which samples are appended.
 #[pyclass(name = "ShardBuffer", module = "penstock._native")]
 pub struct PyShardBuffer {
     bytes: Vec<u8>,
+    memory: PyShardMemory,
     is_tar: bool,
     /// Start of the last record.
     last: usize,
@@ -95,8 +127,10 @@ pub struct PyShardBuffer {
 #[pymethods]
 impl PyShardBuffer {
     #[new]
-    fn new(fields: usize, is_tar: bool) -> Self {
-        Self { bytes: Vec::new(), is_tar, last: 0, records: 0, fields: vec![FieldStats::default(); fields] }
+    fn new(fields: usize, is_tar: bool, memory: &Bound<'_, PyShardMemory>) -> Self {
+        let memory = memory.get().clone();
+        let fields = vec![FieldStats::default(); fields];
+        Self { bytes: memory.take(), memory, is_tar, last: 0, records: 0, fields }
     }
 
     #[getter]
@@ -186,7 +220,7 @@ impl PyShardBuffer {
     /// Ends the shard, compresses it and empties this buffer. Returns the bytes to store.
     fn finish(&mut self, py: Python<'_>, codec: &str, level: Option<i32>) -> PyResult<PyShardBytes> {
         let mut bytes = std::mem::take(&mut self.bytes);
-        let is_tar = self.is_tar;
+        let (is_tar, memory) = (self.is_tar, self.memory.clone());
         enter(py, move || {
             let codec: Codec = codec.parse()?;
             if is_tar {
@@ -194,10 +228,14 @@ impl PyShardBuffer {
             }
             let stored = match codec {
                 Codec::None => bytes,
-                _ => compress(codec, &bytes, level.unwrap_or_else(|| codec.default_level()))?,
+                _ => {
+                    let stored = compress(codec, &bytes, level.unwrap_or_else(|| codec.default_level()))?;
+                    memory.put(bytes);
+                    stored
+                }
             };
             let crc32c = checksum::crc32c(&stored);
-            Ok(PyShardBytes { bytes: stored, crc32c })
+            Ok(PyShardBytes { bytes: stored, memory: (codec == Codec::None).then_some(memory), crc32c })
         })
     }
 }
@@ -212,7 +250,17 @@ impl PyShardBuffer {
 #[pyclass(name = "ShardBytes", module = "penstock._native", frozen)]
 pub struct PyShardBytes {
     bytes: Vec<u8>,
+    /// Gets the bytes' memory back; `None` for compressed bytes, whose sizes differ too much.
+    memory: Option<PyShardMemory>,
     crc32c: u32,
+}
+
+impl Drop for PyShardBytes {
+    fn drop(&mut self) {
+        if let Some(memory) = self.memory.take() {
+            memory.put(std::mem::take(&mut self.bytes));
+        }
+    }
 }
 
 #[pymethods]

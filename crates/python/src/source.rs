@@ -592,6 +592,11 @@ impl PyPartialCounts {
         self.counts.count(number)
     }
 
+    /// Whether single records of all these objects can be read.
+    fn reads_ranges(&self, objects: Vec<u64>) -> bool {
+        self.counts.reads_ranges(&self.source, &objects)
+    }
+
     /// Number of objects that are counted completely.
     #[getter]
     fn complete(&self) -> usize {

@@ -7,6 +7,7 @@
 //! hostile bytes, they return [`penstock_types::Error::Corrupt`] with the numbers.
 
 pub mod arrow;
+pub mod byte_pairs;
 mod byteswap;
 pub mod chunk;
 pub mod csv;

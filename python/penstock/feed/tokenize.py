@@ -3,7 +3,8 @@
 the samples.
 
 While the consumer works on a batch, the next batches are tokenized. The tokenizers of Hugging Face run without the GIL,
-on as many threads as they choose.
+on as many threads as they choose. For the usual ones of byte-level BPE, the core computes the same tokens faster
+(`byte_pairs`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, MapFailed
+from penstock.feed import byte_pairs
+from penstock.feed.byte_pairs import Utf8
 from penstock.feed.columns import Ragged, string_rows
 from penstock.feed.fields import dtype_name
 
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from penstock.feed.byte_pairs import BytePairEncoder
     from penstock.feed.epoch import BatchRun
 
 __all__ = ["TokenizeRun", "TokenizeStep"]
@@ -73,8 +77,9 @@ class TokenizeStep:
                     where="tokenize",
                     hint="give a function of several lists instead",
                 )
-            encode: Callable[..., Any] = _Encode(fast, special_tokens)
-            text = f"{fast.to_str()}\n{special_tokens}"
+            described = fast.to_str()
+            encode: Callable[..., Any] = _Encode(fast, special_tokens, byte_pairs.of(fast, described, special_tokens))
+            text = f"{described}\n{special_tokens}"
         elif callable(tokenizer):
             encode, text = tokenizer, str(getattr(tokenizer, "digest", ""))
         else:
@@ -93,20 +98,28 @@ class TokenizeStep:
         return cls(encode, tuple(fields), into, named, _digest(f"{text}\n{fields}\n{into}\n{named}"))
 
 
-@dataclass(frozen=True, slots=True)
 class _Encode:
     """Encodes a list of texts with a tokenizer of the `tokenizers` package."""
 
-    tokenizer: Any
-    special_tokens: bool
+    def __init__(self, tokenizer: Any, special_tokens: bool, pairs: BytePairEncoder | None) -> None:  # noqa: FBT001
+        self._tokenizer, self._special_tokens, self.pairs = tokenizer, special_tokens, pairs
 
-    def __call__(self, texts: list[str]) -> list[list[int]]:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _encode_of, (self._tokenizer, self._special_tokens)
+
+    def __call__(self, texts: list[str] | Utf8) -> Any:
+        if self.pairs is not None and isinstance(texts, Utf8):
+            return self.pairs.encode(texts, self)
         # The fast variant returns the same tokens, without their offsets in the text.
-        encode = getattr(self.tokenizer, "encode_batch_fast", self.tokenizer.encode_batch)
-        return [encoding.ids for encoding in encode(texts, add_special_tokens=self.special_tokens)]
+        encode = getattr(self._tokenizer, "encode_batch_fast", self._tokenizer.encode_batch)
+        return [encoding.ids for encoding in encode(texts, add_special_tokens=self._special_tokens)]
 
 
-_Job = tuple["Future[dict[str, Any]]", list[list[Any]]]
+def _encode_of(tokenizer: Any, special_tokens: bool) -> _Encode:  # noqa: FBT001 - called by pickle
+    return _Encode(tokenizer, special_tokens, byte_pairs.of(tokenizer, tokenizer.to_str(), special_tokens))
+
+
+_Job = tuple["Future[dict[str, Any]]", list[Any]]
 """A batch to tokenize: its result, and the texts of each field."""
 
 
@@ -129,6 +142,7 @@ class TokenizeRun:
         self._queue: SimpleQueue[_Job | None] = SimpleQueue()
         self._under_way: deque[tuple[Future[dict[str, Any]], dict[str, Any], int, int]] = deque()
         self._is_exhausted = self._is_closed = False
+        self._is_utf8 = getattr(step.encode, "pairs", None) is not None
         self._wait_s = 0.0
         # A daemon, because a tokenizer that hangs must not keep the program from ending.
         threading.Thread(target=_work, args=(self._queue, step, epoch), name="penstock-tokenize", daemon=True).start()
@@ -156,7 +170,7 @@ class TokenizeRun:
                 self._is_exhausted = True
                 return
             tensors, rows, cursor = got
-            texts = [_texts(tensors, name) for name in self._step.fields]
+            texts = [_texts(tensors, name, self._is_utf8) for name in self._step.fields]
             passed = {name: column for name, column in tensors.items() if name not in self._step.fields}
             made: Future[dict[str, Any]] = Future()
             self._under_way.append((made, passed, rows, cursor))
@@ -186,7 +200,8 @@ class TokenizeRun:
         self._run.close()
 
 
-def _texts(tensors: Mapping[str, Any], name: str) -> list[Any]:
+def _texts(tensors: Mapping[str, Any], name: str, is_utf8: bool) -> list[Any] | Utf8:  # noqa: FBT001 - one caller
+    """Return the texts of a field, which do not refer to the batch any more."""
     column = tensors.get(name)
     if isinstance(column, list):
         return column
@@ -197,10 +212,10 @@ def _texts(tensors: Mapping[str, Any], name: str) -> list[Any]:
             where="tokenize",
             hint=f"set it: .fields({name}=penstock.text())",
         )
-    return string_rows(column)
+    return Utf8.of(column) if is_utf8 and column.is_text else string_rows(column)
 
 
-def _tokenized(step: TokenizeStep, texts: list[list[Any]], epoch: int) -> dict[str, Any]:
+def _tokenized(step: TokenizeStep, texts: list[Any], epoch: int) -> dict[str, Any]:
     """Run the tokenizer over the texts of a batch. Returns a `Ragged` per field of tokens."""
     try:
         results = step.encode(*texts)
@@ -223,6 +238,8 @@ def _joined(rows: Sequence[Any], count: int, dtype: str, name: str) -> Ragged:
     import numpy as np
 
     try:
+        if isinstance(rows, Ragged):  # of byte_pairs
+            return Ragged(_fitted(rows.values, dtype), rows.offsets)
         lengths = [len(row) for row in rows]
         if len(lengths) != count:
             raise MapFailed(f"tokenize: {count:,} texts gave {len(lengths):,} lists of `{name}`", where="tokenize")

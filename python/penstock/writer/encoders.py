@@ -71,8 +71,8 @@ def encoder_of(settings: Settings, fields: Fields) -> Encoder:
 class _Buffer:
     """A shard that the core builds."""
 
-    def __init__(self, fields: int, *, is_tar: bool) -> None:
-        self.core = _native.ShardBuffer(fields, is_tar)
+    def __init__(self, fields: int, memory: _native.ShardMemory, *, is_tar: bool) -> None:
+        self.core = _native.ShardBuffer(fields, is_tar, memory)
         self.keys: set[str] = set()
 
     @property
@@ -105,10 +105,10 @@ class TfRecordEncoder:
     suffix = ".tfrecord"
 
     def __init__(self, fields: Fields) -> None:
-        self._fields = fields.fields
+        self._fields, self._memory = fields.fields, _native.ShardMemory()
 
     def begin(self) -> _Buffer:
-        return _Buffer(len(self._fields), is_tar=False)
+        return _Buffer(len(self._fields), self._memory, is_tar=False)
 
     def add(self, shard: _Buffer, values: list[Any], sample: int) -> None:
         """Append a sample.
@@ -175,7 +175,7 @@ class TarEncoder:
     suffix = ".tar"
 
     def __init__(self, fields: Fields) -> None:
-        self._fields = fields.fields
+        self._fields, self._memory = fields.fields, _native.ShardMemory()
         self._parts: list[str] = []
         seen: dict[str, str] = {}
         for field in self._fields:
@@ -214,7 +214,7 @@ class TarEncoder:
         return name if last == "npy" else f"{name}.npy"
 
     def begin(self) -> _Buffer:
-        return _Buffer(len(self._fields), is_tar=True)
+        return _Buffer(len(self._fields), self._memory, is_tar=True)
 
     def add(self, shard: _Buffer, values: list[Any], sample: int) -> None:
         """Append a sample.

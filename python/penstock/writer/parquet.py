@@ -32,6 +32,9 @@ __all__ = ["ParquetEncoder"]
 _GROUP_BYTES = 16 << 20
 """Values of a row group in bytes: a reader decodes the needed columns of a whole group."""
 
+_LARGE = 1024
+"""Mean size in bytes of the values of a column from which on the column has no dictionary."""
+
 _MAX_LIST = 2**31 - 1
 """Elements of a column in one shard: Arrow's offsets have 32 bits."""
 
@@ -123,17 +126,21 @@ class _Shard:
         rows = max(1, self.records * _GROUP_BYTES // max(self.nbytes, 1))
         fields = [pa.field(column.field.name, _type(column.field)) for column in self.columns]
         table = pa.table([column.array() for column in self.columns], schema=pa.schema(fields))
+        # A dictionary of large values only costs time: its limit is 1 MB.
+        small = [column.field.name for column in self.columns if column.nbytes < _LARGE * self.records]
+        small += [f"{name}.list.element" for name in small]
         self.columns = []
         out = pa.BufferOutputStream()
         pq.write_table(
             table,
             out,
             row_group_size=rows,
+            use_dictionary=small,
             compression=codec,
             compression_level=level if codec != "none" else None,
         )
         stored = out.getvalue()
-        return stored, _native.crc32c(stored.to_pybytes())
+        return stored, _native.crc32c(np.frombuffer(stored, np.uint8))
 
 
 class ParquetEncoder:

@@ -341,3 +341,13 @@ def test_process_that_leaves_its_first_epoch_ends_the_scan(tmp_path, cache):
     assert (done.returncode, done.stdout) == (0, "4\n")
     assert "Traceback" not in done.stderr
     assert not list((cache / "records").glob("*.lock"))
+
+
+def test_first_batches_of_a_shuffle_read_single_records_once_its_window_is_counted(tmp_path, cache):
+    folder = write(tmp_path / "d", [12] * 4, size=700_000)  # 8.4 MB each; records are too far apart to be read together
+    loader = penstock.Loader(opened(folder, seed=5, window=2), batch_size=1)
+    running = iter(loader)
+    next(running)
+    # Parts of 1 and of 8 batches have begun. The window has 24 records.
+    assert loader.report()["bytes_in"] < 9.5 * 703_000
+    running.close()

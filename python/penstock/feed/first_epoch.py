@@ -5,13 +5,16 @@ part after part, until the scan is complete.
 The order of an epoch depends on the counts only through the running sums of its object order. With the counts of the
 first objects, the positions of their samples are therefore final. Each part is a native feed over a prefix of the
 epoch that ends at a batch; the last part is the dataset's own feed.
+
+A shuffled batch has records of all objects of a window, which a feed of the whole window would read before the first
+batch. Therefore the first parts of a shuffle have only a few batches each, and read single records if they can.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock import _native
 
@@ -27,11 +30,25 @@ MAX_DEFAULT_WINDOW = 16
 """Number of objects whose counts determine the default shuffle window (`default_window` in the core)."""
 
 
-class Part:
+_GROWTH = 8
+"""Factor between the numbers of batches of the first parts of a shuffle, of which the first one has one batch."""
+
+
+class Part(NamedTuple):
     """A feed over a prefix of an epoch, or over all of it."""
 
-    def __init__(self, feed: _native.Feed, *, is_last: bool) -> None:
-        self.feed, self.is_last = feed, is_last
+    feed: _native.Feed
+    is_last: bool
+    next_from: int | None
+    """Cursor behind this part, if the next batches are known too."""
+
+
+class _Known(NamedTuple):
+    """The sampler of a known prefix; see `Part`."""
+
+    sampler: _native.Sampler | None = None
+    is_last: bool = True
+    next_from: int | None = None
 
 
 class FirstEpochFeed:
@@ -44,6 +61,7 @@ class FirstEpochFeed:
         self.dataset, self.scan, self.batch = dataset, scan, batch
         self._make = make
         self._closed: Counter[str] = Counter()
+        self._batches = 1
         self.part: Part | None = None
 
     @property
@@ -72,13 +90,12 @@ class FirstEpochFeed:
         if self.part is not None:
             self._closed.update(self.part.feed.metrics())
             self.part = None
-        known = self._known(epoch, cursor)
-        sampler, is_last = (None, True) if known is None else known
-        self.part = Part(self._make(sampler), is_last=is_last)
+        known = self._known(epoch, cursor) or _Known()
+        self.part = Part(self._make(known.sampler), known.is_last, known.next_from)
         return self.part
 
-    def _known(self, epoch: int, cursor: int) -> tuple[_native.Sampler, bool] | None:
-        """Return the sampler of the known prefix, and whether it is the whole epoch; None if everything is counted."""
+    def _known(self, epoch: int, cursor: int) -> _Known | None:
+        """Return the sampler of the known prefix; None if everything is counted."""
         dataset, scan = self.dataset, self.scan
         order = dataset.source.object_order(dataset.seed, epoch)
         window = self._window()
@@ -103,7 +120,11 @@ class FirstEpochFeed:
             stop = samples if is_last else cursor + (samples - cursor) // self.batch * self.batch
             if stop > cursor or is_last:
                 leaf = _native.Sampler.leaf(dataset.source, counted, seed=dataset.seed, window=window)
-                return leaf.range(0, stop), is_last
+                near = cursor + self._batches * self.batch
+                if dataset.seed is not None and near < stop and scan.counts.reads_ranges(objects):
+                    self._batches *= _GROWTH
+                    return _Known(leaf.range(0, near), is_last=False, next_from=near)
+                return _Known(leaf.range(0, stop), is_last)
             if end == len(order):
                 # The last samples do not fill a batch, or there are none: the counts will be complete at once.
                 scan.wait()
@@ -141,6 +162,7 @@ class FirstEpochRun:
         self._feed, self._epoch, self._cursor = feed, epoch, cursor
         self._run: _native.Run | None = None
         self._is_last = self._is_closed = False
+        self._next_from: int | None = None
         self._timing: Counter[str] = Counter()
         self._errors: tuple[int, int, list[str]] = (0, 0, [])
         self._begin_part()
@@ -157,6 +179,10 @@ class FirstEpochRun:
                 self._cursor = got[2]
                 if not self._is_last:
                     self._feed.scan.go_on()  # only now, so that the first batch does not wait for it
+                if self._cursor == self._next_from:
+                    # The next part reads while the consumer works on this batch.
+                    self._end_part()
+                    self._begin_part()
                 return got
             if self._is_last:
                 return None
@@ -167,6 +193,9 @@ class FirstEpochRun:
     def _begin_part(self) -> None:
         part = self._feed.next_part(self._epoch, self._cursor)
         self._run, self._is_last = part.feed.start(self._epoch, self._cursor), part.is_last
+        self._next_from = part.next_from
+        if self._is_closed:  # another thread closed the run meanwhile
+            self._end_part()
 
     def _end_part(self) -> None:
         run, self._run = self._run, None

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens per second into packed batches: Penstock, MosaicML Streaming and Hugging Face `datasets`, one after another.
+"""Tokens per second into packed batches: Penstock, MosaicML Streaming and Hugging Face `datasets`, by turns.
 
     uv venv /tmp/text-peers
     uv pip install -p /tmp/text-peers/bin/python mosaicml-streaming datasets tokenizers torch
-    .venv/bin/python benches/peers/feed/text.py DIR --peers /tmp/text-peers/bin/python [--repeats 3]
+    .venv/bin/python benches/peers/feed/text.py DIR --peers /tmp/text-peers/bin/python [--repeats 3] [--text FILE ...]
 
-From text, all contestants use the same BPE tokenizer, which is trained on the generated text. From ready tokens, they
-read the same uint16 stream, each from its own format. Every contestant runs in its own process, reads the data once to
-warm the page cache and its own caches, and is then timed. Penstock uses all cores; the peers use the main process, or
-`--workers` processes. The digest of each stream of tokens is printed.
+From text, all contestants use the same byte-level BPE tokenizer, which is trained on that text: generated words, or the
+lines of `--text` files. From ready tokens, they read the same uint16 stream, each from its own format. Every contestant
+runs in its own process, reads the first million tokens to warm up, and is then timed. The page cache is warm. Penstock
+uses all cores; a peer runs in the main process (0 workers) and in 1 and 2 workers of a DataLoader. Printed: M tokens/s,
+CPU seconds of the process and its workers per 100 M tokens, ratios of both, and the digest of the first million tokens.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import argparse
 import hashlib
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -31,6 +33,10 @@ if TYPE_CHECKING:
 
 LENGTH, BATCH, EOS, VOCABULARY = 1024, 8, 0, 8000
 SHARDS, DOCUMENTS = 8, 2000
+STREAM = 50_000_000
+"""Number of ready tokens: the tokens of the text are repeated, so that the start of a loader takes little of the time."""
+WARM = 1_000_000
+WORKERS = (0, 1, 2)
 
 
 def words(random: np.random.Generator) -> list[str]:
@@ -41,27 +47,52 @@ def words(random: np.random.Generator) -> list[str]:
     return ["".join(random.choice(letters, length, p=weights / weights.sum())) for length in lengths]
 
 
-def prepare(folder: Path) -> None:
-    """Writes the text as JSON lines, the tokenizer, and the tokens as nanoGPT writes them."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-
+def generated() -> Iterator[list[str]]:
+    """Texts of each shard, of words that are drawn by a power law."""
     random = np.random.default_rng(1)
     vocabulary = words(random)
-    (folder / "jsonl").mkdir(parents=True)
-    texts: list[str] = []
-    for shard in range(SHARDS):
-        lines = []
+    for _ in range(SHARDS):
+        texts = []
         for _ in range(DOCUMENTS):
             count = int(random.lognormal(6, 1)) + 1  # 400 words at the median
-            picked = random.zipf(1.3, count) % len(vocabulary)
-            text = " ".join(vocabulary[word] for word in picked)
-            texts.append(text)
-            lines.append(json.dumps({"text": text, "meta": {"shard": shard}}) + "\n")
+            texts.append(" ".join(vocabulary[word] for word in random.zipf(1.3, count) % len(vocabulary)))
+        yield texts
+
+
+def given_texts(paths: list[Path]) -> Iterator[list[str]]:
+    """Texts of each shard: the files, cut at blank lines after at least 2,000 characters."""
+    texts: list[str] = []
+    for path in paths:
+        begun = ""
+        for paragraph in path.read_text(errors="replace").split("\n\n"):
+            begun += paragraph + "\n\n"
+            if len(begun) >= 2000:
+                texts.append(begun)
+                begun = ""
+        texts += [begun] if begun else []
+    for shard in range(SHARDS):
+        yield texts[shard::SHARDS]
+
+
+def prepare(folder: Path, paths: list[Path]) -> None:
+    """Writes the text as JSON lines, the tokenizer, and the tokens as nanoGPT writes them."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    (folder / "jsonl").mkdir(parents=True)
+    texts: list[str] = []
+    for shard, found in enumerate(given_texts(paths) if paths else generated()):
+        lines = (json.dumps({"text": text, "meta": {"shard": shard}}) + "\n" for text in found)
         (folder / f"jsonl/{shard:04d}.jsonl").write_text("".join(lines))
+        texts += found
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
-    special = ["<eos>"]
-    trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=special, show_progress=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=["<eos>"],
+        show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
     tokenizer.train_from_iterator(texts[::8], trainer)
     tokenizer.save(str(folder / "tokenizer.json"))
     stream: list[int] = []
@@ -69,7 +100,7 @@ def prepare(folder: Path) -> None:
         for encoding in tokenizer.encode_batch(texts[at : at + 1000]):
             stream += [*encoding.ids, EOS]
     (folder / "tokens").mkdir()
-    np.array(stream, np.uint16).tofile(folder / "tokens/train.bin")
+    np.resize(np.array(stream, np.uint16), STREAM).tofile(folder / "tokens/train.bin")
 
 
 def prepare_peers(folder: Path) -> None:
@@ -88,7 +119,8 @@ def prepare_peers(folder: Path) -> None:
         for row in rows:
             out.write({"tokens": row})
     features = datasets.Features({"tokens": datasets.Sequence(datasets.Value("uint16"), length=LENGTH)})
-    datasets.Dataset.from_dict({"tokens": rows}, features=features).save_to_disk(str(folder / "hf-tokens"))
+    made = datasets.Dataset.from_dict({"tokens": rows}, features=features)
+    made.save_to_disk(str(folder / "hf-tokens"), num_shards=SHARDS)
 
 
 def concat(rows: Iterable[list[int]]) -> Iterator[np.ndarray[Any, Any]]:
@@ -109,6 +141,22 @@ def penstock_text(folder: Path) -> Iterator[Any]:
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     made = penstock.open(folder / "jsonl").fields(text=penstock.text()).tokenize(tokenizer).pack(LENGTH, eos=EOS)
+    for batch in penstock.torch.Loader(made, batch_size=BATCH, tail="drop"):
+        yield batch["tokens"]
+
+
+def penstock_package(folder: Path) -> Iterator[Any]:
+    """As `penstock_text`, but the `tokenizers` package computes all tokens, and not Penstock's core."""
+    from tokenizers import Tokenizer
+
+    import penstock
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+    def encode(texts: list[str]) -> list[list[int]]:
+        return [encoding.ids for encoding in tokenizer.encode_batch_fast(texts)]
+
+    made = penstock.open(folder / "jsonl").fields(text=penstock.text()).tokenize(encode, key="1").pack(LENGTH, eos=EOS)
     for batch in penstock.torch.Loader(made, batch_size=BATCH, tail="drop"):
         yield batch["tokens"]
 
@@ -186,30 +234,53 @@ def datasets_text(folder: Path, workers: int = 0) -> Iterator[Any]:
 def datasets_tokens(folder: Path, workers: int = 0) -> Iterator[Any]:
     import datasets
 
-    made = datasets.load_from_disk(str(folder / "hf-tokens")).to_iterable_dataset()
+    made = datasets.load_from_disk(str(folder / "hf-tokens")).to_iterable_dataset(num_shards=SHARDS)
     yield from _loader(made.with_format("torch"), workers)
 
 
 CONTESTS = {
-    "text": (penstock_text, streaming_text, datasets_text),
+    "text": (penstock_text, penstock_package, streaming_text, datasets_text),
     "tokens": (penstock_tokens, streaming_tokens, datasets_tokens),
 }
 
 
+def cpu_s() -> float:
+    """CPU seconds of this process and of its workers that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
 def contestant(name: str, folder: Path, workers: int) -> None:
-    """Reads everything twice, and prints tokens, seconds and the digest of the second pass as JSON."""
+    """Warms up, reads everything, and prints tokens, seconds and CPU seconds as JSON."""
     function = {each.__name__: each for contest in CONTESTS.values() for each in contest}[name]
-    arguments = {} if name.startswith("penstock") else {"workers": workers}
-    for is_timed in (False, True):
-        tokens, digest, began = 0, hashlib.blake2b(digest_size=8), time.perf_counter()
-        for batch in function(folder, **arguments):
-            tokens += batch.numel()
-            if not is_timed:
-                digest.update(batch.numpy().tobytes())
-        seconds = time.perf_counter() - began
-        if not is_timed:
-            shown = digest.hexdigest()
-    print(json.dumps({"tokens": tokens, "seconds": seconds, "digest": shown}))
+    ours = name.startswith("penstock")
+    arguments = {} if ours else {"workers": workers}
+    digest, seen = hashlib.blake2b(digest_size=8), 0
+    for batch in function(folder, **arguments):
+        if seen < WARM:
+            digest.update(batch.numpy().tobytes())
+        elif not ours:  # Penstock reads everything, because it counts the records of new objects once
+            break
+        seen += batch.numel()
+    tokens, began, before = 0, time.perf_counter(), cpu_s()
+    for batch in function(folder, **arguments):
+        tokens += batch.numel()
+    used = {"wall_s": time.perf_counter() - began, "cpu_s": cpu_s() - before}
+    print(json.dumps({"tokens": tokens, **used, "digest": digest.hexdigest()}))
+
+
+def versions(python: str) -> dict[str, str]:
+    """Versions of the packages in an environment."""
+    code = """import json
+from importlib.metadata import PackageNotFoundError, version
+found = {}
+for name in ("tokenizers", "mosaicml-streaming", "datasets", "torch", "numpy"):
+    try: found[name] = version(name)
+    except PackageNotFoundError: pass
+print(json.dumps(found))"""
+    done = subprocess.run([python, "-c", code], check=True, stdout=subprocess.PIPE, text=True)
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
 
 
 def main() -> None:
@@ -217,8 +288,11 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--peers", help="Python of the environment of the peers")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--workers", type=int, default=0, help="workers of the peers' DataLoader")
-    parser.add_argument("--contestant")
+    parser.add_argument("--contests", default=",".join(CONTESTS))
+    parser.add_argument("--text", type=Path, nargs="*", default=[], help="files of text; generated if there are none")
+    parser.add_argument("--json", type=Path, help="file for the results")
+    parser.add_argument("--workers", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--contestant", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.contestant == "prepare":
         prepare_peers(given.folder)
@@ -227,27 +301,44 @@ def main() -> None:
         contestant(given.contestant, given.folder, given.workers)
         return
     if not (given.folder / "tokens").exists():
-        prepare(given.folder)
-    run = [str(Path(__file__).resolve()), str(given.folder), "--workers", str(given.workers), "--contestant"]
+        prepare(given.folder, given.text)
+    run = [str(Path(__file__).resolve()), str(given.folder), "--contestant"]
     if not (given.folder / "hf-tokens").exists():
         subprocess.run([given.peers, *run, "prepare"], check=True)
-    for contest, functions in CONTESTS.items():
-        rates: dict[str, list[float]] = {}
-        digests: dict[str, str] = {}
+    rows = []
+    for contest in given.contests.split(","):
+        functions = CONTESTS[contest]
+        runs: dict[tuple[str, int], list[dict[str, Any]]] = {}
+        load = [os.getloadavg()[0]]
         for _ in range(given.repeats):
             for function in functions:
                 name = function.__name__
-                python = sys.executable if name.startswith("penstock") else given.peers
-                done = subprocess.run([python, *run, name], check=True, stdout=subprocess.PIPE, text=True)
-                result = json.loads(done.stdout.splitlines()[-1])
-                rates.setdefault(name, []).append(result["tokens"] / result["seconds"])
-                digests[name] = f"{result['digest']} of {result['tokens']:,} tokens"
-        ours = median(rates[functions[0].__name__])
-        print(
-            f"{contest}, load {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores, peers with {given.workers} worker processes"
-        )
-        for name, seen in rates.items():
-            print(f"  {name:18} {median(seen) / 1e6:8.2f} M tokens/s  {ours / median(seen):6.2f}x  {digests[name]}")
+                ours = name.startswith("penstock")
+                for workers in (0,) if ours else WORKERS:
+                    argv = [sys.executable if ours else given.peers, *run, name, "--workers", str(workers)]
+                    done = subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True)
+                    runs.setdefault((name, workers), []).append(json.loads(done.stdout.splitlines()[-1]))
+                    load.append(os.getloadavg()[0])
+        print(f"{contest}: load {min(load):.1f} to {max(load):.1f}, {os.cpu_count()} cores")
+        medians = {
+            key: {used: median(one["tokens"] / one[used] for one in found) for used in ("wall_s", "cpu_s")}
+            for key, found in runs.items()
+        }
+        ours = next(iter(medians.values()))
+        for (name, workers), rates in medians.items():
+            found = runs[name, workers]
+            ratios = {f"{used[:-2]}_ratio": ours[used] / rate for used, rate in rates.items()}
+            print(
+                f"  {name:18} {workers} workers {rates['wall_s'] / 1e6:8.2f} M tokens/s"
+                f" {1e8 / rates['cpu_s']:7.1f} CPU s per 100 M; wall {ratios['wall_ratio']:6.2f} x,"
+                f" CPU {ratios['cpu_ratio']:6.2f} x; {found[0]['digest']} of {found[0]['tokens']:,} tokens",
+                flush=True,
+            )
+            row = {"contest": contest, "name": name, "workers": workers, "tokens_per_s": rates["wall_s"], **ratios}
+            rows.append({**row, "tokens_per_cpu_s": rates["cpu_s"], "runs": found, "load": [min(load), max(load)]})
+    if given.json:
+        result = {"date": time.strftime("%Y-%m-%d"), "cores": os.cpu_count(), "versions": versions(given.peers)}
+        given.json.write_text(json.dumps({**result, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -5,8 +5,9 @@
 
 Two kinds of samples: `images` (100 KB of noise as bytes, and an integer) and `small` (a 16-element float32 array, an
 integer and a short text). Each writer runs in a process and an environment of its own (kit.py installs them), in turns.
-Printed: median MB/s of the samples' values, samples/s, CPU seconds of the process, and their ratio to Penstock's. The
-folder is synced and removed between runs; the write itself is to the page cache, except that Penstock syncs each shard.
+Printed: median MB/s of the samples' values, samples/s, CPU seconds of the process, and the ratios of these rates to
+those of Penstock with the same format. The folder is synced and removed between runs; the write itself is to the page
+cache, except that Penstock syncs each shard. With `--folder /dev/shm`, a sync costs nothing.
 """
 
 from __future__ import annotations
@@ -77,6 +78,41 @@ with webdataset.ShardWriter(folder + "/s-%06d.tar", maxsize=shard, maxcount=10**
             sink.write({"__key__": "%09d" % at, "npy": one["x"], "cls": one["label"], "txt": one["text"]})
 report(began)
 """,
+    "pyarrow": """
+import pyarrow as pa, pyarrow.parquet as pq
+os.makedirs(folder)
+if kind == "images":
+    schema, each = pa.schema([("jpg", pa.binary()), ("label", pa.int64())]), 100_008
+else:
+    schema = pa.schema([("x", pa.list_(pa.float32(), 16)), ("label", pa.int64()), ("text", pa.string())])
+    each = 88
+began = begin()
+out, number, filled = None, 0, 0
+columns = {name: [] for name in schema.names}
+rows = 0
+def flush():
+    global out, filled, number, rows, columns
+    if out is None:
+        out, filled = pq.ParquetWriter(folder + "/s-%06d.parquet" % number, schema, compression="none"), 0
+        number += 1
+    out.write_table(pa.table(columns, schema=schema))
+    filled += rows * each
+    columns, rows = {name: [] for name in schema.names}, 0
+    if filled >= shard:
+        out.close()
+        out = None
+for one in samples():
+    for name, column in columns.items():
+        column.append(one[name])
+    rows += 1
+    if rows * each >= 16 << 20:
+        flush()
+if rows:
+    flush()
+if out is not None:
+    out.close()
+report(began)
+""",
     "tfdata": """
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 import tensorflow as tf
@@ -126,9 +162,13 @@ report(began)
 }
 
 
+OURS = {"webdataset": "penstock-tar", "tfdata": "penstock-tfrecord", "pyarrow": "penstock-parquet"}
+"""Penstock's writer of the same format. MosaicML and LitData have formats of their own, and are compared with tar."""
+
+
 def python_of(name: str, peers: Path) -> Path | None:
     """Interpreter of a writer; None if its environment is missing."""
-    if name.startswith("penstock"):
+    if name.startswith("penstock") or name == "pyarrow":
         return Path(sys.executable)
     python = peers / name / "bin/python"
     return python if python.exists() else None
@@ -170,20 +210,37 @@ def main() -> int:
     }
     print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; missing: {sorted(set(CODE) - set(pythons))}")
     rows = []
+    loads = [os.getloadavg()[0]]
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         for kind, count in (("images", options.samples), ("small", 10 * options.samples)):
             runs: dict[str, list[dict[str, float]]] = {name: [] for name in pythons}
             for _ in range(options.repeat):
                 for name, python in pythons.items():
                     runs[name].append(once(name, python, kind, count, Path(folder)))
+                    loads.append(os.getloadavg()[0])
+            medians = {
+                name: {key: statistics.median(run[key] for run in found) for key in ("wall_s", "cpu_s")}
+                for name, found in runs.items()
+            }
             for name, found in runs.items():
-                wall, cpu = (statistics.median(run[key] for run in found) for key in ("wall_s", "cpu_s"))
-                rate = found[0]["size"] / wall
-                rows.append({"kind": kind, "writer": name, "wall_s": wall, "cpu_s": cpu, "bytes_per_s": rate})
-                print(f"{kind:7} {name:18} {rate / 1e6:8.1f} MB/s {count / wall:10,.0f} samples/s {cpu:6.2f} CPU s")
-    print(f"load {os.getloadavg()[0]:.1f} at the end")
+                row = medians[name]
+                ours = medians.get(name if name.startswith("penstock") else OURS.get(name, "penstock-tar"), row)
+                ratios = {f"{key[:-2]}_ratio": row[key] / ours[key] for key in row}
+                rate = found[0]["size"] / row["wall_s"]
+                rows.append({"kind": kind, "writer": name, **row, "bytes_per_s": rate, **ratios, "runs": found})
+                print(
+                    f"{kind:7} {name:18} {rate / 1e6:8.1f} MB/s {count / row['wall_s']:10,.0f} samples/s"
+                    f" {row['cpu_s']:6.2f} CPU s; wall {ratios['wall_ratio']:.2f} x, CPU {ratios['cpu_ratio']:.2f} x"
+                )
+    print(f"load {min(loads):.1f} to {max(loads):.1f}")
     if options.json:
-        options.json.write_text(json.dumps(rows, indent=1))
+        result = {
+            "load": [min(loads), max(loads)],
+            "cores": os.cpu_count(),
+            "folder": str(options.folder),
+            "rows": rows,
+        }
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
     return 0
 
 

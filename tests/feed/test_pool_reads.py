@@ -17,8 +17,9 @@ import pytest
 
 import penstock
 from penstock.errors import ConfigError
-from penstock.feed import Loader, pool_locality
+from penstock.feed import Loader
 from penstock.formats import fixed
+from penstock.pool import engine_plugins
 from penstock.pool.rank_env import NODE, VARIABLE, PoolContext, from_env, to_env
 from penstock.protocols import Located, Node, Pool
 
@@ -63,7 +64,7 @@ def pool(tmp_path, monkeypatch):
             assert pool == made
             return _Access(node, tmp_path / "blocks")
 
-    monkeypatch.setattr(pool_locality.engine_plugins, "load", lambda name, settings: Engine())
+    monkeypatch.setattr(engine_plugins, "load", lambda name, settings: Engine())
     return tmp_path
 
 

@@ -163,7 +163,7 @@ report(began)
 
 
 OURS = {"webdataset": "penstock-tar", "tfdata": "penstock-tfrecord", "pyarrow": "penstock-parquet"}
-"""Penstock's writer of the same format. MosaicML and LitData have formats of their own, and are compared with tar."""
+"""Penstock's writer of the same format. MosaicML and LitData have formats of their own, and are compared with TFRecord."""
 
 
 def python_of(name: str, peers: Path) -> Path | None:
@@ -224,7 +224,7 @@ def main() -> int:
             }
             for name, found in runs.items():
                 row = medians[name]
-                ours = medians.get(name if name.startswith("penstock") else OURS.get(name, "penstock-tar"), row)
+                ours = medians.get(name if name.startswith("penstock") else OURS.get(name, "penstock-tfrecord"), row)
                 ratios = {f"{key[:-2]}_ratio": row[key] / ours[key] for key in row}
                 rate = found[0]["size"] / row["wall_s"]
                 rows.append({"kind": kind, "writer": name, **row, "bytes_per_s": rate, **ratios, "runs": found})

@@ -22,6 +22,7 @@ import pyarrow as pa  # noqa: E402 - pyarrow is there now
 import pyarrow.parquet as pq  # noqa: E402 - as above
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Literal
 
     from penstock.writer.settings import Statistics
@@ -63,13 +64,24 @@ class _Column:
         self.sizes.append(size)
         self.nbytes += size
 
-    def array(self) -> pa.Array:
-        """Return the column as an Arrow array."""
-        kind, values = self.field.kind, self.values
-        if kind != "array":
+    def arrays(self, rows: int) -> Iterator[pa.Array]:
+        """Yield the column as Arrow arrays of `rows` values each. Values that are copied are copied for one array at a
+        time, because new memory for a whole column would cost more than the copy.
+        """
+        starts = range(0, len(self.values), rows)
+        if self.field.kind == "array":
+            whole = self._elements()
+            yield from (whole.slice(start, rows) for start in starts)
+            return
+        for start in starts:
+            values = self.values[start : start + rows]
             if self.field.dtype == "bool":
                 values = [None if value is None else bool(value) for value in values]
-            return pa.array(values, type=_type(self.field))
+            yield pa.array(values, type=_type(self.field), memory_pool=pa.system_memory_pool())
+
+    def _elements(self) -> pa.Array:
+        """Return a column of arrays as one Arrow array."""
+        values = self.values
         flat = pa.array(np.frombuffer(self.elements, self.field.dtype))
         if len(flat) > _MAX_LIST:
             raise BudgetExceeded(
@@ -125,20 +137,17 @@ class _Shard:
         self.statistics()
         rows = max(1, self.records * _GROUP_BYTES // max(self.nbytes, 1))
         fields = [pa.field(column.field.name, _type(column.field)) for column in self.columns]
-        table = pa.table([column.array() for column in self.columns], schema=pa.schema(fields))
+        schema = pa.schema(fields)
         # A dictionary of large values only costs time: its limit is 1 MB.
         small = [column.field.name for column in self.columns if column.nbytes < _LARGE * self.records]
         small += [f"{name}.list.element" for name in small]
+        # The default pool of pyarrow spends 0.3 s in each thread that first allocates large buffers.
+        out = pa.BufferOutputStream(pa.system_memory_pool())
+        level = level if codec != "none" else None
+        with pq.ParquetWriter(out, schema, use_dictionary=small, compression=codec, compression_level=level) as writer:
+            for group in zip(*(column.arrays(rows) for column in self.columns), strict=True):
+                writer.write_table(pa.table(list(group), schema=schema))
         self.columns = []
-        out = pa.BufferOutputStream()
-        pq.write_table(
-            table,
-            out,
-            row_group_size=rows,
-            use_dictionary=small,
-            compression=codec,
-            compression_level=level if codec != "none" else None,
-        )
         stored = out.getvalue()
         return stored, _native.crc32c(np.frombuffer(stored, np.uint8))
 

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock.errors import ConfigError, MapFailed, Unsupported
+from penstock.feed.states import for_rank
 from tests.feed import decoders
 
 from .tfrecords import frame
@@ -290,7 +291,7 @@ def test_decode_states_of_others_are_refused_with_both_values(numbers):
         (rebatched, states[0], "saved without decode"),
         (rebatched, {**states[1], "world": 2}, "world is 2, but this loader's world is 1"),
         (rebatched, {**states[1], "global_batch": 8}, "global_batch is 8"),
-        (rebatched, {**states[1], "row": -1}, "row -1 is not valid"),
+        (rebatched, {**for_rank(states[1], 0), "row": -1}, "row -1 is not valid"),
     ):
         with pytest.raises(ConfigError, match=text):
             loader(dataset).load_state_dict(state)

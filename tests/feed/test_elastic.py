@@ -121,6 +121,18 @@ rest = [ids(batch) for batch in walk]
 other = ps.torch.Loader(ds, global_batch=4, threads=1)
 dcp.load({"data": other}, checkpoint_id=checkpoint)
 assert [ids(batch) for batch in other] == rest and len(rest) == 3, rest
+def whole(sample):
+    return {"y": sample["y"].astype("int64")}
+packed = ds.map(whole).pack(3, fields="y", documents=2)
+loader = ps.torch.Loader(packed, batch_size=1, threads=1)
+walk = iter(loader)
+for _ in range(3):
+    next(walk)
+dcp.save({"data": loader}, checkpoint_id=checkpoint + "-packed")
+rest = [batch["y"].tolist() for batch in walk]
+other = ps.torch.Loader(packed, batch_size=1, threads=1)
+dcp.load({"data": other}, checkpoint_id=checkpoint + "-packed")
+assert [batch["y"].tolist() for batch in other] == rest and rest, rest
 dist.barrier()
 print("ok", flush=True)
 dist.destroy_process_group()

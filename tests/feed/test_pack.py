@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock.errors import ConfigError, MapFailed
+from penstock.feed.states import for_rank
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -128,7 +129,7 @@ def test_pack_resumes_in_the_middle_of_a_document(tmp_path_factory, texts, lengt
     state = json.loads(json.dumps(loader.state_dict()))
     again = penstock.Loader(made, batch_size=batch, tail="ragged")
     again.load_state_dict(state)
-    if state["epoch"] == 0:
+    if state["ranks"]["0"]["epoch"] == 0:
         assert windows_of([*seen, *again]) == want
         assert again.epoch == 1
     else:
@@ -167,7 +168,8 @@ def test_pack_state_is_small_and_refuses_another_tokenizer_or_window(tmp_path: P
     made = steps.tokenize(Bytes()).pack(7)
     loader = penstock.Loader(made, batch_size=1, rank=2**20, world=2**30)
     state = loader.state_dict()
-    largest = {**state, "epoch": 2**63 - 1, "cursor": 2**64 - 1, "document": 2**24 - 1, "token": 2**40 - 1}
+    mine = {"rank": 10**6, "epoch": 2**63 - 1, "cursor": 2**64 - 1, "document": 2**24 - 1, "token": 2**40 - 1}
+    largest = {**state, "ranks": {"1000000": mine}}
     assert len(json.dumps(largest)) < 1000
     state = penstock.Loader(dataset(tmp_path), batch_size=1).state_dict()
     for other, name in ((dataset(tmp_path, plus=1), "tokenizer"), (dataset(tmp_path, eos=3), "packed")):
@@ -180,9 +182,11 @@ def test_pack_state_is_small_and_refuses_another_tokenizer_or_window(tmp_path: P
         penstock.Loader(dataset(tmp_path), batch_size=1).load_state_dict(
             penstock.Loader(text, batch_size=1).state_dict()
         )
+    flat = for_rank(state, 0)  # the form of earlier versions
+    penstock.Loader(dataset(tmp_path), batch_size=1).load_state_dict(flat)
     for name, value in (("document", -1), ("token", 1.5), ("cursor", None), ("epoch", 2**63)):
         with pytest.raises(ConfigError, match=f"state: {name} .* is not valid"):
-            penstock.Loader(dataset(tmp_path), batch_size=1).load_state_dict({**state, name: value})
+            penstock.Loader(dataset(tmp_path), batch_size=1).load_state_dict({**flat, name: value})
 
 
 def test_pack_skipped_documents_are_left_out_before_and_after_a_resume(tmp_path: Path) -> None:

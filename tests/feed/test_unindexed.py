@@ -15,6 +15,7 @@ import pytest
 
 import penstock
 from penstock.errors import ConfigError, Corrupt, Unsupported
+from penstock.feed.states import for_rank
 
 from .conftest import batches, dataset, write
 from .test_formats import INT, tar_bytes
@@ -59,7 +60,7 @@ def test_state_goes_on_exactly_in_its_own_world_and_is_refused_by_others(made):
             next(iterator)
         state = json.loads(json.dumps(first.state_dict()))
         assert len(json.dumps(state)) < 1024
-        assert {"object", "record", "promise"} <= state.keys()
+        assert {"object", "record"} <= state["ranks"]["1"].keys()
         again = penstock.Loader(data, batch_size=3, rank=1, world=2)
         again.load_state_dict(state)
         assert batches(again) == whole[stop:]
@@ -75,7 +76,7 @@ def test_state_goes_on_exactly_in_its_own_world_and_is_refused_by_others(made):
     with pytest.raises(ConfigError, match="saved from an indexed dataset"):
         loader.load_state_dict(counted.state_dict())
     with pytest.raises(ConfigError, match="record -1 is not valid"):
-        loader.load_state_dict({**state, "record": -1})
+        loader.load_state_dict({**for_rank(state, 1), "record": -1})
 
 
 @pytest.mark.parametrize("suffix", ["tar", "tar.gz"])

@@ -533,16 +533,19 @@ class BaseLoader(Generic[Batch]):
         """Return the loader's position after the delivered batches, as JSON under 1 KB that is identical on all ranks.
 
         For an unindexed dataset, one that is packed without `count_tokens`, and with `decode(rebatch=True)`, each rank
-        has a different state, which is valid only for the same rank and number of ranks.
+        has a different state, which is valid only for the same rank and number of ranks. Its position is under `ranks`,
+        by the number of the rank, so that `torch.distributed.checkpoint` saves the positions of all ranks.
         """
         if self._packing is not None:
-            return {"version": states.STATE_VERSION, **self._packing.state(self._epoch, self._cursor)}
+            mine = self._packing.state(self._epoch, self._cursor)
+            return states.of_one_rank({"version": states.STATE_VERSION, **mine})
         if self._unindexed is not None:
-            return {"version": states.STATE_VERSION, **self._unindexed.state(self._epoch, self._cursor)}
+            mine = self._unindexed.state(self._epoch, self._cursor)
+            return states.of_one_rank({"version": states.STATE_VERSION, **mine})
         if self.dataset.rebatches:
             place = rebatch_state.Place.of(self._cursor)
             state = states.make(self.dataset, self._epoch, place.start)
-            return {**state, **rebatch_state.state_of_place(self, place)}
+            return states.of_one_rank({**state, **rebatch_state.state_of_place(self, place)})
         return states.make(self.dataset, self._epoch, self._cursor, self._batches(self.dataset))
 
     def _batches(self, dataset: DatasetBase) -> str | None:
@@ -566,6 +569,7 @@ class BaseLoader(Generic[Batch]):
             ConfigError: The state belongs to another dataset, seed, window, tokenizer or `batch_by` or, for an unindexed
                 or packed dataset, to another rank or world. The message contains both values.
         """
+        state = states.for_rank(state, self.rank)
         if self._packing is not None:
             self._go_on(*self._packing.cursor(state))
             return

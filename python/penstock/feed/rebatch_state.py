@@ -62,7 +62,7 @@ def check_loader(loader: BaseLoader[Any]) -> None:
 
 
 def _mine(loader: BaseLoader[Any]) -> dict[str, int]:
-    return {"rank": loader.rank, "world": loader.world, "global_batch": loader.global_batch}
+    return {"world": loader.world, "rank": loader.rank, "global_batch": loader.global_batch}
 
 
 def state_of_place(loader: BaseLoader[Any], place: Place) -> dict[str, Any]:

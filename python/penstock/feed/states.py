@@ -5,22 +5,24 @@ dataset that grew. Reads no samples.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from penstock import _native
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from penstock.feed.dataset_base import DatasetBase
 
-__all__ = ["STATE_VERSION", "Grown", "advice", "check", "make", "old_part"]
+__all__ = ["STATE_VERSION", "Grown", "advice", "check", "for_rank", "make", "of_one_rank", "old_part"]
 
 STATE_VERSION = 1
 
 Grown = Literal["refuse", "finish-old-then-new"]
 """Rule for a state of a dataset that has more objects now."""
+
+_OF_ONE_RANK = ("rank", "epoch", "cursor", "document", "token", "object", "record", "row", "outputs")
+"""Values that differ between ranks, in a state of a packed, unindexed or rebatched dataset."""
 
 _ADVICE = {
     "version": "load the state with the version of Penstock that saved it",
@@ -47,6 +49,29 @@ def make(dataset: DatasetBase, epoch: int, cursor: int, batches: str | None = No
         "epoch": epoch,
         "cursor": cursor,
     }
+
+
+def of_one_rank(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state with the position of one rank under `ranks`, by the number of the rank.
+
+    So the states of all ranks have different names in a checkpoint of `torch.distributed.checkpoint`, which keeps one
+    value of each name. A state without a rank is valid for all ranks, and remains as it is.
+    """
+    if "rank" not in state:
+        return dict(state)
+    mine = {name: state[name] for name in _OF_ONE_RANK if name in state}
+    return {name: state[name] for name in state if name not in mine} | {"ranks": {str(state["rank"]): mine}}
+
+
+def for_rank(state: Mapping[str, Any], rank: int) -> Mapping[str, Any]:
+    """Return a state with the position of `rank`. If the state does not contain it, return that of another rank, so that
+    an error can name both.
+    """
+    ranks = state.get("ranks")
+    if not isinstance(ranks, Mapping) or not ranks:
+        return state
+    part = ranks.get(str(rank), next(iter(ranks.values())))
+    return {name: value for name, value in state.items() if name != "ranks"} | dict(part)
 
 
 def advice(name: str) -> str | None:

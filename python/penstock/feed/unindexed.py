@@ -82,8 +82,8 @@ class Unindexed:
             "unindexed": VERSION,
             "fingerprint": self.dataset.source.fingerprint,
             "seed": self.dataset.seed,
-            "rank": self.rank,
             "world": self.world,
+            "rank": self.rank,
         }
 
     def state(self, epoch: int, cursor: int) -> dict[str, Any]:

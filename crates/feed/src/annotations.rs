@@ -45,6 +45,7 @@ impl Annotated<'_, '_> {
                     Some(keep) => Ok(floats(&self.kept(field, follows, &points, spec.count * spec.dims(), &keep)?)),
                 }
             }
+            Annotation::Audio(_) => Err(Error::bug(format!("field {} does not follow an image", field.name))),
             Annotation::Items => {
                 let keep = self.keep(follows)?.unwrap_or_default();
                 let items = part.gather(&spec).map_err(|problem| self.mismatch(field, &problem))?;

@@ -10,9 +10,11 @@ use penstock_codec::{Codec, GzipCheck, decompress_into_checked};
 use penstock_types::{Error, Result, now, with_separators};
 
 use super::annotations::Annotated;
+use super::audio_fields::{self, Recording};
 use super::batch_plan::RowRequest;
 use super::batch_rows::{Row, Rows};
 use super::field::{Field, Kind};
+use super::follows::{Annotation, Follows};
 use super::format::hive::Partitioned;
 use super::format::{Record, RecordId};
 use super::memory::PartHold;
@@ -257,7 +259,15 @@ pub(crate) fn fill(
     rows: &Rows,
 ) -> Result<()> {
     let place = || format!("{} record {}", id.place, id.record);
+    let mut recordings: Vec<(usize, Recording)> = Vec::new();
     for (column, field) in fields.iter().enumerate() {
+        if let Some(Follows { field: audio, annotation: Annotation::Audio(fact) }) = &field.follows {
+            let found = recordings.iter().find(|(column, _)| column == audio);
+            let value = found.map_or_else(Recording::default, |(_, recording)| *recording).value(*fact, field);
+            // SAFETY: the plan assigns each row of each batch once, and a batch is delivered only after its last row.
+            unsafe { rows.write(column, Row { number, key, place: id.place }, field, &value) }?;
+            continue;
+        }
         let Named { found, absent } = if field.kind == Kind::Record {
             Named { found: whole.map(|bytes| Value::Bytes(Cow::Borrowed(bytes))), absent: None }
         } else {
@@ -283,9 +293,14 @@ pub(crate) fn fill(
         let Some(part) = found.or(absent) else {
             return Err(Error::mismatch(place(), missing(field, record)));
         };
-        let part = match &field.follows {
-            None => part,
-            Some(follows) => {
+        let part = match (&field.follows, &field.audio) {
+            (None, None) => part,
+            (None, Some(spec)) => {
+                let (value, recording) = audio_fields::decoded(spec, field, &part, key, id)?;
+                recordings.push((column, recording));
+                value
+            }
+            (Some(follows), _) => {
                 let annotated = Annotated { record, id, key, fields };
                 annotated.value(field, follows, &part).map_err(|error| in_record(error, id))?
             }

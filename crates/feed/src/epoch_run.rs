@@ -171,10 +171,10 @@ struct Job {
 }
 
 impl Job {
-    /// Splits the work among several threads if it decodes images from an object whose records can be read one by one.
-    /// Decoding an image takes about a millisecond, so one thread would be slow with all images of an object.
+    /// Splits the work among several threads if it decodes images or audio from an object whose records can be read one
+    /// by one. Decoding one takes about a millisecond, so one thread would be slow with all of an object.
     fn shared_among(self, feed: &Feed) -> Vec<Self> {
-        let is_shared = feed.decodes_images && feed.patterns[self.task.leaf].is_partial && self.content.is_ok();
+        let is_shared = feed.decodes_media && feed.patterns[self.task.leaf].is_partial && self.content.is_ok();
         let each = if is_shared { self.task.wants.len().div_ceil(feed.threads) } else { self.task.wants.len() };
         let Task { leaf, object, wants } = self.task;
         let share = |wants: &[RowRequest]| Self {

@@ -3,10 +3,12 @@
 //!
 //! Owns the JSON document by which Python describes the fields. Reads no data.
 
+use penstock_record::audio::AudioSpec;
 use penstock_record::image::{BoxesSpec, ImageSpec};
 use penstock_types::{DType, Error, Result, TensorSpec};
 use serde::{Deserialize, Serialize};
 
+use super::audio_fields::AudioDocument;
 use super::follows::{Annotation, Follows};
 use super::image_documents::{AnnotationDocument, ImageDocument};
 
@@ -23,8 +25,10 @@ pub struct Field {
     /// Default for a record without the value. For a tensor or an image, it is one little-endian element, which is
     /// repeated; for bytes, it is the content; for lists, it is empty.
     pub default: Option<Box<[u8]>>,
-    /// For an annotation of an image: the field that it follows.
+    /// For an annotation of an image, or a property of audio: the field that it follows.
     pub follows: Option<Follows>,
+    /// For audio, which is decoded to the field's kind: a tensor, or items of a list.
+    pub audio: Option<AudioSpec>,
 }
 
 /// Kind of a field: how a value of a record is converted.
@@ -134,6 +138,8 @@ struct FieldDocument {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     image: Option<ImageDocument>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    audio: Option<AudioDocument>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     padding: Option<PaddingDocument>,
     /// Only for a text: treatment of bytes that are not UTF-8.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -184,7 +190,7 @@ impl Field {
 
     /// Creates a field of this kind without a default, which is read from the value of the same name.
     pub fn of_kind(name: &str, kind: Kind) -> Self {
-        Self { name: name.to_owned(), of: Vec::new(), kind, default: None, follows: None }
+        Self { name: name.to_owned(), of: Vec::new(), kind, default: None, follows: None, audio: None }
     }
 
     /// Element type and shape, if they are the same in every sample.
@@ -241,6 +247,8 @@ impl Field {
             let is_right = match (&annotation, &fields[followed].kind) {
                 (Annotation::Mask(_) | Annotation::Boxes(_) | Annotation::Keypoints(_), Kind::Image(_)) => true,
                 (Annotation::Keypoints(_) | Annotation::Items, Kind::Ragged(_)) => followed != at,
+                // In a record, fields are decoded in their order.
+                (Annotation::Audio(_), _) => fields[followed].audio.is_some() && followed < at,
                 _ => false,
             };
             if !is_right {
@@ -252,7 +260,9 @@ impl Field {
             |at: usize| matches!(&fields[at].follows, Some(Follows { annotation: Annotation::Boxes(_), .. }));
         let orphan = fields.iter().find(|field| {
             field.follows.as_ref().is_some_and(|follows| {
-                !matches!(fields[follows.field].kind, Kind::Image(_)) && !is_boxes(follows.field)
+                fields[follows.field].audio.is_none()
+                    && !matches!(fields[follows.field].kind, Kind::Image(_))
+                    && !is_boxes(follows.field)
             })
         });
         if let Some(field) = orphan {
@@ -332,7 +342,8 @@ impl Field {
             }
         };
         let default = document.default.as_deref().map(|text| default_of(&document.name, &kind, text)).transpose()?;
-        Ok(Self { name: document.name, of: document.of, kind, default, follows: None })
+        let audio = document.audio.as_ref().map(|audio| audio_spec(audio, &document.name, &kind)).transpose()?;
+        Ok(Self { name: document.name, of: document.of, kind, default, follows: None, audio })
     }
 
     /// Serialises fields as JSON that [`Field::from_json`] can parse.
@@ -368,6 +379,7 @@ impl Field {
             shape: spec.map(|spec| spec.shape).unwrap_or_default(),
             depth,
             image,
+            audio: self.audio.as_ref().map(AudioDocument::of),
             padding: match &self.kind {
                 Kind::Padded(_, padding) => Some(PaddingDocument::of(padding)),
                 _ => None,
@@ -378,6 +390,21 @@ impl Field {
             annotation: self.follows.as_ref().map(|follows| AnnotationDocument::of(&follows.annotation)),
         }
     }
+}
+
+/// Settings of an audio field, whose kind must have the shape that they result in.
+fn audio_spec(document: &AudioDocument, name: &str, kind: &Kind) -> Result<AudioSpec> {
+    let (Kind::Tensor(spec) | Kind::Ragged(spec) | Kind::Padded(spec, _)) = kind else {
+        return Err(Error::config("fields", format!("`{name}` cannot be audio")));
+    };
+    let audio = document.spec(spec.dtype)?;
+    let samples = audio.clip.map(|clip| clip.samples);
+    let channels = Some(audio.channels).filter(|channels| *channels > 1);
+    let shape: Vec<usize> = channels.into_iter().chain(samples).filter(|_| !audio.measures).collect();
+    if spec.shape != shape || (samples.is_some() || audio.measures) != matches!(kind, Kind::Tensor(_)) {
+        return Err(Error::config("fields", format!("`{name}` is audio of shape {shape:?}, not {:?}", spec.shape)));
+    }
+    Ok(audio)
 }
 
 fn hexadecimal(bytes: &[u8]) -> String {

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Fields that follow an image or boxes: kinds of annotations. Plain data.
+//! Fields that follow an image, boxes or audio: kinds of annotations. Plain data.
 
 use penstock_record::image::{BoxesSpec, KeypointsSpec, MaskSpec};
+
+use super::audio_fields::AudioFact;
 
 /// Kind of an annotation.
 #[derive(Debug, Clone, PartialEq)]
@@ -14,12 +16,14 @@ pub enum Annotation {
     Keypoints(KeypointsSpec),
     /// Items of a list, one per box. Those of removed boxes are removed.
     Items,
+    /// Property of a recording.
+    Audio(AudioFact),
 }
 
 /// An annotation, and the field that it follows.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Follows {
-    /// Index of the field: an image, or boxes.
+    /// Index of the field: an image, boxes, or audio.
     pub field: usize,
     /// Kind of this annotation.
     pub annotation: Annotation,

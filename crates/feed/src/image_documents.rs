@@ -5,6 +5,7 @@ use penstock_record::image::{Augment, BoxFormat, BoxesSpec, Crop, ImageSpec, Key
 use penstock_types::{DType, Error, Result};
 use serde::{Deserialize, Serialize};
 
+use super::audio_fields::AudioFact;
 use super::follows::Annotation;
 
 /// JSON form of an image field's specification, as written by Python.
@@ -137,6 +138,7 @@ pub(super) enum AnnotationDocument {
     Boxes { format: String, normalized: bool, min_area: f64, min_visibility: f64, removes: bool, is_split: bool },
     Keypoints { count: usize, has_visibility: bool, normalized: bool, flip_order: Vec<usize> },
     Items {},
+    Audio { fact: AudioFact },
 }
 
 /// Formats of boxes, by name.
@@ -165,6 +167,7 @@ impl AnnotationDocument {
                 Annotation::Keypoints(spec)
             }
             Self::Items {} => Annotation::Items,
+            Self::Audio { fact } => Annotation::Audio(fact),
         })
     }
 
@@ -190,6 +193,7 @@ impl AnnotationDocument {
                 flip_order: spec.flip_order.clone(),
             },
             Annotation::Items => Self::Items {},
+            Annotation::Audio(fact) => Self::Audio { fact: *fact },
         }
     }
 }

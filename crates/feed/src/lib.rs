@@ -8,6 +8,7 @@
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests write and remove files of their own"))]
 
 mod annotations;
+mod audio_fields;
 mod batch_buffer;
 mod batch_by;
 mod batch_plan;
@@ -61,6 +62,7 @@ use penstock_codec::Codec;
 use penstock_types::{DType, Error, Result, lock};
 use tokio::runtime::Handle;
 
+pub use audio_fields::AudioFact;
 pub use batch_buffer::Tensor;
 pub use batch_by::{BatchBy, BatchRule};
 pub use batch_rows::Column;
@@ -130,7 +132,7 @@ pub struct Feed {
     horizon: u64,
     fields: Vec<Field>,
     /// True if decoding a record takes as long as reading megabytes, as for images.
-    decodes_images: bool,
+    decodes_media: bool,
     weighted: bool,
     /// For each source, its number in the field [`SOURCE`], if batches have this field.
     source_numbers: Option<Vec<i32>>,
@@ -249,7 +251,8 @@ impl Feed {
         let part = settings.memory_bytes.unwrap_or(DEFAULT_MEMORY) / 4;
         let patterns: Vec<AccessPattern> =
             sources.iter().zip(&leaves).map(|(source, leaf)| AccessPattern::of(source, leaf)).collect();
-        let (mut stored, mut scratch, mut inflates) = (0, 0, false);
+        let decodes_audio = fields.iter().any(|field| field.audio.is_some());
+        let (mut stored, mut scratch, mut inflates) = (0, 0, decodes_audio);
         for ((source, leaf), grain) in sources.iter().zip(&leaves).zip(&patterns) {
             let objects = &source.manifest().objects;
             let largest = objects.iter().map(|entry| entry.size).max().unwrap_or(0);
@@ -296,7 +299,8 @@ impl Feed {
         let shared_all = shared.iter().copied().fold(0, u64::saturating_add);
         let enough = need.saturating_add(shared_all).saturating_mul(2);
         let memory_bytes = settings.memory_bytes.unwrap_or_else(|| DEFAULT_MEMORY.max(enough));
-        let parts = if sources.iter().any(|source| source.framing().inflates_parts()) { memory_bytes / 4 } else { 0 };
+        let inflates_parts = decodes_audio || sources.iter().any(|source| source.framing().inflates_parts());
+        let parts = if inflates_parts { memory_bytes / 4 } else { 0 };
         let rest = memory_bytes.checked_sub(need).map(|rest| rest.saturating_sub(parts)).ok_or_else(|| Error::BudgetExceeded {
             what: format!(
                 "a shuffle window of {} objects ({spanned} batches of {rows} samples of {sample_bytes} bytes), plus one \
@@ -332,7 +336,7 @@ impl Feed {
             course: Arc::new(course),
             by,
             horizon,
-            decodes_images: fields.iter().any(|field| matches!(field.kind, Kind::Image(_))),
+            decodes_media: decodes_audio || fields.iter().any(|field| matches!(field.kind, Kind::Image(_))),
             fields,
             weighted,
             source_numbers: settings.source_numbers.clone(),

@@ -35,6 +35,20 @@ pub const PNG: &str = "a PNG image";
 pub const TIFF: &str = "a TIFF image";
 /// Name of the WebP format, as returned by [`describe`].
 pub const WEBP: &str = "a WebP image";
+/// Name of the WAV format, as returned by [`describe`].
+pub const WAV: &str = "a WAV file";
+/// Name of the FLAC format, as returned by [`describe`].
+pub const FLAC: &str = "a FLAC file";
+/// Name of the Ogg format, as returned by [`describe`].
+pub const OGG: &str = "an Ogg file";
+/// Name of the MP3 format, as returned by [`describe`].
+pub const MP3: &str = "an MP3 file";
+/// Name of the MP4 format, as returned by [`describe`].
+pub const MP4: &str = "an MP4 video";
+/// Name of the Matroska format, as returned by [`describe`].
+pub const MATROSKA: &str = "a Matroska or WebM video";
+/// Name of the AVI format, as returned by [`describe`].
+pub const AVI: &str = "an AVI video";
 /// Name of the zlib format, as returned by [`describe`].
 pub const ZLIB: &str = "zlib-compressed data";
 
@@ -64,13 +78,13 @@ const MAGIC: &[(usize, &[u8], &str)] = &[
     (0, b"II*\0", TIFF),
     (0, b"MM\0*", TIFF),
     (8, b"WEBP", WEBP),
-    (8, b"WAVE", "a WAV file"),
-    (8, b"AVI ", "an AVI video"),
-    (4, b"ftyp", "an MP4 video"),
-    (0, b"\x1a\x45\xdf\xa3", "a Matroska or WebM video"),
-    (0, b"OggS", "an Ogg file"),
-    (0, b"fLaC", "a FLAC file"),
-    (0, b"ID3", "an MP3 file"),
+    (8, b"WAVE", WAV),
+    (8, b"AVI ", AVI),
+    (4, b"ftyp", MP4),
+    (0, b"\x1a\x45\xdf\xa3", MATROSKA),
+    (0, b"OggS", OGG),
+    (0, b"fLaC", FLAC),
+    (0, b"ID3", MP3),
     (0, b"SQLite format 3\0", "an SQLite database"),
 ];
 

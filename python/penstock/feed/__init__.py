@@ -5,6 +5,7 @@
 here, as torch tensors in `penstock.feed.torch`). Framework adapters are imported only when they are used.
 """
 
+from penstock.feed.audio_fields import audio
 from penstock.feed.batch_by import BatchBy, Buckets, Budget, buckets, budget
 from penstock.feed.columns import Ragged
 from penstock.feed.dataset import Dataset, Schema
@@ -63,6 +64,7 @@ __all__ = [
     "Schema",
     "TensorSpec",
     "TextSpec",
+    "audio",
     "boxes",
     "buckets",
     "budget",

@@ -14,6 +14,8 @@ from penstock.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from penstock.feed.audio_fields import AudioDecoding
+
 __all__ = [
     "FieldSpec",
     "NestedSpec",
@@ -83,13 +85,28 @@ class TensorSpec(FieldSpec):
     shape: tuple[int, ...]
     parts: tuple[str, ...] = ()
     default: float | None = None
+    audio: AudioDecoding | None = field(default=None, kw_only=True)
+
+    @property
+    def is_random(self) -> bool:
+        """True for random clips of audio."""
+        return self.audio is not None and self.audio.samples is not None and self.audio.start is None
 
     def to_dict(self) -> dict[str, Any]:
-        spec_dict = {"kind": "tensor", "dtype": self.dtype, "shape": list(self.shape), "of": list(self.parts)}
+        spec_dict: dict[str, Any] = {
+            "kind": "tensor",
+            "dtype": self.dtype,
+            "shape": list(self.shape),
+            "of": list(self.parts),
+        }
+        if self.audio is not None:
+            spec_dict["audio"] = self.audio.to_dict()
         return spec_dict if self.default is None else {**spec_dict, "default": packed(self.dtype, self.default).hex()}
 
     def __str__(self) -> str:
-        return f"{self.dtype} {list(self.shape)}{or_default(self.default, self.presence)}"
+        return (
+            f"{'audio ' if self.audio else ''}{self.dtype} {list(self.shape)}{or_default(self.default, self.presence)}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +118,7 @@ class RaggedSpec(FieldSpec):
     parts: tuple[str, ...] = ()
     follows: str = ""
     default: tuple[()] | None = None
+    audio: AudioDecoding | None = field(default=None, kw_only=True)
 
     def like(self, name: str) -> Self:
         """Return the field with one item for each box of the field `name`. The items of boxes that a crop removes are
@@ -109,9 +127,16 @@ class RaggedSpec(FieldSpec):
         return replace(self, follows=name)
 
     def to_dict(self) -> dict[str, Any]:
-        spec_dict = {"kind": "ragged", "dtype": self.dtype, "shape": list(self.shape), "of": list(self.parts)}
+        spec_dict: dict[str, Any] = {
+            "kind": "ragged",
+            "dtype": self.dtype,
+            "shape": list(self.shape),
+            "of": list(self.parts),
+        }
         if self.follows:
             spec_dict |= self.annotation()
+        if self.audio is not None:
+            spec_dict["audio"] = self.audio.to_dict()
         return spec_dict if self.default is None else {**spec_dict, "default": ""}
 
     def annotation(self) -> dict[str, Any]:
@@ -162,13 +187,14 @@ class RaggedSpec(FieldSpec):
         spec = PaddedSpec(
             *(self.dtype, self.shape, self.parts, to, multiple_of, value, mask, bool(truncate)),
             default=self.default,
+            audio=self.audio,
             presence=self.presence,
         )
         spec.to_dict()
         return spec
 
     def __str__(self) -> str:
-        return f"ragged {self.dtype} {list(self.shape)}{or_default(self.default, self.presence)}"
+        return f"{'audio ' if self.audio else ''}ragged {self.dtype} {list(self.shape)}{or_default(self.default, self.presence)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +210,7 @@ class PaddedSpec(FieldSpec):
     mask: str | None = None
     truncate: bool = False
     default: tuple[()] | None = None
+    audio: AudioDecoding | None = field(default=None, kw_only=True)
 
     def to_dict(self) -> dict[str, Any]:
         padding = {
@@ -196,7 +223,8 @@ class PaddedSpec(FieldSpec):
 
     def ragged(self) -> RaggedSpec:
         """Return the field without padding."""
-        return RaggedSpec(self.dtype, self.shape, self.parts, default=self.default, presence=self.presence)
+        how: Any = {"default": self.default, "audio": self.audio, "presence": self.presence}
+        return RaggedSpec(self.dtype, self.shape, self.parts, **how)
 
     @property
     def width(self) -> int | None:
@@ -430,20 +458,22 @@ def raw_list(*, default: tuple[()] | None = None, mask: str | None = None) -> Ra
 
 
 def with_masks(specs: dict[str, FieldSpec]) -> dict[str, FieldSpec]:
-    """Return the fields, each followed by its mask.
+    """Return the fields, each followed by its mask and, for audio, by the fields of its properties.
 
     Raises:
-        ConfigError: A mask has the name of another field.
+        ConfigError: A mask or a property has the name of another field.
     """
     made: dict[str, FieldSpec] = {}
     for name, spec in specs.items():
         made.setdefault(name, spec)
-        if spec.presence is None:
-            continue
-        mask = PresentSpec(getattr(spec, "parts", ()) or (name,))
-        if specs.get(spec.presence, mask) != mask or made.get(spec.presence, mask) != mask:
-            raise ConfigError(f"mask: {name} and another field both set {spec.presence}", where="fields")
-        made[spec.presence] = mask
+        parts = getattr(spec, "parts", ()) or (name,)
+        followers: dict[str, FieldSpec] = {} if spec.presence is None else {spec.presence: PresentSpec(parts)}
+        if (audio := getattr(spec, "audio", None)) is not None:
+            followers |= audio.companions(name, parts)
+        for follower, made_spec in followers.items():
+            if specs.get(follower, made_spec) != made_spec or made.get(follower, made_spec) != made_spec:
+                raise ConfigError(f"mask: {name} and another field both set {follower}", where="fields")
+            made[follower] = made_spec
     return made
 
 

@@ -35,7 +35,8 @@ def list(  # noqa: A001 - the name in the API
     """
     if getattr(item, "parts", ()) or getattr(item, "default", None) is not None or getattr(item, "presence", None):
         raise ConfigError("list: set of, default and mask for the list, not for its items", where="fields")
-    if getattr(item, "follows", "") or getattr(item, "record", False) or type(item) not in _ITEMS:
+    is_other = any(getattr(item, name, None) for name in ("follows", "record", "audio"))
+    if is_other or type(item) not in _ITEMS:
         raise ConfigError(
             "list: the items must be tensor, ragged, raw, raw_list or list fields, without like() or record=True "
             f"(got {item!s})",

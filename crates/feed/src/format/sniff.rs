@@ -63,7 +63,7 @@ pub fn keep_likely(manifest: &mut Manifest) -> Result<usize> {
 
 fn unread(what: String) -> Error {
     let by = "penstock.open, which reads TFRecord, WebDataset tar, MDS, Parquet, Arrow IPC, JSON lines, CSV, npy, npz, Zarr, \
-              HDF5, JPEG, PNG, WebP and TIFF";
+              HDF5, JPEG, PNG, WebP, TIFF and audio";
     Error::Unsupported { what, by: by.to_owned() }
 }
 
@@ -97,6 +97,9 @@ impl Source {
             Some(magic::JSON) if content.trim_ascii_start().starts_with(b"{") => Some(FormatSpec::Jsonl {}),
             Some(magic::JPEG | magic::PNG | magic::TIFF | magic::WEBP) => Some(FormatSpec::Images { labels: None }),
             Some(magic::HDF5) => return Err(unnamed_hdf5(&place)),
+            Some(magic::WAV | magic::FLAC | magic::OGG | magic::MP3) => Some(FormatSpec::Files {}),
+            // Most MP3 files begin with a frame, which has no magic number.
+            None if suffix(&objects[at]) == ".mp3" => Some(FormatSpec::Files {}),
             _ => None,
         };
         // Without a codec suffix in the name, only TFRecords are decompressed.
@@ -105,6 +108,9 @@ impl Source {
         }
         let (all, suffix) = (with_separators(objects.len() as u64), suffix(&objects[at]));
         let kind = match (kind, compression) {
+            (Some(kind @ (magic::MP4 | magic::MATROSKA | magic::AVI)), Codec::None) => {
+                format!("{kind} (penstock.video.open reads its clips)")
+            }
             (Some(kind), Codec::None) => kind.to_owned(),
             (Some(kind), codec) => format!("{kind}, compressed by {codec} under a name without `{}`,", codec.suffix()),
             (None, _) if [".sgy", ".segy"].contains(&suffix.as_str()) => {

@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Audio: decodes WAV, FLAC, MP3 and Ogg Vorbis, mixes the channels, resamples, and cuts clips.
+//!
+//! The output depends only on the bytes, the [`AudioSpec`] and a key. The caller computes the key from seed, epoch and
+//! sample, so the same sample gets the same clip for any world size. For a clip, only its part of the file is decoded
+//! (and a few frames before it); its values are those of the same part of the whole recording.
+//!
+//! Samples are processed as float32 in -1..1: 16-bit integers are divided by 32,768, as in libsndfile and torchaudio.
+//! Files that end early, damaged frames, and headers that state impossible sizes are errors.
+
+mod mp3;
+mod resample;
+mod symphonia_stream;
+mod wav;
+
+use std::ops::Range;
+
+use penstock_types::{DType, Error, Result, catch_panic, with_separators};
+use symphonia::core::audio::{Audio, AudioBuffer};
+
+use self::resample::Resampler;
+use crate::magic;
+
+/// Maximum sample rate, in Hz.
+const MAX_RATE: u32 = 768_000;
+/// Changes the key, so that clips do not depend on the random numbers of images.
+const STREAM: u64 = 0x6175_6469_6f00_0000;
+
+/// Settings that turn a recording into a sample.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AudioSpec {
+    /// Sample rate of the output, in Hz; `None` for that of the file.
+    pub sample_rate: Option<u32>,
+    /// Channels of the output. 1 is the mean of all channels; otherwise a file must have this number or one.
+    pub channels: usize,
+    /// Element type: float32, or int16 (multiplied by 32,768, rounded and clamped).
+    pub dtype: DType,
+    /// Part of the recording; `None` for all of it.
+    pub clip: Option<ClipSpec>,
+    /// Maximum duration of a recording that is decoded whole, in seconds.
+    pub max_seconds: f64,
+    /// Only find the number of samples, by the file's headers.
+    pub measures: bool,
+}
+
+/// A part of fixed length.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ClipSpec {
+    /// Length in samples of the output. A shorter recording is padded with zeros at its end.
+    pub samples: usize,
+    /// Where the clip begins.
+    pub start: Start,
+}
+
+/// Start of a clip.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Start {
+    /// At this time, in seconds.
+    At(f64),
+    /// At random, so that the clip lies inside the recording.
+    Random,
+}
+
+impl AudioSpec {
+    /// Checks the settings. Call it once after creating the spec.
+    pub fn check(&self) -> Result<()> {
+        let wrong = |problem: String| Err(Error::config("audio", problem));
+        match self {
+            Self { sample_rate: Some(rate), .. } if !(1..=MAX_RATE).contains(rate) => {
+                wrong(format!("sample_rate {rate} is not between 1 and {} Hz", with_separators(MAX_RATE.into())))
+            }
+            Self { channels, .. } if !(1..=255).contains(channels) => {
+                wrong(format!("channels {channels} is not between 1 and 255"))
+            }
+            Self { dtype, .. } if !matches!(dtype, DType::F32 | DType::I16) => {
+                wrong(format!("dtype {dtype} is neither float32 nor int16"))
+            }
+            Self { sample_rate: None, clip: Some(_), .. } => wrong("a clip needs a sample_rate".to_owned()),
+            Self { clip: Some(ClipSpec { samples: 0, .. }), .. } => wrong("a clip has no samples".to_owned()),
+            Self { clip: Some(ClipSpec { start: Start::At(at), .. }), .. } if !(0.0..1e9).contains(at) => {
+                wrong(format!("start {at} is not a time in seconds"))
+            }
+            Self { max_seconds, .. } if !(0.0..=1e9).contains(max_seconds) => {
+                wrong(format!("max_seconds {max_seconds} is not a duration in seconds"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A decoded recording.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Decoded {
+    /// Samples: for a clip, channels by time in C order; otherwise, time by channels.
+    pub bytes: Vec<u8>,
+    /// Number of samples (of one channel) that come from the recording; the others are padding.
+    pub samples: usize,
+    /// Sample rate of the file.
+    pub rate: u32,
+}
+
+/// What a file states.
+struct Info {
+    rate: u32,
+    channels: usize,
+    /// Number of samples of one channel.
+    frames: u64,
+}
+
+/// Samples of a file, in order.
+trait Stream {
+    /// Moves to a sample. It is called once, before the first `read`.
+    fn seek(&mut self, frame: u64) -> Result<()>;
+
+    /// Appends the next samples, one plane per channel in float32. Returns false at the end.
+    fn read(&mut self, planes: &mut [Vec<f32>]) -> Result<bool>;
+}
+
+fn append(decoded: &AudioBuffer<f32>, range: Range<usize>, planes: &mut [Vec<f32>]) {
+    for (plane, to) in decoded.iter_planes().zip(planes) {
+        to.extend_from_slice(&plane[range.clone()]);
+    }
+}
+
+fn unsupported(what: &str, place: &str) -> Error {
+    Error::mismatch(
+        place,
+        format!("is {what}, which penstock.audio does not read (it reads WAV, FLAC, MP3, Ogg Vorbis)"),
+    )
+}
+
+fn open<'a>(bytes: &'a [u8], place: &'a str) -> Result<(Info, Box<dyn Stream + 'a>)> {
+    fn boxed<'a, S: Stream + 'a>((info, stream): (Info, S)) -> (Info, Box<dyn Stream + 'a>) {
+        (info, Box::new(stream))
+    }
+    let after_id3 = bytes.get(mp3::id3_len(bytes)..).unwrap_or_default();
+    match bytes {
+        [] => Err(Error::corrupt(place, "is empty (0 bytes), but should be audio")),
+        _ if wav::is_wav(bytes) => wav::open(bytes, place).map(boxed),
+        [b'f', b'L', b'a', b'C', ..] | [b'O', b'g', b'g', b'S', ..] => symphonia_stream::open(bytes, place).map(boxed),
+        _ if after_id3.starts_with(b"fLaC") => symphonia_stream::open(after_id3, place).map(boxed),
+        _ if mp3::is_mp3(bytes) => mp3::open(bytes, place).map(boxed),
+        _ => match magic::describe(bytes) {
+            Some(kind @ (magic::WAV | magic::FLAC | magic::OGG | magic::MP3)) => {
+                Err(Error::corrupt(place, format!("is {kind} whose first bytes are damaged")))
+            }
+            Some(kind) => Err(unsupported(kind, place)),
+            None => {
+                let head = bytes.first_chunk::<8>().map_or(bytes, |head| head);
+                Err(Error::corrupt(place, format!("is not audio in a known format (first bytes {head:02x?})")))
+            }
+        },
+    }
+}
+
+/// Decodes a recording. `reserve` is called with the number of bytes of the result before they are allocated.
+///
+/// # Errors
+/// `Corrupt` if the bytes are damaged or too long; `Mismatch` if the number of channels or the duration does not fit the
+/// spec, or the format is not supported.
+pub fn decode(
+    bytes: &[u8],
+    spec: &AudioSpec,
+    key: u64,
+    place: &str,
+    reserve: impl FnOnce(u64) -> Result<()>,
+) -> Result<Decoded> {
+    catch_panic(|| decode_file(bytes, spec, key, place, reserve))
+        .unwrap_or_else(|_| Err(Error::corrupt(place, "is damaged audio: its decoder panicked")))
+}
+
+fn decode_file(
+    bytes: &[u8],
+    spec: &AudioSpec,
+    key: u64,
+    place: &str,
+    reserve: impl FnOnce(u64) -> Result<()>,
+) -> Result<Decoded> {
+    let (info, mut stream) = open(bytes, place)?;
+    let Info { rate, channels, frames } = info;
+    if !(1..=MAX_RATE).contains(&rate) || !(1..=255).contains(&channels) {
+        let problem = format!("is damaged audio: {} channels at {} Hz", channels, with_separators(rate.into()));
+        return Err(Error::corrupt(place, problem));
+    }
+    if frames == 0 {
+        return Err(Error::corrupt(place, "has no samples (0), but should be audio"));
+    }
+    if spec.channels != channels && spec.channels != 1 && channels != 1 {
+        let problem = format!("has {channels} channels, but the field has {} (1 mixes any number)", spec.channels);
+        return Err(Error::mismatch(place, problem));
+    }
+    let to = spec.sample_rate.unwrap_or(rate);
+    let resampler = Resampler::new(rate, to)
+        .map_err(|why| Error::mismatch(place, format!("has {rate} Hz, which cannot be resampled to {to} Hz: {why}")))?;
+    let outputs = range(spec, key, &info, resampler.output_len(frames), place)?;
+    let samples = (outputs.end - outputs.start) as usize;
+    if spec.measures {
+        return Ok(Decoded { bytes: Vec::new(), samples, rate });
+    }
+    let len = spec.clip.map_or(samples, |clip| clip.samples) * spec.channels;
+    reserve((len * spec.dtype.size()) as u64)?;
+    let mut output = Output { bytes: vec![0; len * spec.dtype.size()], spec, at: 0 };
+    let inputs = resampler.inputs(&outputs, frames);
+    stream.seek(inputs.start)?;
+    let (mut planes, mut mixed) = (vec![Vec::new(); channels], vec![Vec::new(); spec.channels]);
+    let (mut base, mut next) = (inputs.start, outputs.start);
+    while next < outputs.end {
+        let is_read = base + (mixed[0].len() as u64) < inputs.end && stream.read(&mut planes)?;
+        mix(&mut planes, &mut mixed);
+        let have = base + mixed[0].len() as u64;
+        let (before, is_end) = (next, have >= frames || have >= inputs.end);
+        let mut block = Vec::new();
+        for (channel, input) in mixed.iter().enumerate() {
+            block.clear();
+            next = resampler.process(input, base, before..outputs.end, is_end, &mut block);
+            output.put(channel, &block);
+        }
+        output.at += (next - before) as usize;
+        if !is_read && next < outputs.end {
+            let (have, frames) = (with_separators(have), with_separators(frames));
+            return Err(Error::corrupt(place, format!("is damaged audio: it ends after {have} of {frames} samples")));
+        }
+        if next < outputs.end {
+            let needed = resampler.inputs(&(next..outputs.end), frames).start.clamp(base, have);
+            mixed.iter_mut().for_each(|plane| drop(plane.drain(..(needed - base) as usize)));
+            base = needed;
+        }
+    }
+    Ok(Decoded { bytes: output.bytes, samples, rate })
+}
+
+/// Samples of the output, out of `total`, that the spec asks for.
+fn range(spec: &AudioSpec, key: u64, info: &Info, total: u64, place: &str) -> Result<Range<u64>> {
+    let seconds = info.frames as f64 / f64::from(info.rate);
+    let Some(ClipSpec { samples, start }) = spec.clip else {
+        if seconds > spec.max_seconds {
+            let problem = format!("has {seconds:.3} s of audio, more than max_seconds {}", spec.max_seconds);
+            return Err(Error::corrupt(place, problem));
+        }
+        return Ok(0..total);
+    };
+    let samples = samples as u64;
+    let start = match start {
+        Start::Random => {
+            let choices = total.saturating_sub(samples) + 1;
+            ((u128::from(random_bits(key ^ STREAM)) * u128::from(choices)) >> 64) as u64
+        }
+        Start::At(at) => {
+            let start = (at * f64::from(spec.sample_rate.unwrap_or(info.rate))).round() as u64;
+            if start >= total {
+                let problem = format!("has {seconds:.3} s of audio, but its clip starts at {at} s");
+                return Err(Error::mismatch(place, problem));
+            }
+            start
+        }
+    };
+    Ok(start..total.min(start + samples))
+}
+
+/// SplitMix64's output function.
+fn random_bits(x: u64) -> u64 {
+    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+/// Moves samples of the file's channels to the channels of the output: all to one, one to all, or each to its own.
+fn mix(planes: &mut [Vec<f32>], mixed: &mut [Vec<f32>]) {
+    if let [mono] = planes {
+        mixed.iter_mut().for_each(|to| to.extend_from_slice(mono));
+    } else if let [to] = mixed {
+        let start = to.len();
+        to.extend_from_slice(&planes[0]);
+        for plane in &planes[1..] {
+            to[start..].iter_mut().zip(plane).for_each(|(sum, value)| *sum += value);
+        }
+        let count = planes.len() as f32;
+        to[start..].iter_mut().for_each(|sum| *sum /= count);
+    } else {
+        planes.iter().zip(mixed).for_each(|(plane, to)| to.extend_from_slice(plane));
+    }
+    planes.iter_mut().for_each(Vec::clear);
+}
+
+/// Bytes of the result, which are written in pieces.
+struct Output<'a> {
+    bytes: Vec<u8>,
+    spec: &'a AudioSpec,
+    /// Samples (of one channel) that were written before.
+    at: usize,
+}
+
+impl Output<'_> {
+    fn put(&mut self, channel: usize, values: &[f32]) {
+        let size = self.spec.dtype.size();
+        let (start, step) = match self.spec.clip {
+            Some(clip) => (channel * clip.samples + self.at, 1),
+            None => (self.at * self.spec.channels + channel, self.spec.channels),
+        };
+        let slots = self.bytes.chunks_exact_mut(size).skip(start).step_by(step);
+        for (slot, value) in slots.zip(values) {
+            match self.spec.dtype {
+                DType::I16 => slot.copy_from_slice(&((value * 32_768.0).round() as i16).to_le_bytes()),
+                _ => slot.copy_from_slice(&value.to_le_bytes()),
+            }
+        }
+    }
+}

@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+//! MP3 (MPEG-1, 2 and 2.5 layer III): finds the frames, and decodes them with the crate `symphonia`.
+//!
+//! The frames are found here, because the crate guesses the length of files without a Xing tag from their bit rate, and
+//! would cut them there. The encoder's delay and padding are removed as by libsndfile, mpg123 and FFmpeg.
+
+use penstock_types::{Error, Result, with_separators};
+use symphonia::core::audio::GenericAudioBufferRef;
+use symphonia::core::codecs::audio::well_known::CODEC_ID_MP3;
+use symphonia::core::codecs::audio::{AudioCodecParameters, AudioDecoder, AudioDecoderOptions};
+use symphonia::core::packet::PacketRef;
+use symphonia::core::units::{Duration, Timestamp};
+use symphonia::default::codecs::MpaDecoder;
+
+use super::{Info, Stream, append};
+
+/// Delay of every decoder, in samples: the filter bank and one sample.
+const DECODER_DELAY: u64 = 529;
+/// Maximum distance of the first frame from the start (after ID3 tags), in bytes.
+const MAX_JUNK: usize = 64 << 10;
+/// Maximum bytes of earlier frames that a frame's data may begin in.
+const RESERVOIR: usize = 512;
+/// Frames after which the overlap and the filter bank no longer depend on what was decoded before.
+const WARM_FRAMES: usize = 3;
+
+const RATES: [u32; 3] = [44_100, 48_000, 32_000];
+const KBPS_1: [usize; 15] = [0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320];
+const KBPS_2: [usize; 15] = [0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160];
+
+/// Header of a frame.
+#[derive(Debug, Clone, Copy)]
+struct Header {
+    rate: u32,
+    channels: usize,
+    /// Samples in the frame.
+    samples: u64,
+    /// Bytes of the frame with its header.
+    len: usize,
+    /// Bytes of the side information after the header.
+    side: usize,
+}
+
+impl Header {
+    /// Parses a header of layer III; `None` for anything else, and for frames of free bit rate.
+    fn of(bytes: &[u8]) -> Option<Self> {
+        let &[0xff, b, c, d] = bytes.first_chunk()? else { return None };
+        // Version: 3 is MPEG-1, 2 is MPEG-2, 0 is MPEG-2.5.
+        let version = b >> 3 & 3;
+        let (bits, rate) = (usize::from(c >> 4), usize::from(c >> 2 & 3));
+        if b & 0xe6 != 0xe2 || version == 1 || bits == 0 || bits == 15 || rate == 3 {
+            return None;
+        }
+        let is_1 = version == 3;
+        let rate = RATES[rate] >> [2, 0, 1, 0][usize::from(version)];
+        let channels = if d >> 6 == 3 { 1 } else { 2 };
+        let kbps = if is_1 { KBPS_1[bits] } else { KBPS_2[bits] };
+        let len = (if is_1 { 144 } else { 72 }) * kbps * 1000 / rate as usize + usize::from(c >> 1 & 1);
+        let side = [[9, 17], [17, 32]][usize::from(is_1)][channels - 1];
+        Some(Self { rate, channels, samples: if is_1 { 1152 } else { 576 }, len, side })
+    }
+
+    fn is_like(&self, other: &Self) -> bool {
+        (self.rate, self.channels, self.samples) == (other.rate, other.channels, other.samples)
+    }
+}
+
+/// Content of a Xing or LAME tag.
+#[derive(Debug, Clone, Copy, Default)]
+struct Tag {
+    frames: Option<u64>,
+    delay: u64,
+    padding: u64,
+}
+
+impl Tag {
+    /// Parses the tag in the first frame; `None` if the frame holds audio.
+    fn of(frame: &[u8], header: &Header) -> Option<Self> {
+        if frame.get(36..40) == Some(b"VBRI") {
+            let frames = frame.get(50..).and_then(<[u8]>::first_chunk).map(|n| u64::from(u32::from_be_bytes(*n)));
+            return Some(Self { frames, ..Self::default() });
+        }
+        let mut rest = frame.get(4 + header.side..)?;
+        if !rest.starts_with(b"Xing") && !rest.starts_with(b"Info") {
+            return None;
+        }
+        let flags = u32::from_be_bytes(*rest.get(4..)?.first_chunk()?);
+        rest = &rest[8..];
+        let mut tag = Self::default();
+        for (flag, len) in [(1, 4), (2, 4), (4, 100), (8, 4)] {
+            if flags & flag != 0 {
+                let Some((value, after)) = rest.split_at_checked(len) else { return Some(tag) };
+                if flag == 1 {
+                    tag.frames = value.first_chunk().map(|n| u64::from(u32::from_be_bytes(*n)));
+                }
+                rest = after;
+            }
+        }
+        // The encoder's name, then 12 bits each of delay and padding.
+        if let (Some(&[1..=255, ..]), Some(&[a, b, c])) = (rest.first_chunk::<9>(), rest.get(21..24)) {
+            tag.delay = u64::from(a) << 4 | u64::from(b) >> 4;
+            tag.padding = u64::from(b & 15) << 8 | u64::from(c);
+        }
+        Some(tag)
+    }
+}
+
+/// Length of an ID3v2 tag at the start of `bytes`; 0 without one.
+pub(super) fn id3_len(bytes: &[u8]) -> usize {
+    match bytes {
+        [b'I', b'D', b'3', _, _, flags, a, b, c, d, ..] => {
+            let size = [a, b, c, d].iter().fold(0, |size, part| size << 7 | usize::from(**part & 127));
+            10 + size + if flags & 0x10 != 0 { 10 } else { 0 }
+        }
+        _ => 0,
+    }
+}
+
+/// Offset of the first frame; `None` if there is none.
+fn first_frame(bytes: &[u8]) -> Option<usize> {
+    let mut start = 0;
+    while let Some(len @ 1..) = bytes.get(start..).map(id3_len) {
+        start += len;
+    }
+    let is_frame = |at: &usize| {
+        let Some(header) = Header::of(&bytes[*at..]) else { return false };
+        // Two frames in a row, or the only one.
+        bytes.get(at + header.len..).is_some_and(|rest| match Header::of(rest) {
+            Some(next) => next.is_like(&header),
+            None => *at == start || rest.is_empty(),
+        })
+    };
+    (start..bytes.len().min(start + MAX_JUNK)).find(is_frame)
+}
+
+/// True for an MP3 file, by its first bytes.
+pub(super) fn is_mp3(bytes: &[u8]) -> bool {
+    bytes.starts_with(b"ID3") || first_frame(&bytes[..bytes.len().min(MAX_JUNK)]).is_some()
+}
+
+/// True if what follows the last frame is not audio: tags, or zeros.
+fn is_tail(rest: &[u8]) -> bool {
+    let tags: [&[u8]; 6] = [b"TAG", b"ID3", b"3DI", b"APETAGEX", b"LYRICSBEGIN", b"Lyrics3"];
+    tags.iter().any(|tag| rest.starts_with(tag)) || rest.iter().all(|&byte| byte == 0)
+}
+
+/// Frames with audio, by their offsets.
+struct Frames<'a> {
+    bytes: &'a [u8],
+    starts: Vec<usize>,
+}
+
+impl<'a> Frames<'a> {
+    fn len(&self) -> usize {
+        self.starts.len()
+    }
+
+    fn get(&self, at: usize) -> &'a [u8] {
+        let rest = &self.bytes[self.starts[at]..];
+        &rest[..Header::of(rest).map_or(0, |header| header.len)]
+    }
+}
+
+/// Samples of an MP3 file.
+pub(super) struct Mp3<'a> {
+    place: &'a str,
+    frames: Frames<'a>,
+    header: Header,
+    decoder: MpaDecoder,
+    /// Samples at the start and at the end that are not part of the recording.
+    skip: u64,
+    len: u64,
+    /// Next frame to decode, and the sample of the recording that is read next.
+    next: usize,
+    at: u64,
+}
+
+pub(super) fn open<'a>(bytes: &'a [u8], place: &'a str) -> Result<(Info, Mp3<'a>)> {
+    let wrong = |problem: String| Error::corrupt(place, format!("is a damaged MP3: {problem}"));
+    let all = with_separators(bytes.len() as u64);
+    let mut at = first_frame(bytes).ok_or_else(|| wrong(format!("it has no MPEG frame in {all} bytes")))?;
+    let mut frames = Frames { bytes, starts: Vec::new() };
+    let first = Header::of(&bytes[at..]).ok_or_else(|| wrong("it has no MPEG frame".to_owned()))?;
+    let tag = bytes.get(at..at + first.len).and_then(|frame| Tag::of(frame, &first));
+    if tag.is_some() {
+        at += first.len;
+    }
+    let stated = tag.and_then(|tag| tag.frames);
+    while at < bytes.len() {
+        let header = Header::of(&bytes[at..]);
+        let Some(header) = header.filter(|header| header.is_like(&first)) else {
+            if is_tail(&bytes[at..]) || stated.is_some_and(|stated| frames.len() as u64 >= stated) {
+                break;
+            }
+            let problem = match header {
+                Some(header) => format!("it changes to {} channels at {} Hz", header.channels, header.rate),
+                None => "it has no MPEG frame".to_owned(),
+            };
+            return Err(wrong(format!("{problem} at byte {} of {all}", with_separators(at as u64))));
+        };
+        if at + header.len > bytes.len() {
+            if stated.is_some_and(|stated| frames.len() as u64 >= stated) {
+                break;
+            }
+            let (have, want) = (bytes.len() - at, header.len);
+            return Err(wrong(format!("it ends inside frame {} (want {want} bytes, have {have})", frames.len())));
+        }
+        frames.starts.push(at);
+        at += header.len;
+    }
+    let (tag, count) = (tag.unwrap_or_default(), frames.len() as u64);
+    if let Some(stated) = tag.frames.filter(|stated| *stated > count + 1) {
+        return Err(wrong(format!("it ends after {} of {} frames", with_separators(count), with_separators(stated))));
+    }
+    let total = count * first.samples;
+    let skip = if tag.delay + tag.padding > 0 { tag.delay + DECODER_DELAY } else { 0 };
+    // More frames than the tag states: the file was joined, and the padding is not at its end.
+    let is_joined = tag.frames.is_some_and(|stated| stated < count);
+    let cut = if is_joined { 0 } else { tag.padding.saturating_sub(DECODER_DELAY) };
+    let len = total.saturating_sub(skip + cut);
+    let mut params = AudioCodecParameters::new();
+    params.for_codec(CODEC_ID_MP3);
+    let decoder = MpaDecoder::try_new(&params, &AudioDecoderOptions::default().gapless(false))
+        .map_err(|error| Error::bug(format!("the MP3 decoder cannot be made: {error}")))?;
+    let info = Info { rate: first.rate, channels: first.channels, frames: len };
+    Ok((info, Mp3 { place, frames, header: first, decoder, skip, len, next: 0, at: 0 }))
+}
+
+impl Mp3<'_> {
+    /// Index of the frame to start at, so that the frame `at` is decoded as in a pass over all frames.
+    fn warm_start(&self, at: usize) -> usize {
+        let (mut start, mut bytes) = (at.saturating_sub(WARM_FRAMES), 0);
+        while start > 0 && bytes < RESERVOIR {
+            start -= 1;
+            bytes += self.frames.get(start).len().saturating_sub(4 + 2 + self.header.side);
+        }
+        start
+    }
+}
+
+impl Stream for Mp3<'_> {
+    fn seek(&mut self, frame: u64) -> Result<()> {
+        let at = ((frame + self.skip) / self.header.samples) as usize;
+        self.next = self.warm_start(at);
+        self.at = frame;
+        self.decoder.reset();
+        for warm in self.next..at.min(self.frames.len()) {
+            // A frame whose data begin in frames that were not decoded may fail; it is not delivered.
+            let _ = self.decoder.decode_ref(&packet(self.frames.get(warm)));
+            self.next = warm + 1;
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, planes: &mut [Vec<f32>]) -> Result<bool> {
+        if self.at >= self.len || self.next >= self.frames.len() {
+            return Ok(false);
+        }
+        let packet = packet(self.frames.get(self.next));
+        let decoded = self.decoder.decode_ref(&packet).map_err(|error| {
+            let (next, all) = (with_separators(self.next as u64), with_separators(self.frames.len() as u64));
+            Error::corrupt(self.place, format!("is a damaged MP3: frame {next} of {all} cannot be decoded: {error}"))
+        })?;
+        let GenericAudioBufferRef::F32(decoded) = decoded else {
+            return Err(Error::bug("the MP3 decoder returned other samples than float32"));
+        };
+        // Position of the frame's first sample in the recording.
+        let start = self.next as u64 * self.header.samples;
+        let from = (self.at + self.skip).saturating_sub(start);
+        let until = (self.len + self.skip - start).min(self.header.samples);
+        append(decoded, from.min(until) as usize..until as usize, planes);
+        self.at = (start + until).saturating_sub(self.skip).max(self.at);
+        self.next += 1;
+        Ok(true)
+    }
+}
+
+fn packet(frame: &[u8]) -> PacketRef<'_> {
+    PacketRef::new(0, Timestamp::new(0), Duration::new(0), frame)
+}

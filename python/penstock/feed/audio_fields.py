@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Audio fields: recordings and clips, decoded in the feed's threads. Plain data; reads nothing."""
+
+from __future__ import annotations
+
+import math
+import operator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from penstock.errors import ConfigError
+from penstock.feed.fields import RaggedSpec, TensorSpec, dtype_name
+
+if TYPE_CHECKING:
+    from penstock.feed.fields import FieldSpec
+
+__all__ = ["AudioDecoding", "audio"]
+
+
+@dataclass(frozen=True, slots=True)
+class AudioDecoding:
+    """How the bytes of a field are decoded. `mask` and `rate` are the names of other fields of the batch."""
+
+    sample_rate: int | None
+    channels: int
+    samples: int | None
+    start: float | None
+    max_seconds: float
+    mask: str | None = None
+    rate: str | None = None
+    measures: bool = False
+    """Whether the field is the number of samples, which needs only the headers."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings in the form that the core reads."""
+        names = ("sample_rate", "channels", "samples", "start", "max_seconds", "measures")
+        return {name: getattr(self, name) for name in names}
+
+    def companions(self, name: str, parts: tuple[str, ...]) -> dict[str, FieldSpec]:
+        """Return the fields that follow the audio field `name`, which is read from `parts`."""
+        found: dict[str, FieldSpec] = {}
+        if self.mask is not None:
+            found[self.mask] = _FactSpec("bool", (self.samples or 0,), parts, hears=name, fact="mask")
+        if self.rate is not None:
+            found[self.rate] = _FactSpec("int32", (), parts, hears=name, fact="rate")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _FactSpec(TensorSpec):
+    """Property of a recording: which samples of a clip it has, or its sample rate."""
+
+    hears: str = ""
+    fact: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        annotation = {"kind": "audio", "fact": self.fact}
+        # Explicit, because `super()` needs the class that `slots=True` replaces.
+        return {**TensorSpec.to_dict(self), "follows": self.hears, "annotation": annotation}
+
+    def __str__(self) -> str:
+        return f"{self.fact} of {self.hears}"
+
+
+@overload
+def audio(
+    sample_rate: int,
+    *,
+    seconds: float,
+    start: float | Literal["random"] = ...,
+    channels: int = ...,
+    dtype: object = ...,
+    mask: str | None = ...,
+    rate: str | None = ...,
+    default: float | None = ...,
+) -> TensorSpec: ...
+
+
+@overload
+def audio(
+    sample_rate: int | None = ...,
+    *,
+    channels: int = ...,
+    dtype: object = ...,
+    rate: str | None = ...,
+    max_seconds: float = ...,
+    default: tuple[()] | None = ...,
+) -> RaggedSpec: ...
+
+
+def audio(
+    sample_rate: int | None = None,
+    *,
+    seconds: float | None = None,
+    start: float | Literal["random"] = 0.0,
+    channels: int = 1,
+    dtype: object = "float32",
+    mask: str | None = None,
+    rate: str | None = None,
+    max_seconds: float = 3600.0,
+    default: float | tuple[()] | None = None,
+) -> TensorSpec | RaggedSpec:
+    """Create a field of audio (WAV, FLAC, MP3, Ogg Vorbis), which the feed's threads decode: `audio(16_000)`.
+
+    Without `seconds`, a batch contains a `Ragged` of whole recordings: one dimension of time for one channel, otherwise
+    time by channels. `.padded(...)` makes an array of it. With `seconds`, a batch contains an array of clips: [batch,
+    samples] for one channel, otherwise [batch, channels, samples]. Only the clip's part of a file is decoded.
+
+    Args:
+        sample_rate: Sample rate in Hz, to which recordings are resampled, as by `torchaudio.functional.resample`; None
+            keeps that of each file.
+        seconds: Length of a clip. Shorter recordings are padded with zeros at the end.
+        start: Start of the clip in seconds, or `random`: a pure function of seed, epoch and position, so that the clip
+            lies inside the recording.
+        channels: 1 (the mean of all channels), or the number of channels that files have; mono is repeated.
+        dtype: `float32` (-1 to 1), or `int16` (exact for 16-bit files that are neither mixed nor resampled).
+        mask: With `seconds`, the name of another field: bool [samples], True for samples of the recording.
+        rate: Name of another field: int32, the sample rate of the file in Hz.
+        max_seconds: Maximum length of a whole recording; a longer one is `Corrupt`.
+        default: Value of every sample of a clip, or `()` for whole recordings, if a sample has no audio.
+    Raises:
+        ConfigError: An argument is not valid, or `seconds` is given without `sample_rate`. While reading, damaged files
+            are `Corrupt`, and files whose channels or length do not match are `Mismatch` (see `on_error`).
+    """
+    rate_hz = None if sample_rate is None else operator.index(sample_rate)
+    if rate_hz is not None and not 1 <= rate_hz <= 768_000:
+        raise ConfigError(f"sample_rate: {rate_hz} is not between 1 and 768,000 Hz", where="audio")
+    count = operator.index(channels)
+    if not 1 <= count <= 255:
+        raise ConfigError(f"channels: {count} is not between 1 and 255", where="audio")
+    if dtype_name(dtype) not in ("float32", "int16"):
+        raise ConfigError(f"dtype: {dtype_name(dtype)} is neither float32 nor int16", where="audio")
+    inner = () if count == 1 else (count,)
+    if seconds is None:
+        if mask is not None or start != 0:
+            raise ConfigError(
+                "audio: mask and start are for clips of fixed length",
+                where="audio",
+                hint="give seconds=, or pad whole recordings with .padded(mask=...)",
+            )
+        if default is not None and default != ():
+            raise ConfigError(f"default: whole recordings can only be empty, `()` (got {default!r})", where="audio")
+        if not 0 < max_seconds <= 1e9:
+            raise ConfigError(f"max_seconds: {max_seconds} is not above 0 s", where="audio")
+        whole = AudioDecoding(rate_hz, count, None, None, float(max_seconds), rate=rate)
+        return RaggedSpec(dtype_name(dtype), inner, default=default, audio=whole)
+    if rate_hz is None:
+        raise ConfigError("audio: clips of fixed length need a sample_rate, such as 16_000", where="audio")
+    samples = round(seconds * rate_hz) if math.isfinite(seconds) else 0
+    if not 0 < samples < 2**31:
+        raise ConfigError(f"seconds: {seconds} s are {samples} samples at {rate_hz} Hz", where="audio")
+    if start != "random" and not (isinstance(start, (int, float)) and 0 <= start < 1e9):
+        raise ConfigError(f"start: must be a time in seconds, or random (got {start!r})", where="audio")
+    if isinstance(default, tuple):
+        raise ConfigError(f"default: must be the value of every sample (got {default!r})", where="audio")
+    begin = None if isinstance(start, str) else float(start)
+    clip = AudioDecoding(rate_hz, count, samples, begin, float(max_seconds), mask, rate)
+    spec = TensorSpec(dtype_name(dtype), (*inner, samples), default=default, audio=clip)
+    spec.to_dict()
+    return spec

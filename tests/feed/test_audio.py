@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests audio fields against libsndfile and torchaudio's resampling: formats, channels, clips, masks, damage, resume."""
+
+from __future__ import annotations
+
+import json
+import struct
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock.errors import ConfigError, Corrupt, Mismatch
+
+from .archives import tar
+from .audio_files import FORMATS, encoded, reference, resampled, signal
+from .tfrecords import example, frame
+
+
+def one(folder, data, spec, name="a.bin"):
+    (folder / name).write_bytes(data)
+    dataset = penstock.open(f"{folder}/{name}", format=penstock.formats.files())
+    (batch,) = penstock.Loader(dataset.fields(wave=spec.of("record")), batch_size=1, rank=0, world=1)
+    return batch
+
+
+def whole(folder, data, **arguments):
+    return one(folder, data, penstock.audio(**arguments))["wave"].row(0)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_audio_lossless_formats_equal_libsndfile(tmp_path, kind):
+    for channels in (1, 2):
+        data = encoded(signal(5000, channels), kind)
+        have = whole(tmp_path, data, channels=channels)
+        want, rate = reference(data)
+        assert np.array_equal(have, want[:, 0] if channels == 1 else want)
+        assert one(tmp_path, data, penstock.audio(channels=channels, rate="hz"))["hz"].tolist() == [rate]
+
+
+def test_audio_int16_is_exact_for_16_bits(tmp_path):
+    for kind in ("wav16", "flac16"):
+        data = encoded(signal(), kind)
+        have = whole(tmp_path, data, dtype="int16")
+        assert have.dtype == np.int16
+        assert np.array_equal(have, reference(data, "int16")[0][:, 0])
+    loud = encoded(np.array([[1.5], [-1.5], [0.25]]), "wav_float")
+    assert whole(tmp_path, loud, dtype="int16").tolist() == [32767, -32768, 8192]
+
+
+@pytest.mark.parametrize(("kind", "rate", "channels"), [("mp3", 44_100, 2), ("mp3", 16_000, 1), ("vorbis", 22_050, 2)])
+def test_audio_lossy_formats_agree_with_libsndfile(tmp_path, kind, rate, channels):
+    data = encoded(signal(30_000, channels, rate), kind, rate)
+    have, (want, _) = whole(tmp_path, data, channels=channels).reshape(-1, channels), reference(data)
+    assert have.shape == want.shape  # the encoder's delay and padding are removed
+    assert np.abs(have - want).max() < 2e-5
+    # A clip has the values of the whole, without decoding from the start.
+    clip = one(tmp_path, data, penstock.audio(rate, seconds=4000 / rate, start=20_000 / rate, channels=channels))
+    assert np.array_equal(clip["wave"][0].reshape(channels, -1).T, have[20_000:24_000])
+
+
+@pytest.mark.parametrize("rate", [8_000, 11_025, 44_100, 48_000])
+def test_audio_resamples_as_torchaudio(tmp_path, rate):
+    data = encoded(signal(9000, rate=rate), "flac16", rate)
+    want = resampled(reference(data)[0][:, 0], rate, 16_000)
+    have = whole(tmp_path, data, sample_rate=16_000)
+    assert have.shape == want.shape
+    assert np.abs(have - want).max() < 1e-6
+    spec = penstock.audio(16_000, seconds=0.05, start=0.03, rate="hz")
+    batch = one(tmp_path, data, spec)
+    assert np.array_equal(batch["wave"][0], have[480:1280])
+    assert batch["hz"].tolist() == [rate]
+
+
+def test_audio_channels_mix_repeat_or_are_refused(tmp_path):
+    stereo, mono = encoded(signal(100, 2)), encoded(signal(100, 1))
+    want = reference(stereo)[0]
+    assert np.array_equal(whole(tmp_path, stereo), want.mean(axis=1, dtype=np.float32))
+    assert np.array_equal(whole(tmp_path, mono, channels=2), np.repeat(reference(mono)[0], 2, axis=1))
+    clip = one(tmp_path, stereo, penstock.audio(16_000, seconds=0.005, channels=2))["wave"]
+    assert clip.shape == (1, 2, 80)
+    assert np.array_equal(clip[0], want[:80].T)
+    with pytest.raises(Mismatch, match="has 2 channels, but the field has 3"):
+        whole(tmp_path, stereo, channels=3)
+
+
+def test_audio_short_clip_is_padded_and_masked(tmp_path):
+    data = encoded(signal(100))
+    batch = one(tmp_path, data, penstock.audio(16_000, seconds=0.01, start=0.002, mask="is_wave"))
+    assert np.array_equal(batch["wave"][0], np.pad(reference(data)[0][32:, 0], (0, 92)))
+    assert batch["is_wave"].dtype == bool
+    assert np.array_equal(batch["is_wave"][0], np.arange(160) < 68)
+    with pytest.raises(Mismatch, match=r"has 0\.006 s of audio, but its clip starts at 1 s"):
+        one(tmp_path, data, penstock.audio(16_000, seconds=0.01, start=1))
+
+
+def test_audio_random_clips_depend_on_seed_and_epoch_only(tmp_path):
+    ramp = np.arange(4000)[:, None] / 32768
+    path = tar(tmp_path / "a.tar", {f"{at}.wav": encoded(ramp) for at in range(40)})
+    spec = penstock.audio(16_000, seconds=1000 / 16_000, start="random", dtype="int16").of("wav")
+    dataset = penstock.open(str(path)).fields(wave=spec, key=penstock.raw().of("__key__"))
+
+    def starts(seed, rank=0, world=1, epoch=0, state=None):
+        loader = penstock.Loader(dataset.shuffle(seed=seed), global_batch=8, rank=rank, world=world)
+        loader.set_epoch(epoch)
+        if state is not None:
+            loader.load_state_dict(state)
+        found = []
+        for batch in loader:
+            assert (np.diff(batch["wave"], axis=1) == 1).all()
+            found += zip(batch["key"], batch["wave"][:, 0].tolist(), strict=True)
+        return found
+
+    first = starts(1)
+    begins = [begin for _, begin in first]
+    assert len(set(begins)) > 30
+    assert 0 <= min(begins) < 400
+    assert 2600 < max(begins) <= 3000
+    assert sorted(starts(1, 0, 2) + starts(1, 1, 2)) == sorted(first)
+    assert dict(starts(1, epoch=1)) != dict(first)
+    loader = penstock.Loader(dataset.shuffle(seed=1), global_batch=8, rank=0, world=1)
+    batches = iter(loader)
+    next(batches)
+    next(batches)
+    state = json.loads(json.dumps(loader.state_dict()))
+    rest = starts(1, 0, 2, state=state) + starts(1, 1, 2, state=state)
+    assert sorted(rest) == sorted(first[16:])
+
+
+@pytest.mark.system
+def test_audio_is_read_from_every_kind_of_record(tmp_path):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    files = {f"k{at}": encoded(signal(300 + 10 * at, seed=at), "flac16") for at in range(3)}
+    want = [reference(data)[0][:, 0] for data in files.values()]
+    tar(tmp_path / "a.tar", {f"{key}.flac": data for key, data in files.items()})
+    (tmp_path / "a.tfrecord").write_bytes(b"".join(frame(example(audio=[data])) for data in files.values()))
+    structs = [{"bytes": data, "path": key} for key, data in files.items()]
+    pq.write_table(pa.table({"audio": structs}), tmp_path / "a.parquet")
+    (tmp_path / "folder" / "yes").mkdir(parents=True)
+    for key, data in files.items():
+        (tmp_path / "folder" / "yes" / f"{key}.flac").write_bytes(data)
+    (tmp_path / "folder" / "about.txt").write_text("three recordings")
+    parts = {"a.tar": "flac", "a.tfrecord": "audio", "a.parquet": "audio.bytes", "folder": "record"}
+    for name, part in parts.items():
+        dataset = penstock.open(f"{tmp_path}/{name}")
+        padded = penstock.audio(16_000, rate="hz").of(part).padded(mask="is_wave")
+        (batch,) = penstock.Loader(dataset.fields(wave=padded), batch_size=3, rank=0, world=1)
+        assert batch["wave"].shape == (3, 320)
+        for row, mask, wave in zip(batch["wave"], batch["is_wave"], want, strict=True):
+            assert np.array_equal(row[mask], wave), name
+        assert batch["hz"].tolist() == [16_000] * 3
+
+
+def test_audio_absent_recording_has_its_default(tmp_path):
+    path = tar(tmp_path / "a.tar", {"0.wav": encoded(signal(80)), "0.txt": b"", "1.txt": b""})
+    dataset = penstock.open(str(path))
+    clip = penstock.audio(16_000, seconds=0.005, default=0, mask="is_wave", rate="hz").of("wav")
+    (batch,) = penstock.Loader(dataset.fields(wave=clip), batch_size=2, rank=0, world=1)
+    assert batch["is_wave"].all(axis=1).tolist() == [True, False]
+    assert batch["hz"].tolist() == [16_000, 0]
+    assert not batch["wave"][1].any()
+    (batch,) = penstock.Loader(dataset.fields(wave=penstock.audio(default=()).of("wav")), batch_size=2, rank=0, world=1)
+    assert np.diff(batch["wave"].offsets).tolist() == [80, 0]
+
+
+def test_audio_lengths_make_buckets(tmp_path):
+    sizes = [100, 900, 120, 800, 110, 850]
+    path = tar(tmp_path / "a.tar", {f"{at}.wav": encoded(signal(size)) for at, size in enumerate(sizes)})
+    dataset = penstock.open(str(path)).fields(wave=penstock.audio(16_000).of("wav").padded("bucket"))
+    by = penstock.buckets("wave", [200, 1000], batch_sizes=[3, 3])
+    loader = penstock.Loader(dataset.shuffle(seed=1), batch_by=by, rank=0, world=1)
+    assert sorted(batch["wave"].shape for batch in loader) == [(3, 200), (3, 1000)]
+
+
+def wav(*chunks, head=b"RIFF"):
+    body = b"".join(name + struct.pack("<I", size) + data for name, size, data in chunks)
+    return head + struct.pack("<I", len(body) + 4) + b"WAVE" + body
+
+
+def fmt(tag=1, channels=1, rate=16_000, block=2, bits=16):
+    return b"fmt ", 16, struct.pack("<HHIIHH", tag, channels, rate, 0, block, bits)
+
+
+DAMAGED = {
+    "empty": (b"", "is empty"),
+    "text": (b"no audio here", "is text, which penstock.audio does not read"),
+    "noise": (bytes(range(1, 200)), "is not audio in a known format"),
+    "first byte": (b"X" + encoded(signal(10))[1:], "is a WAV file whose first bytes are damaged"),
+    "jpeg": (b"\xff\xd8\xff\xe0" + bytes(100), "is a JPEG image"),
+    "no format": (wav((b"data", 4, bytes(4))), "its samples come before its format"),
+    "no samples": (wav(fmt(), (b"data", 0, b"")), r"has no samples \(0\)"),
+    "no data": (wav(fmt()), "with no samples"),
+    "rate 0": (wav(fmt(rate=0), (b"data", 4, bytes(4))), "1 channels at 0 Hz"),
+    "huge rate": (wav(fmt(rate=2**32 - 1), (b"data", 4, bytes(4))), "at 4,294,967,295 Hz"),
+    "0 channels": (wav(fmt(channels=0), (b"data", 4, bytes(4))), "0 channels"),
+    "255 channels": (wav(fmt(channels=255), (b"data", 4, bytes(4))), "255 channels in blocks of 2 bytes"),
+    "block 0": (wav(fmt(block=0), (b"data", 4, bytes(4))), "in blocks of 0 bytes"),
+    "codec": (wav(fmt(tag=0x55), (b"data", 4, bytes(4))), "format 0x0055"),
+    "size": (
+        wav(fmt(), (b"data", 2**31 - 2**20, bytes(4))),
+        r"ends inside its samples \(want 2,146,435,072 bytes, have 4\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_audio_damaged_file_is_one_clear_error(tmp_path, case):
+    data, problem = DAMAGED[case]
+    with pytest.raises((Corrupt, Mismatch), match=problem) as caught:
+        whole(tmp_path, data)
+    assert "a.bin" in str(caught.value)
+
+
+def test_audio_streamed_wav_reaches_to_the_end(tmp_path):
+    samples = np.arange(50, dtype="<i2")
+    for size in (2**32 - 1, 0x7FFFFFFF):
+        data = wav(fmt(), (b"LIST", 3, b"abc\0"), (b"data", size, samples.tobytes()))
+        assert np.array_equal(whole(tmp_path, data, dtype="int16"), samples)
+    big = samples.astype(">i2").tobytes()
+    head = b"RIFX" + struct.pack(">I", 0) + b"WAVEfmt " + struct.pack(">IHHIIHH", 16, 1, 1, 8000, 16000, 2, 16)
+    assert np.array_equal(whole(tmp_path, head + b"data" + struct.pack(">I", 100) + big, dtype="int16"), samples)
+
+
+@pytest.mark.parametrize("kind", ["wav16", "flac16", "mp3", "vorbis"])
+def test_audio_cut_off_file_is_corrupt(tmp_path, kind):
+    data = encoded(signal(20_000), kind)
+    for part in (0.3, 0.6, 0.98):
+        with pytest.raises(Corrupt):
+            whole(tmp_path, data[: int(len(data) * part)])
+    early = (
+        one(tmp_path, data[: int(len(data) * 0.9)], penstock.audio(16_000, seconds=0.1)) if kind == "flac16" else None
+    )
+    assert early is None or np.array_equal(early["wave"][0], reference(data)[0][:1600, 0])
+
+
+def test_audio_damaged_flac_frame_is_corrupt(tmp_path):
+    data = bytearray(encoded(signal(20_000), "flac16"))
+    data[len(data) // 2] ^= 0xFF
+    with pytest.raises(Corrupt, match="damaged FLAC"):
+        whole(tmp_path, bytes(data))
+    # STREAMINFO states 2^36 - 1 samples.
+    huge = bytearray(encoded(signal(200), "flac16"))
+    huge[21:26] = bytes([huge[21] | 0x0F]) + b"\xff\xff\xff\xff"
+    with pytest.raises(Corrupt, match="it states 68,719,476,735 samples"):
+        whole(tmp_path, bytes(huge))
+
+
+def test_audio_longer_than_the_limit_is_corrupt(tmp_path):
+    with pytest.raises(Corrupt, match=r"has 0\.375 s of audio, more than max_seconds 0\.3"):
+        whole(tmp_path, encoded(signal()), max_seconds=0.3)
+
+
+def test_audio_on_error_skips_and_counts(tmp_path):
+    members = {f"{at}.wav": encoded(signal(100)) for at in range(4)}
+    path = tar(tmp_path / "a.tar", {**members, "2.wav": members["2.wav"][:90]})
+    dataset = penstock.open(str(path)).fields(wave=penstock.audio().of("wav"))
+    loader = penstock.Loader(dataset, batch_size=4, rank=0, world=1, on_error="skip")
+    (batch,) = loader
+    assert np.diff(batch["wave"].offsets).tolist() == [100] * 3
+    assert loader.report()["skipped"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"sample_rate": 0}, "sample_rate: 0 is not"),
+        ({"seconds": 1}, "need a sample_rate"),
+        ({"sample_rate": 8000, "seconds": float("nan")}, "seconds: nan"),
+        ({"sample_rate": 8000, "seconds": 1e-9}, "are 0 samples"),
+        ({"channels": 0}, "channels: 0"),
+        ({"dtype": "float64"}, "neither float32 nor int16"),
+        ({"mask": "m"}, "for clips of fixed length"),
+        ({"sample_rate": 8000, "seconds": 1, "start": "middle"}, "start: must be"),
+        ({"sample_rate": 8000, "seconds": 1, "start": -1}, "start: must be"),
+        ({"max_seconds": 0}, "max_seconds"),
+        ({"default": 0}, "can only be empty"),
+    ],
+)
+def test_audio_arguments_are_checked(arguments, problem):
+    with pytest.raises(ConfigError, match=problem):
+        penstock.audio(**arguments)
+
+
+def test_audio_names_of_companions_are_distinct(tmp_path):
+    dataset = penstock.open(str(tar(tmp_path / "a.tar", {"0.wav": encoded(signal(10))})))
+    with pytest.raises(ConfigError, match="both set hz"):
+        dataset.fields(a=penstock.audio(rate="hz").of("wav"), hz=penstock.tensor("int32", ()))
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("kind", ["wav24", "flac16", "mp3", "vorbis"])
+def test_audio_random_damage_neither_crashes_nor_allocates(tmp_path, kind):
+    whole_file, rng = encoded(signal(8000, 2), kind), np.random.default_rng(7)
+    members = {}
+    for at in range(300):
+        data = bytearray(whole_file)
+        for _ in range(int(rng.integers(1, 8))):
+            data[int(rng.integers(0, min(len(data), 10 ** int(rng.integers(1, 6)))))] = int(rng.integers(0, 256))
+        members[f"{at:03}.x"] = bytes(data[: int(rng.integers(1, len(data)))] if at % 3 == 0 else data)
+    dataset = penstock.open(str(tar(tmp_path / "a.tar", members))).fields(
+        wave=penstock.audio(16_000, channels=1).of("x")
+    )
+    loader = penstock.Loader(dataset, batch_size=10, rank=0, world=1, on_error="skip", memory_bytes=300 << 20)
+    rows = sum(len(batch["wave"].offsets) - 1 for batch in loader)
+    assert rows + loader.report()["skipped"] == 300
+    assert not any("panicked" in error for error in loader.report()["bad_samples"])

@@ -109,6 +109,8 @@ def _measured(dataset: Dataset, name: str) -> FieldSpec:
     if name not in specs:
         specs = {**dict(dataset.schema().specs), **specs}
     spec = specs.get(name)
+    if isinstance(spec, (PaddedSpec, RaggedSpec)) and spec.audio is not None:
+        return TensorSpec("int64", (), spec.parts or (name,), audio=replace(spec.audio, measures=True))
     if isinstance(spec, PaddedSpec):
         return spec.ragged()
     if isinstance(spec, TextSpec):  # a text that cannot be decoded is an error of its batch, not of its length

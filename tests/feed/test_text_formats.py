@@ -17,7 +17,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import penstock
-from penstock.errors import ConfigError, Corrupt, Mismatch
+from penstock.errors import ConfigError, Corrupt, Mismatch, Unsupported
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -102,8 +102,9 @@ def test_jsonl_damaged_line_is_corrupt_and_can_be_skipped(tmp_path: Path, line: 
 
 def test_json_array_is_refused_with_the_way_to_convert_it(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps([{"text": "a"}]))
-    with pytest.raises(Corrupt, match="is a JSON array, not JSON lines"):
+    with pytest.raises(Unsupported, match="a JSON array in place of JSON lines") as caught:
         texts_of(penstock.open(tmp_path))
+    assert "jq -c '.[]'" in caught.value.hint
 
 
 def test_json_files_of_metadata_do_not_make_a_dataset_of_json(tmp_path: Path) -> None:
@@ -246,7 +247,7 @@ def test_jsonl_of_any_bytes_is_read_or_refused(tmp_path_factory, content):
     dataset = penstock.open(folder)
     try:
         found = texts_of(dataset)
-    except (Corrupt, ConfigError, Mismatch):  # every other error fails the test
+    except (Corrupt, ConfigError, Mismatch, Unsupported):  # every other error fails the test
         return
     assert len(found) <= content.count(b"\n") + 1
 

@@ -42,7 +42,15 @@ if TYPE_CHECKING:
 
 VERDICTS = ("agrees", "partly", "both refuse", "refuses", "alone", "unclear", "wrong", "crash", "hang")
 SHOWN = ("alone", "unclear", "wrong", "crash", "hang")
-PROOFS = ("checksum", "CRC error", "Corrupt JPEG data", "no end marker", "convert it to PNG", "surrogate", "not closed")
+PROOFS = (
+    "checksum",
+    "CRC error",
+    "Corrupt JPEG data",
+    "no end marker",
+    "convert it to PNG",
+    "hex escape",
+    "not closed",
+)
 """Parts of the messages about damage that some libraries accept, or that advise."""
 MEMORY_BYTES = 12 << 30
 Columns = dict[str, Any]

@@ -183,6 +183,8 @@ def _same(a: Any, b: Any) -> bool:
         return bool(np.array_equal(a, b, equal_nan=b.dtype.kind == "f"))
     if isinstance(a, bytes):
         return bool(a == b)
+    if isinstance(b, int) and isinstance(a, float):
+        b = float(b)  # Penstock reads integers beyond 64 bits as float64
     return bool(a == b) or (isinstance(b, float | np.floating) and math.isnan(a) and math.isnan(b))
 
 

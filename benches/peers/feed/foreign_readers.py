@@ -333,7 +333,7 @@ def _image(path: Path) -> Columns:
             if getattr(picture, "n_frames", 1) > 1:
                 pixels[alpha == 0] = -1  # invisible pixels of an animation may have any colour
             if 16 in tags.get(258, ()) and 1 in tags.get(338, ()):
-                pixels[alpha < 128] = -1  # Pillow reduces these to 8 bits before it divides them by alpha
+                pixels[alpha < 200] = -1  # Pillow reduces these to 8 bits before it divides them by alpha
         return {"image": [pixels]}
 
 

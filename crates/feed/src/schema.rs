@@ -275,10 +275,11 @@ fn look(source: &Source, object: u64, start: &Start) -> Result<Schema> {
             Ok(()) => {}
         }
     }
-    if survey.known.is_empty()
+    if survey.has_no_value()
         && let Some(len) = whole
     {
-        // For example, TFRecords whose messages are not tf.Examples.
+        // For example, TFRecords whose messages are not tf.Examples. A few of these can be parsed as a tf.Example whose
+        // features have no values.
         let holds = format!("{} bytes", with_separators(len as u64));
         let field = Field::of_kind(RECORD, Kind::Record);
         return Ok(Schema { seen: vec![Seen { holds, field }], left_out: Vec::new() });
@@ -311,6 +312,12 @@ struct Survey {
 }
 
 impl Survey {
+    /// True if no record has a value, not even one that no field can read.
+    fn has_no_value(&self) -> bool {
+        let is_null = |found: &Found| found.kind.is_none() && found.refused.is_none() && !found.has_empty_steps;
+        self.left_out.is_empty() && self.found.iter().all(is_null)
+    }
+
     fn add(&mut self, framing: &dyn Framing, record: &dyn Record) -> Result<()> {
         self.records += 1;
         for name in record.names() {
@@ -393,10 +400,13 @@ impl Survey {
         match refused.into_iter().next().map(|(_, error)| error) {
             _ if !schema.seen.is_empty() => Ok(schema),
             Some(error) => Err(error),
-            None => Err(Error::Unsupported {
-                what: format!("{place} (its records have no named values)"),
-                by: "the feed".to_owned(),
-            }),
+            None => {
+                let problem = match schema.left_out.as_slice() {
+                    [] => "its records have no named values".to_owned(),
+                    [(name, why), ..] => format!("no value has a type; `{name}` is {why}"),
+                };
+                Err(Error::Unsupported { what: format!("{place} ({problem})"), by: "the default fields".to_owned() })
+            }
         }
     }
 }

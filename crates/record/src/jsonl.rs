@@ -23,13 +23,13 @@ const MAX_DEPTH: usize = 32;
 /// line end.
 ///
 /// # Errors
-/// [`Error::Corrupt`] if `content` is a JSON array, which is not divided into lines.
+/// [`Error::Unsupported`] if `content` is a JSON array, which is not divided into lines.
 pub fn lines<'a>(content: &'a [u8], place: &str) -> Result<impl Iterator<Item = Range<usize>> + use<'a>> {
     let start = if content.starts_with(BOM) { BOM.len() } else { 0 };
     let first = content[start..].iter().find(|byte| !byte.is_ascii_whitespace());
     if first == Some(&b'[') {
-        let problem = "is a JSON array, not JSON lines; write one object per line: jq -c '.[]' OLD.json > NEW.jsonl";
-        return Err(Error::corrupt(place, problem));
+        let what = format!("a JSON array in place of JSON lines ({place})");
+        return Err(Error::Unsupported { what, by: "the JSON lines reader".to_owned() });
     }
     let ends = memchr::memchr_iter(b'\n', content).chain(std::iter::once(content.len()));
     let mut from = start;
@@ -127,8 +127,13 @@ impl<'a> Line<'a> {
             let (at, all) = (with_separators(error.valid_up_to() as u64), with_separators(line.len() as u64));
             Error::corrupt(place, format!("is not UTF-8 (byte {at} of {all})"))
         })?;
-        let entries = serde_json::from_str(text)
-            .map_err(|error| Error::corrupt(place, format!("is not a JSON object on one line: {}", of_line(&error))))?;
+        let entries = serde_json::from_str(text).map_err(|error| {
+            let advice = match error.is_eof() {
+                true => " (if the object continues on the next line, join its lines: jq -c . OLD.json > NEW.jsonl)",
+                false => "",
+            };
+            Error::corrupt(place, format!("is not a JSON object on one line: {}{advice}", of_line(&error)))
+        })?;
         Ok(Self { entries, kept: Kept::default() })
     }
 
@@ -211,7 +216,7 @@ mod tests {
         assert_eq!(found(b"{}"), [b"{}"]);
         assert_eq!(found(b""), [b""; 0]);
         let error = lines(b" \n[1,", "p").err().unwrap().to_string();
-        assert!(error.starts_with("p is a JSON array, not JSON lines; write one object per line"), "{error}");
+        assert!(error.starts_with("a JSON array in place of JSON lines (p) is not supported"), "{error}");
     }
 
     #[test]

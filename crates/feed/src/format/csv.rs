@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use penstock_record::csv::{Cells, cells, rows};
 use penstock_types::{DType, Error, Result, TensorSpec, lock, with_separators};
 
-use super::{Each, Framing, Record, RecordId};
+use super::{Each, Framing, Record, RecordId, refuse_compressed};
 use crate::field::{Kind, TextErrors};
 use crate::value::Value;
 use penstock_dataset::manifest::Manifest;
@@ -81,7 +81,10 @@ impl Framing for Csv {
         self.spans_from(0, content, place, spans)
     }
 
-    fn spans_from(&self, start: u64, content: &[u8], _place: &str, spans: &mut Vec<Span>) -> Result<()> {
+    fn spans_from(&self, start: u64, content: &[u8], place: &str, spans: &mut Vec<Span>) -> Result<()> {
+        if start == 0 {
+            refuse_compressed(content, place)?;
+        }
         let header = usize::from(self.has_header && start == 0);
         for row in rows(content, self.delimiter).skip(header) {
             let crc = self.crc(&content[row.clone()]);

@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use penstock_record::jsonl::{Json, Line, lines};
 use penstock_types::Result;
 
-use super::{Each, Framing, Record, RecordId};
+use super::{Each, Framing, Record, RecordId, refuse_compressed};
 use crate::field::{Kind, TextErrors};
 use crate::value::Value;
 use crate::value::json_numbers::Numbers;
@@ -17,6 +17,13 @@ pub(super) struct Jsonl;
 
 impl Framing for Jsonl {
     fn spans(&self, content: &[u8], place: &str, spans: &mut Vec<Span>) -> Result<()> {
+        self.spans_from(0, content, place, spans)
+    }
+
+    fn spans_from(&self, start: u64, content: &[u8], place: &str, spans: &mut Vec<Span>) -> Result<()> {
+        if start == 0 {
+            refuse_compressed(content, place)?;
+        }
         for line in lines(content, place)? {
             let crc = self.crc(&content[line.clone()]);
             spans.push(Span { offset: line.start as u64, len: line.len() as u64, crc });

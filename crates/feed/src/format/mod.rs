@@ -26,6 +26,7 @@ use std::fmt;
 
 use bytes::Bytes;
 use penstock_codec::Codec;
+use penstock_record::magic;
 use penstock_record::tfrecord::FrameStream;
 use penstock_types::{Error, Key, Result, with_separators};
 use serde::{Deserialize, Serialize};
@@ -354,6 +355,19 @@ impl ArrayBlocks {
 /// Part of a name after its last slash.
 fn base_name(name: &[u8]) -> &[u8] {
     name.rsplit(|byte| *byte == b'/').next().unwrap_or_default()
+}
+
+/// Returns an error if the content of a text format is compressed, for example by a codec that is not supported.
+fn refuse_compressed(content: &[u8], place: &str) -> Result<()> {
+    // A text may begin with the letters of a magic number (`BZh`).
+    let is_text = !std::str::from_utf8(&content[..content.len().min(magic::HEAD_LEN)])
+        .is_err_and(|error| error.error_len().is_some());
+    match magic::describe(content) {
+        Some(kind) if !is_text && kind.ends_with("-compressed data") => {
+            Err(Error::Unsupported { what: format!("{kind} ({place})"), by: "text formats".to_owned() })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Error for HDF5 files without the names of the HDF5 datasets to read.

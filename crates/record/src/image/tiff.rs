@@ -4,8 +4,9 @@
 
 use std::io::Cursor;
 
-use penstock_types::{Error, Result};
+use penstock_types::{Error, Result, catch_panic};
 use tiff::decoder::{Decoder, DecodingResult, Limits};
+use tiff::tags::Tag;
 use tiff::{ColorType, TiffError};
 
 use super::labels::{Labels, coloured};
@@ -15,8 +16,14 @@ use super::{Kind, Probe, exif};
 fn failed(problem: TiffError, place: &str) -> Error {
     match problem {
         TiffError::UnsupportedError(what) => unsupported(&what.to_string(), place),
-        problem => Error::corrupt(place, format!("is a damaged TIFF: {problem}")),
+        problem => undecodable(&problem.to_string(), place),
     }
+}
+
+/// Error for a file that is damaged or has a form that the decoder does not know, which cannot be told apart.
+fn undecodable(problem: &str, place: &str) -> Error {
+    let text = format!("cannot be decoded as TIFF: {problem} (if other programs read it, convert it to PNG)");
+    Error::corrupt(place, text)
 }
 
 fn unsupported(what: &str, place: &str) -> Error {
@@ -44,12 +51,40 @@ fn read(bytes: &[u8], probe: &Probe, place: &str) -> Result<(DecodingResult, Col
     let count = probe.width as usize * probe.height as usize;
     let mut decoder = open(bytes, count.saturating_mul(8), place)?;
     let color = decoder.colortype().map_err(|problem| failed(problem, place))?;
-    let mut values = DecodingResult::U8(Vec::new());
-    let layout = decoder.read_image_to_buffer(&mut values).map_err(|problem| failed(problem, place))?;
-    if layout.planes > 1 {
+    let mut tag = |name| decoder.find_tag_unsigned_vec::<u16>(name).map_err(|problem| failed(problem, place));
+    let mut first = |name| Ok::<_, Error>(tag(name)?.and_then(|values| values.first().copied()).unwrap_or(1));
+    if first(Tag::FillOrder)? == 2 {
+        return Err(unsupported("fill order 2, with reversed bits", place));
+    }
+    if first(Tag::PlanarConfiguration)? == 2 && first(Tag::SamplesPerPixel)? > 1 {
         return Err(unsupported("separate planes", place));
     }
+    let has_alpha = matches!(color, ColorType::RGBA(_) | ColorType::GrayA(_));
+    let is_premultiplied = has_alpha && tag(Tag::ExtraSamples)?.is_some_and(|extra| extra.first() == Some(&1));
+    let mut values = DecodingResult::U8(Vec::new());
+    catch_panic(|| decoder.read_image_to_buffer(&mut values))
+        .map_err(|_| undecodable("the decoder panicked", place))?
+        .map_err(|problem| failed(problem, place))?;
+    let stored = if matches!(color, ColorType::RGBA(_)) { 4 } else { 2 };
+    match &mut values {
+        DecodingResult::U8(values) if is_premultiplied => divide_by_alpha(values, stored, u8::MAX),
+        DecodingResult::U16(values) if is_premultiplied => divide_by_alpha(values, stored, u16::MAX),
+        _ => {}
+    }
     Ok((values, color))
+}
+
+/// Restores colours that are stored as products with their alpha.
+fn divide_by_alpha<T: Copy + Into<u32> + TryFrom<u32>>(values: &mut [T], stored: usize, most: T) {
+    let wide = |value: T| -> u32 { value.into() };
+    for pixel in values.chunks_exact_mut(stored) {
+        let Some((&mut alpha, colours)) = pixel.split_last_mut() else { continue };
+        if wide(alpha) != 0 {
+            for colour in colours {
+                *colour = T::try_from(wide(*colour) * wide(most) / wide(alpha)).unwrap_or(most);
+            }
+        }
+    }
 }
 
 /// Decodes the whole image into `pixels`.

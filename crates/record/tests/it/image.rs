@@ -206,7 +206,10 @@ fn other_kinds_are_refused_by_name() {
     for (head, want) in [
         (&b"GIF89a.."[..], "GIF (a.jpg) is not supported by image decoding (JPEG, PNG, WebP, TIFF)"),
         (b"RIFF\x10\0\0\0WEBPVP8 ", "a.jpg is a damaged WebP: IO Error: failed to fill whole buffer"),
-        (b"II*\0", "a.jpg is a damaged TIFF: failed to fill whole buffer"),
+        (
+            b"II*\0",
+            "a.jpg cannot be decoded as TIFF: failed to fill whole buffer (if other programs read it, convert it to PNG)",
+        ),
         (b"hello", "a.jpg is not an image (it begins `hello`)"),
         (b"", "a.jpg is not an image (it begins ``)"),
         (b"\xff\xd8\xff", "a.jpg ends inside its JPEG headers (byte 2 of 3)"),

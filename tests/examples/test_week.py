@@ -30,7 +30,7 @@ KILL_AT = 6  # after the checkpoint of step 4
 IN_A_BUCKET = {"image_classification", "detection", "captions", "pretraining", "recommender", "driving", "video"}
 PROGRAMS = [
     "image_classification", "segmentation", "detection", "captions", "fine_tuning", "recommender", "driving",
-    "video",
+    "video", "speech",
 ]  # fmt: skip
 
 

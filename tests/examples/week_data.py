@@ -146,6 +146,24 @@ def driving(folder):
         (folder / f"drive-{drive}.tfrecord").write_bytes(b"".join(records))
 
 
+def speech(folder):
+    import soundfile
+
+    rng = np.random.default_rng(10)
+    folder.mkdir()
+    for shard in range(4):
+        with tarfile.open(folder / f"{shard:05d}.tar", "w", format=tarfile.USTAR_FORMAT) as out:
+            for number in range(shard * 20, shard * 20 + 20):
+                raw = io.BytesIO()
+                rate, kind = ((16_000, "FLAC"), (8_000, "WAV"))[number % 2]
+                soundfile.write(raw, rng.normal(0, 0.1, int(rate * rng.uniform(0.4, 2))), rate, format=kind)
+                members = ((kind.lower(), raw.getvalue()), ("txt", f"{number} {_text(rng, 1, 4)}".encode()))
+                for name, content in members:
+                    member = tarfile.TarInfo(f"{number:06d}.{name}")
+                    member.size = len(content)
+                    out.addfile(member, io.BytesIO(content))
+
+
 def video(folder):
     import av
 

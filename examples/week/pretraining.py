@@ -3,8 +3,8 @@
 
     torchrun --nproc-per-node 2 examples/week/pretraining.py s3://bucket/corpus/ s3://bucket/checkpoints tokenizer.json
 
-Each rank packs its own documents, so a checkpoint resumes on the same number of ranks only, in the middle of a document.
-Ranks have different numbers of windows; an epoch ends on all of them when the first one has no more.
+The tokens of all documents are counted before the first epoch, so a checkpoint resumes on any number of ranks, in the
+middle of a document.
 """
 
 import sys
@@ -21,7 +21,7 @@ import penstock
 def dataset(url: str, tokenizer: Tokenizer, length: int = 64) -> penstock.Dataset:
     """Windows of tokens, one more than the model reads: the targets are the inputs shifted by one."""
     documents = penstock.open(url).fields(text=penstock.text()).shuffle(seed=1)
-    return documents.tokenize(tokenizer).pack(length + 1, eos=tokenizer.token_to_id("</s>"), documents=32)
+    return documents.tokenize(tokenizer).pack(length + 1, eos=tokenizer.token_to_id("</s>"), count_tokens=True)
 
 
 class Language(nn.Module):
@@ -41,12 +41,13 @@ class Language(nn.Module):
         return self.scores(self.layer(hidden, src_mask=(other | self.later).repeat_interleave(4, dim=0)))
 
 
-def main(url: str, checkpoint: str, tokenizer_file: str, epochs: int = 1, batch_size: int = 4) -> None:
+def main(url: str, checkpoint: str, tokenizer_file: str, epochs: int = 1, global_batch: int = 6) -> None:
     device = start()
     tokenizer = Tokenizer.from_file(tokenizer_file)
     model = DistributedDataParallel(Language(tokenizer.get_vocab_size()).to(device))
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    loader = penstock.torch.Loader(dataset(url, tokenizer), batch_size=batch_size, device=device)
+    windows = dataset(url, tokenizer)
+    loader = penstock.torch.Loader(windows, global_batch=global_batch, tail="drop", device=device)
     checkpoints = Checkpoints(checkpoint, model, optimiser, loader)
     step = checkpoints.resume()
     while loader.epoch < epochs:

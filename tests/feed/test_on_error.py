@@ -112,7 +112,7 @@ def test_skip_and_substitute_apply_to_images_of_a_kind_that_is_not_decoded(tmp_p
         content = io.BytesIO()
         Image.new("RGB", (8, 8), (number, 0, 0)).save(content, "GIF" if number == 1 else "PNG")
         (folder / f"{number}.png").write_bytes(content.getvalue())
-    opened = penstock.open(tmp_path, format=penstock.formats.images()).fields(image=penstock.image(size=(8, 8)))
+    opened = penstock.open(tmp_path, format=penstock.formats.images()).fields(image=penstock.image(8))
     with pytest.raises(Unsupported, match="GIF"):
         list(penstock.Loader(opened, batch_size=4))
 

@@ -7,6 +7,8 @@ import json
 import struct
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import penstock
@@ -129,7 +131,6 @@ def test_audio_random_clips_depend_on_seed_and_epoch_only(tmp_path):
 
 @pytest.mark.system
 def test_audio_is_read_from_every_kind_of_record(tmp_path):
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     files = {f"k{at}": encoded(signal(300 + 10 * at, seed=at), "flac16") for at in range(3)}
     want = [reference(data)[0][:, 0] for data in files.values()]
     tar(tmp_path / "a.tar", {f"{key}.flac": data for key, data in files.items()})

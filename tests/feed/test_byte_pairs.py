@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,8 +18,6 @@ import penstock
 from penstock.feed import byte_pairs
 from penstock.feed.byte_pairs import Utf8
 from penstock.feed.columns import Ragged
-
-tokenizers = pytest.importorskip("tokenizers")
 
 LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 CORPUS = (

@@ -8,7 +8,7 @@ use penstock_record::image::{BoxesSpec, ImageSpec};
 use penstock_types::{DType, Error, Result, TensorSpec};
 use serde::{Deserialize, Serialize};
 
-use super::audio_fields::AudioDocument;
+use super::audio_documents::AudioDocument;
 use super::follows::{Annotation, Follows};
 use super::image_documents::{AnnotationDocument, ImageDocument};
 

@@ -3,7 +3,7 @@
 
 use penstock_record::image::{BoxesSpec, KeypointsSpec, MaskSpec};
 
-use super::audio_fields::AudioFact;
+use super::audio_documents::AudioFact;
 
 /// Kind of an annotation.
 #[derive(Debug, Clone, PartialEq)]

@@ -5,7 +5,7 @@ use penstock_record::image::{Augment, BoxFormat, BoxesSpec, Crop, ImageSpec, Key
 use penstock_types::{DType, Error, Result};
 use serde::{Deserialize, Serialize};
 
-use super::audio_fields::AudioFact;
+use super::audio_documents::AudioFact;
 use super::follows::Annotation;
 
 /// JSON form of an image field's specification, as written by Python.

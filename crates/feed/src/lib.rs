@@ -8,6 +8,7 @@
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests write and remove files of their own"))]
 
 mod annotations;
+mod audio_documents;
 mod audio_fields;
 mod batch_buffer;
 mod batch_by;
@@ -62,7 +63,7 @@ use penstock_codec::Codec;
 use penstock_types::{DType, Error, Result, lock};
 use tokio::runtime::Handle;
 
-pub use audio_fields::AudioFact;
+pub use audio_documents::AudioFact;
 pub use batch_buffer::Tensor;
 pub use batch_by::{BatchBy, BatchRule};
 pub use batch_rows::Column;

@@ -212,7 +212,7 @@ fn split_of(given: &Value) -> Option<(Split, bool)> {
     is_known.then_some((Split::Llama3 { digits }, false))
 }
 
-/// Returns the byte that each letter of a byte-level vocabulary stands for. Printable bytes stand for themselves, and
+/// Returns the byte that each letter of a byte-level vocabulary represents. Printable bytes represent themselves, and
 /// the others are numbered from U+0100 on.
 fn byte_letters() -> Vec<Option<u8>> {
     let mut letters = vec![None; 0x180];

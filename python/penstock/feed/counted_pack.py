@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, MapFailed
 from penstock.feed import sample_scan, states
-from penstock.feed.lengths import leaves
 from penstock.feed.pack import TokenStream, column_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     import numpy as np
 
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from penstock.feed.pack import PackStep
 
     Ints = np.ndarray[Any, Any]
+    NewLoader = Callable[..., Iterable[dict[str, Any]]]
 
 __all__ = ["CountedPackFeed", "CountedPacking"]
 
@@ -38,7 +38,7 @@ _SCAN_BATCH = 1024
 """Number of documents that are counted at a time."""
 
 
-def _counts(part: Dataset, tokenizing: Any, step: PackStep, on_error: str) -> Ints:
+def _counts(part: Dataset, tokenizing: Any, step: PackStep, on_error: str, new_loader: NewLoader) -> Ints:
     """Return the number of tokens of each document of a dataset, in stored order, as uint32. The first time, this reads
     (and tokenizes) all documents.
     """
@@ -48,17 +48,15 @@ def _counts(part: Dataset, tokenizing: Any, step: PackStep, on_error: str) -> In
     specs = tuple((each, known[each]) for each in read if each in known)
     whole = replace(part, seed=None, steps=(), map_steps=(), tokenizing=tokenizing, packing=None, specs=specs)
     described = [name, [(each, spec.to_dict()) for each, spec in specs], tokenizing and tokenizing.digest, on_error]
-    compute = partial(_scan, whole, name, on_error)
+    compute = partial(_scan, whole, name, on_error, new_loader)
     return sample_scan.scanned(whole, f"pack `{name}`", f"tokens:{json.dumps(described)}", compute)  # type: ignore[no-any-return]
 
 
-def _scan(dataset: Dataset, name: str, on_error: str) -> Ints:
+def _scan(dataset: Dataset, name: str, on_error: str, new_loader: NewLoader) -> Ints:
     import numpy as np
 
-    from penstock.feed.loader import Loader
-
     found, end = np.empty(dataset.samples, np.uint32), 0
-    for batch in Loader(
+    for batch in new_loader(
         dataset, global_batch=_SCAN_BATCH, rank=0, world=1, on_error=on_error, prefetch_next_epoch=False
     ):
         counts = np.diff(column_of(batch, name, np).offsets)
@@ -130,7 +128,9 @@ class CountedPacking:
         tail: str,
         min_rows: int,
         on_error: str,
+        new_loader: NewLoader,
     ) -> None:
+        """`new_loader` makes the loader that counts the tokens."""
         reason = (
             "requires counted records, but the dataset was opened with indexed=False"
             if not dataset.indexed
@@ -149,7 +149,7 @@ class CountedPacking:
         self.dataset, self.step = dataset, step
         self.batch, self._rank, self._world = global_batch, rank, world
         self._is_full = tail == "drop"
-        self._min_rows, self._on_error = min_rows, on_error
+        self._min_rows, self._on_error, self._new_loader = min_rows, on_error, new_loader
         self._lengths: list[Ints] | None = None
         self._layout: _Layout | None = None
         self._plan: tuple[tuple[int, int], _RankPlan] | None = None
@@ -161,8 +161,8 @@ class CountedPacking:
     def _known(self) -> list[Ints]:
         """Numbers of tokens of all documents of each dataset, in stored order."""
         if self._lengths is None:
-            parts, made = leaves(self.dataset), self.dataset.tokenizing
-            self._lengths = [_counts(part, made, self.step, self._on_error) for part in parts]
+            parts, made = sample_scan.leaves(self.dataset), self.dataset.tokenizing
+            self._lengths = [_counts(part, made, self.step, self._on_error, self._new_loader) for part in parts]
         return self._lengths
 
     def layout(self, epoch: int) -> _Layout:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     Lengths = np.ndarray[Any, Any]
 
-__all__ = ["leaves", "of", "of_field"]
+__all__ = ["of", "of_field"]
 
 _SCAN_BATCH = 4096
 
@@ -39,19 +39,13 @@ def of(dataset: DatasetBase, length: Any, on_error: str = "raise") -> list[Lengt
             to 2^32 - 2.
     """
     require("batch_by", "numpy")
-    parts = leaves(dataset)
+    parts = sample_scan.leaves(dataset)
     if isinstance(length, str):
         return [of_field(part, length, on_error) for part in parts]
     arrays = [length] if len(parts) == 1 and not _is_list_of_arrays(length) else list(length)
     if len(arrays) != len(parts):
         raise ConfigError(f"length: {len(arrays)} arrays of lengths for {len(parts)} datasets", where="batch_by")
     return [_checked(array, part.counted().samples) for array, part in zip(arrays, parts, strict=True)]
-
-
-def leaves(dataset: DatasetBase) -> list[Dataset]:
-    """Return the datasets of a mixture, or the dataset itself."""
-    parts = getattr(dataset, "parts", None)
-    return [dataset] if parts is None else [leaf for part, _ in parts for leaf in leaves(part)]  # type: ignore[list-item]
 
 
 def _is_list_of_arrays(length: Any) -> bool:

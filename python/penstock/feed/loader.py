@@ -203,7 +203,13 @@ class BaseLoader(Generic[Batch]):
         sizes: dict[str, Any] = {"global_batch": self.global_batch, "rank": self.rank, "world": self.world}
         if step.count_tokens:
             return CountedPacking(
-                self.dataset, step, **sizes, tail=self.tail, min_rows=self._min_rows, on_error=on_error
+                self.dataset,
+                step,
+                **sizes,
+                tail=self.tail,
+                min_rows=self._min_rows,
+                on_error=on_error,
+                new_loader=Loader,
             )
         return Packing(self.dataset, step, self._unindexed, **sizes, tail=self.tail)
 

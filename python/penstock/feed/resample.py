@@ -19,6 +19,7 @@ from penstock.errors import ConfigError
 from penstock.extras import require
 from penstock.feed import classes as class_folders
 from penstock.feed import sample_scan, selection
+from penstock.feed.sample_values import values_of
 
 if TYPE_CHECKING:
     from penstock.feed.dataset import Dataset
@@ -277,9 +278,7 @@ def _read(dataset: Dataset, name: str) -> Any:
         raise ConfigError(f"labels: no field `{name}` (fields: {', '.join(specs)})", where="labels")
     only = dataset.fields(**{name: specs[name]})
     key = f"values:{name}:{specs[name]}"
-    return sample_scan.scanned(
-        only, f"resample by `{name}`", key, lambda: sample_scan.values_of(only, _Label(name), workers=0)
-    )
+    return sample_scan.scanned(only, f"resample by `{name}`", key, lambda: values_of(only, _Label(name), workers=0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ import json
 import logging
 import zipfile
 import zlib
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,23 +19,23 @@ from penstock import env
 from penstock.atomic_file import atomic_file
 from penstock.extras import require
 from penstock.feed import scan_lock
-from penstock.feed.fields import PaddedSpec
 from penstock.feed.record_index_dir import record_index_dir
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.feed.dataset import Dataset
+    from penstock.feed.dataset_base import DatasetBase
 
-__all__ = ["scanned", "values_of"]
+__all__ = ["leaves", "scanned"]
 
 _LOG = logging.getLogger("penstock.feed")
 
-_BATCH_BYTES = 16 << 20
-"""Stored bytes per batch of a scan."""
 
-_MAX_BATCH = 256
-"""Maximum number of samples per batch of a scan."""
+def leaves(dataset: DatasetBase) -> list[Dataset]:
+    """Return the datasets of a mixture, or the dataset itself."""
+    parts = getattr(dataset, "parts", None)
+    return [dataset] if parts is None else [leaf for part, _ in parts for leaf in leaves(part)]  # type: ignore[list-item]
 
 
 def scanned(dataset: Dataset, what: str, key: str | None, compute: Callable[[], Any], hint: str = "") -> Any:
@@ -108,20 +107,3 @@ def _write(path: Path, values: Any) -> None:
             save(out, values=values)
     except OSError as error:
         _LOG.warning("%s: the result is not kept: %s", path, error.strerror)
-
-
-def values_of(dataset: Dataset, function: Callable[[dict[str, Any]], Any], workers: int) -> Any:
-    """Return `function(sample)["value"]` of every sample as an array, in the order of the dataset."""
-    import numpy as np
-
-    from penstock.feed.loader import Loader
-
-    samples = max(dataset.samples, 1)
-    stored = max(dataset.source.size_bytes // max(dataset.counted().samples, 1), 1)
-    batch = max(1, min(_BATCH_BYTES // stored, _MAX_BATCH, samples))
-    # Only a loader with batch_by pads to buckets; a single sample has its own length.
-    specs = {name: spec.ragged() if isinstance(spec, PaddedSpec) else spec for name, spec in dataset.specs}
-    mapped = replace(dataset, specs=tuple(specs.items())).map(function, workers)
-    loader = Loader(mapped, batch_size=batch, rank=0, world=1, prefetch_next_epoch=False)
-    values = [np.asarray(each["value"]) for each in loader]
-    return np.concatenate(values) if values else np.zeros(0, bool)

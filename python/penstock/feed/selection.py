@@ -20,6 +20,7 @@ from penstock.extras import require
 from penstock.feed import sample_scan
 from penstock.feed.dataset_base import cut, stored_steps
 from penstock.feed.function_digest import function_digest
+from penstock.feed.sample_values import values_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -217,7 +218,7 @@ class Filter:
                 )
             else:
                 key = f"filter:{key}:{specs}"
-            compute = partial(sample_scan.values_of, self.dataset, _Predicate(self.function), self.workers)
+            compute = partial(values_of, self.dataset, _Predicate(self.function), self.workers)
             kept = sample_scan.scanned(self.dataset, f"filter {self!r}", key, compute)
             if len(kept) and not kept.any():
                 raise ConfigError(f"filter: {self!r} keeps none of the {len(kept):,} samples", where="filter")

@@ -99,7 +99,7 @@ pub struct Decoded {
     pub rate: u32,
 }
 
-/// What a file states.
+/// Properties that a file states.
 struct Info {
     rate: u32,
     channels: usize,

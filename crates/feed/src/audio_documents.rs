@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+//! JSON form of fields of audio, as written by Python.
+
+use penstock_record::audio::{AudioSpec, ClipSpec, Start};
+use penstock_types::{DType, Result};
+use serde::{Deserialize, Serialize};
+
+/// JSON form of an audio field's specification, as written by Python.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct AudioDocument {
+    sample_rate: Option<u32>,
+    channels: usize,
+    /// Number of samples of a clip; `None` for the whole recording.
+    samples: Option<usize>,
+    /// Start of a clip in seconds; `None` for a random one.
+    start: Option<f64>,
+    max_seconds: f64,
+    /// True if the field is the number of samples, not the samples.
+    #[serde(default)]
+    measures: bool,
+}
+
+impl AudioDocument {
+    pub(super) fn spec(&self, dtype: DType) -> Result<AudioSpec> {
+        let start = self.start.map_or(Start::Random, Start::At);
+        let clip = self.samples.map(|samples| ClipSpec { samples, start });
+        let (sample_rate, channels, max_seconds) = (self.sample_rate, self.channels, self.max_seconds);
+        // A length has no samples, so the type of its field is not theirs.
+        let dtype = if self.measures { DType::F32 } else { dtype };
+        let spec = AudioSpec { sample_rate, channels, dtype, clip, max_seconds, measures: self.measures };
+        spec.check()?;
+        Ok(spec)
+    }
+
+    pub(super) fn of(spec: &AudioSpec) -> Self {
+        let start = spec.clip.and_then(|clip| if let Start::At(at) = clip.start { Some(at) } else { None });
+        Self {
+            sample_rate: spec.sample_rate,
+            channels: spec.channels,
+            samples: spec.clip.map(|clip| clip.samples),
+            start,
+            max_seconds: spec.max_seconds,
+            measures: spec.measures,
+        }
+    }
+}
+
+/// Property of a recording, which is delivered as a field of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AudioFact {
+    /// For each sample of a clip, true if it comes from the recording.
+    Mask,
+    /// Sample rate of the file, in Hz.
+    Rate,
+}

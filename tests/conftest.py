@@ -137,6 +137,10 @@ _ALONE = (
     "train/test_data_path_cost.py",
     "train/test_scaling.py",
 )
+# Pages of the documentation whose code blocks measure this machine.
+_ALONE_PAGES = {
+    "containers", "explain", "measure", "measure-network", "measure-storage", "plan", "probe", "studies", "what-limits-training",
+}  # fmt: skip
 # Files that take 5 seconds or more; `make check` leaves them out.
 _SLOW = (
     "arrays/test_commands.py",
@@ -196,7 +200,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         marks = {mark.name for mark in item.iter_markers()}
         if place.startswith(_SYSTEM) or fixtures & _SYSTEM_FIXTURES or "needs_browser" in marks:
             item.add_marker("system")
-        if place.startswith(_ALONE):
+        page = getattr(getattr(item, "callspec", None), "params", {}).get("page")
+        if place.startswith(_ALONE) or (isinstance(page, Path) and page.stem in _ALONE_PAGES):
             item.add_marker("alone")
         if place.startswith(_SLOW):
             item.add_marker("slow")

@@ -40,9 +40,9 @@ class AudioDecoding:
         """Return the fields that follow the audio field `name`, which is read from `parts`."""
         found: dict[str, FieldSpec] = {}
         if self.mask is not None:
-            found[self.mask] = _FactSpec("bool", (self.samples or 0,), parts, hears=name, fact="mask")
+            found[self.mask] = _FactSpec("bool", (self.samples or 0,), parts, of_field=name, fact="mask")
         if self.rate is not None:
-            found[self.rate] = _FactSpec("int32", (), parts, hears=name, fact="rate")
+            found[self.rate] = _FactSpec("int32", (), parts, of_field=name, fact="rate")
         return found
 
 
@@ -50,16 +50,16 @@ class AudioDecoding:
 class _FactSpec(TensorSpec):
     """Property of a recording: which samples of a clip it has, or its sample rate."""
 
-    hears: str = ""
+    of_field: str = ""
     fact: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         annotation = {"kind": "audio", "fact": self.fact}
         # Explicit, because `super()` needs the class that `slots=True` replaces.
-        return {**TensorSpec.to_dict(self), "follows": self.hears, "annotation": annotation}
+        return {**TensorSpec.to_dict(self), "follows": self.of_field, "annotation": annotation}
 
     def __str__(self) -> str:
-        return f"{self.fact} of {self.hears}"
+        return f"{self.fact} of {self.of_field}"
 
 
 @overload

@@ -150,20 +150,24 @@ class CountedPacking:
         self.batch, self._rank, self._world = global_batch, rank, world
         self._is_full = tail == "drop"
         self._min_rows, self._on_error, self._new_loader = min_rows, on_error, new_loader
-        self._lengths: list[Ints] | None = None
+        # Numbers of tokens of all documents of each dataset, in stored order, and their digest.
+        self._known: tuple[list[Ints], str] | None = None
         self._layout: _Layout | None = None
         self._plan: tuple[tuple[int, int], _RankPlan] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # Another process reads the counts from the cache.
-        return {**self.__dict__, "_lengths": None, "_layout": None, "_plan": None}
+        return {**self.__dict__, "_known": None, "_layout": None, "_plan": None}
 
-    def _known(self) -> list[Ints]:
-        """Numbers of tokens of all documents of each dataset, in stored order."""
-        if self._lengths is None:
+    def _counted(self) -> tuple[list[Ints], str]:
+        if self._known is None:
             parts, made = sample_scan.leaves(self.dataset), self.dataset.tokenizing
-            self._lengths = [_counts(part, made, self.step, self._on_error, self._new_loader) for part in parts]
-        return self._lengths
+            found = [_counts(part, made, self.step, self._on_error, self._new_loader) for part in parts]
+            digest = hashlib.blake2b(digest_size=8)
+            for counts in found:
+                digest.update(counts.data)
+            self._known = found, digest.hexdigest()
+        return self._known
 
     def layout(self, epoch: int) -> _Layout:
         """Return the documents of an epoch."""
@@ -171,7 +175,7 @@ class CountedPacking:
 
         if self._layout is None or self._layout.epoch != epoch:
             counts = np.frombuffer(
-                self.dataset.course().values(epoch, [known.data for known in self._known()]), np.uint32
+                self.dataset.course().values(epoch, [known.data for known in self._counted()[0]]), np.uint32
             ).astype(np.int64)
             self._layout = _Layout.of(epoch, counts + self.step.added, self.step)
         return self._layout
@@ -231,10 +235,7 @@ class CountedPacking:
 
     def identity(self) -> dict[str, Any]:
         """Return the values that must be equal in a state and in this loader."""
-        digest = hashlib.blake2b(digest_size=8)
-        for counts in self._known():
-            digest.update(counts.data)
-        return {**self.dataset.identity(), "packed": self.step.digest, "tokens": digest.hexdigest()}
+        return {**self.dataset.identity(), "packed": self.step.digest, "tokens": self._counted()[1]}
 
     def state(self, epoch: int, cursor: int) -> dict[str, Any]:
         """Return the position, as JSON under 1 KB that is identical on all ranks: `cursor` windows are delivered."""
@@ -371,8 +372,8 @@ class CountedPackRun:
         """True if `next` would not wait."""
         if self._next == len(self._plan.rows) or self._run is None:
             return True
-        end = self._plan.documents[self._next][1]
-        return bool(self._kept) and bool(self._kept[-1][0][-1] >= end - 1)
+        first, end = self._plan.documents[self._next]
+        return first == end or (bool(self._kept) and bool(self._kept[-1][0][-1] >= end - 1))
 
     def close(self) -> None:
         """End the run."""

@@ -68,7 +68,7 @@ def open(  # noqa: A001 - the verb is the API
         on_error: `skip` leaves out files whose headers cannot be read. Damage that is found while decoding is handled
             by the loader's `on_error`.
     Raises:
-        NotFound: There is no video.
+        NotFound: No video was found.
         Corrupt: The header of a file cannot be read, or it has no frames.
         ConfigError: An argument is not valid.
     """

@@ -15,8 +15,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, MapFailed
-from penstock.feed import sample_scan, states
-from penstock.feed.pack import TokenStream, column_of
+from penstock.feed import sample_scan
+from penstock.feed.pack import TokenStream, check_identity, column_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -114,8 +114,6 @@ class _RankPlan:
 
 class CountedPacking:
     """The part of a loader that is specific to packed datasets whose tokens are counted."""
-
-    has_fixed_positions = True
 
     def __init__(
         self,
@@ -248,28 +246,13 @@ class CountedPacking:
             ConfigError: The state belongs to another dataset, tokenizer or kind of windows. The message contains both
                 values.
         """
-        if "packed" not in state:
-            raise ConfigError("state: saved from a dataset that was not packed, but this one is", where="state")
-        for name, value in self.identity().items():
-            if state.get(name) != value:
-                hint = _ADVICE.get(name) or states.advice(name)
-                raise ConfigError(
-                    f"state: {name} is {state.get(name)!r}, but this loader's {name} is {value!r}",
-                    where="state",
-                    hint=hint,
-                )
+        check_identity(state, self.identity())
         epoch, cursor = state.get("epoch"), state.get("cursor")
         if not isinstance(epoch, int) or not 0 <= epoch < 2**63:
             raise ConfigError(f"state: epoch {epoch!r} is not valid", where="state")
         if not isinstance(cursor, int) or not 0 <= cursor <= -(-self.layout(epoch).tokens // self.step.length):
             raise ConfigError(f"state: cursor {cursor!r} is not a number of windows of the epoch", where="state")
         return epoch, cursor
-
-
-_ADVICE = {
-    "packed": "give pack() the same arguments as before",
-    "tokens": "the tokenizer returns other tokens than before; use the same version of it",
-}
 
 
 class CountedPackFeed:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`pack`: joins the documents of a feed and cuts them into windows of equal length.
 
-Without counts of the tokens (`counted_pack` has them), each rank packs the documents of its own slices, in order. Where a window ends is known only after the documents before
-it were read (and tokenized), so a state is a position of one rank: a batch of the feed, a document in it, and a token of
-that document. It is valid for the same rank and number of ranks.
+Without counts of the tokens (`counted_pack` has them), each rank packs the documents of its own slices, in order. The end
+of a window is known only after the documents before it were read (and tokenized), so a state is a position of one rank:
+a batch of the feed, a document in it, and a token of that document. It is valid for the same rank and number of ranks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from penstock.feed.dataset_base import DatasetBase
     from penstock.feed.unindexed import Unindexed
 
-__all__ = ["PackRun", "PackStep", "Packing", "TokenStream", "column_of"]
+__all__ = ["PackRun", "PackStep", "Packing", "TokenStream", "check_identity", "column_of"]
 
 VERSION = 1
 """Version of the state format and of the rule by which documents are packed."""
@@ -89,8 +89,6 @@ class PackStep:
 class Packing:
     """The part of a loader that is specific to packed datasets."""
 
-    has_fixed_positions = False
-
     def __init__(
         self,
         dataset: DatasetBase,
@@ -144,15 +142,7 @@ class Packing:
             ConfigError: The state belongs to another rank, world, dataset, tokenizer or kind of windows. The message
                 contains both values.
         """
-        if "packed" not in state:
-            raise ConfigError("state: saved from a dataset that was not packed, but this one is", where="state")
-        for name, value in self.identity().items():
-            if state.get(name) != value:
-                raise ConfigError(
-                    f"state: {name} is {state.get(name)!r}, but this loader's {name} is {value!r}",
-                    where="state",
-                    hint=_ADVICE.get(name) or states.advice(name),
-                )
+        check_identity(state, self.identity())
         limits = {"epoch": 2**63, "cursor": 2**64, "document": _ROWS, "token": _TOKENS}
         numbers = {}
         for name, most in limits.items():
@@ -167,7 +157,21 @@ _ADVICE = {
     "rank": "resume every rank from its own state, on the same number of ranks",
     "world": "resume every rank from its own state, on the same number of ranks",
     "packed": "give pack() the same arguments as before",
+    "tokens": "the tokenizer returns other tokens than before; use the same version of it",
 }
+
+
+def check_identity(state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+    """Raise ConfigError, with both values, if a state belongs to other data or windows than `identity`."""
+    if "packed" not in state:
+        raise ConfigError("state: saved from a dataset that was not packed, but this one is", where="state")
+    for name, value in identity.items():
+        if state.get(name) != value:
+            raise ConfigError(
+                f"state: {name} is {state.get(name)!r}, but this loader's {name} is {value!r}",
+                where="state",
+                hint=_ADVICE.get(name) or states.advice(name),
+            )
 
 
 class PackRun:

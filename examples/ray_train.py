@@ -4,8 +4,8 @@
     penstock dataset cosmoflow data --samples 64 --voxels 32
     python examples/ray_train.py data 32 runs 2
 
-Each checkpoint holds the loader's position, which is the same on all workers. A run that was killed goes on from its last
-checkpoint when this program starts again, also with another number of workers.
+Each checkpoint holds the loader's position, which is the same on all workers. A run that was killed goes on from its
+last checkpoint when this program starts again, also with another number of workers.
 """
 
 import sys
@@ -28,14 +28,14 @@ def train(config: dict[str, Any]) -> None:
     network = nn.Sequential(
         nn.Conv3d(4, 8, 3, stride=2), nn.LeakyReLU(), nn.AdaptiveAvgPool3d(4), nn.Flatten(), nn.Linear(512, 4)
     )
-    model = prepare_model(network)  # of several workers, it is wrapped, so checkpoints hold the network itself
+    model = prepare_model(network)  # with several workers, DDP wraps it; checkpoints contain the network itself
     optimiser = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     dataset = (
         penstock.open(config["url"])
         .fields(x=penstock.tensor("int16", (config["voxels"],) * 3 + (4,)), y=penstock.tensor("float32", (4,)))
         .shuffle(seed=17)
     )
-    loader = penstock.torch.Loader(dataset, global_batch=4, device=get_device())
+    loader = penstock.torch.Loader(dataset, global_batch=4, tail="drop", device=get_device())
     if (checkpoint := ray.train.get_checkpoint()) is not None:
         with checkpoint.as_directory() as folder:
             state = torch.load(Path(folder, "state.pt"))

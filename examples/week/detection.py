@@ -68,6 +68,7 @@ def main(url: str, checkpoint: str, epochs: int = 1, global_batch: int = 12) -> 
             if step % 4 == 0:
                 checkpoints.save(step)
                 print(f"step {step}: loss {loss.item():.3f}")
+    checkpoints.save(step)
     distributed.destroy_process_group()
 
 

@@ -64,6 +64,7 @@ def main(url: str, checkpoint: str, tokenizer_file: str, epochs: int = 1, global
             if step % 4 == 0:
                 checkpoints.save(step)
                 print(f"step {step}: loss {loss.item():.3f}")
+    checkpoints.save(step)
     distributed.destroy_process_group()
 
 

@@ -35,8 +35,8 @@ def dataset(url: str) -> penstock.Dataset:
 
 
 def network(width: int = 32) -> nn.Module:
-    """Scores of the bytes in each window of a recording: [batch, 128, windows]."""
-    return nn.Sequential(nn.Conv1d(1, width, WINDOW, STEP), nn.ReLU(), nn.Conv1d(width, 128, 3, padding=1))
+    """Scores of the bytes in each window of a recording: [batch, 256, windows]."""
+    return nn.Sequential(nn.Conv1d(1, width, WINDOW, STEP), nn.ReLU(), nn.Conv1d(width, 256, 3, padding=1))
 
 
 def main(url: str, checkpoint: str, epochs: int = 1) -> None:
@@ -60,6 +60,7 @@ def main(url: str, checkpoint: str, epochs: int = 1) -> None:
             if step % 4 == 0:
                 checkpoints.save(step)
                 print(f"step {step}: loss {loss.item():.3f}")
+    checkpoints.save(step)
     distributed.destroy_process_group()
 
 

@@ -37,10 +37,13 @@ class Checkpoints:
     def __init__(self, url: str, model: nn.Module, optimiser: torch.optim.Optimizer, loader: Loader) -> None:
         self.url, self.model, self.optimiser, self.loader = url, model, optimiser, loader
         self.writer = CheckpointWriter(url, keep=2)
+        self.saved = 0
 
     def save(self, step: int) -> None:
-        """Save a checkpoint after `step` steps. All ranks call it."""
-        dcp.save({"training": self}, checkpoint_id=str(step), storage_writer=self.writer)
+        """Save a checkpoint after `step` steps, unless it is the latest one. All ranks call it."""
+        if step != self.saved:
+            dcp.save({"training": self}, checkpoint_id=str(step), storage_writer=self.writer)
+            self.saved = step
 
     def resume(self) -> int:
         """Load the latest whole checkpoint. Return its step, or 0 without a checkpoint."""
@@ -48,6 +51,7 @@ class Checkpoints:
         if latest is None:
             return 0
         dcp.load({"training": self}, storage_reader=CheckpointReader(self.url))
+        self.saved = latest.step
         return latest.step
 
     def state_dict(self) -> dict[str, Any]:

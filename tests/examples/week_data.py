@@ -157,7 +157,7 @@ def speech(folder):
                 raw = io.BytesIO()
                 rate, kind = ((16_000, "FLAC"), (8_000, "WAV"))[number % 2]
                 soundfile.write(raw, rng.normal(0, 0.1, int(rate * rng.uniform(0.4, 2))), rate, format=kind)
-                members = ((kind.lower(), raw.getvalue()), ("txt", f"{number} {_text(rng, 1, 4)}".encode()))
+                members = ((kind.lower(), raw.getvalue()), ("txt", f"{number} é {_text(rng, 1, 4)}".encode()))
                 for name, content in members:
                     member = tarfile.TarInfo(f"{number:06d}.{name}")
                     member.size = len(content)

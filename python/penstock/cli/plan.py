@@ -141,6 +141,7 @@ def _plan(
     goal = parse_target(target, spec.workload.unit) if target is not None else None
     result = make_plan(spec, book.load(), dt.datetime.now(dt.UTC))
     simulated = _simulated(spec, *simulation) if simulation is not None else []
+    is_reached, sentence = (True, None) if goal is None else _target_sentence(result, goal, minimise, target or "")
     if log is not None:
         written = prediction_log.append(prediction_log.rows_of(result), log)
         click.echo(f"predictions {result.id}.* are logged in {written}", err=True)
@@ -161,11 +162,12 @@ def _plan(
         from penstock.report.document import write_whole
         from penstock.report.plan_page import plan_page
 
-        said = None if goal is None else _target_sentence(result, goal, minimise, target or "")[1]
-        write_whole(plan_page(result, target=said, simulated=simulated), output)
+        write_whole(plan_page(result, target=sentence, simulated=simulated), output)
         click.echo(str(output), err=as_json)
-    if goal is not None:
-        _print_target(result, goal, minimise, target or "", as_json=as_json)
+    if sentence is not None:
+        click.echo(sentence, err=as_json or not is_reached)
+    if not is_reached:
+        raise click.exceptions.Exit(1)
 
 
 def _simulated(spec: PlanSpec, replicas: int, seed: int) -> list[SimulatedScenario]:
@@ -224,17 +226,8 @@ def _changed(spec: PlanSpec, *, nodes: str | None, region: str | None, replicate
     return changed
 
 
-def _print_target(result: PlanResult, goal: Target, minimise: str, text: str, *, as_json: bool) -> None:
-    """Print the best row that reaches the target. If none does, name the limit, and exit with 1."""
-    is_reached, sentence = _target_sentence(result, goal, minimise, text)
-    if sentence is not None:
-        click.echo(sentence, err=as_json or not is_reached)
-    if not is_reached:
-        raise click.exceptions.Exit(1)
-
-
 def _target_sentence(result: PlanResult, goal: Target, minimise: str, text: str) -> tuple[bool, str | None]:
-    """Return whether a row reaches the target, and the sentence about it, if any row is possible."""
+    """Return whether a row reaches the target, and the sentence about the best row or, if none does, about the limit."""
     from penstock.plan.analysis import choose, limit_words
     from penstock.plan.result import money_words
     from penstock.units import format_seconds

@@ -171,3 +171,27 @@ def test_counted_pack_of_empty_documents_has_no_batch(tmp_path: Path) -> None:
     loader = penstock.Loader(dataset(write(tmp_path, ["", ""])), batch_size=2)
     assert (len(loader), list(loader)) == (0, [])
     assert np.array_equal(windows_of(list(penstock.Loader(dataset(tmp_path, eos=5), batch_size=2)))[0][0][:2], [5, 5])
+
+
+def test_counted_pack_reads_the_fields_of_the_user_beside_those_of_tokenize(tmp_path: Path) -> None:
+    rows = [{"p": "abc" * number, "ids": list(range(number))} for number in (2, 0, 5)]
+    (tmp_path / "0.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    opened = penstock.open(tmp_path)
+
+    def tokens(batch: Any) -> int:
+        return sum(int(each["mask"].sum()) for each in penstock.Loader(batch, batch_size=2))
+
+    def both(texts: list[str]) -> dict[str, list[list[int]]]:
+        ids = [list(text.encode()) for text in texts]
+        return {"ids": ids, "labels": ids}
+
+    renamed = opened.fields(q=penstock.text().of("p")).tokenize(both, "q", key="both")
+    assert tokens(renamed.pack(2, fields=("ids", "labels"), count_tokens=True)) == 21
+    ready = opened.fields(p=penstock.text(), ids=penstock.ragged("int64")).tokenize(Bytes(), "p")
+    assert tokens(ready.pack(2, fields="ids", count_tokens=True)) == 7
+
+
+def test_counted_pack_state_of_another_order_is_refused(tmp_path: Path) -> None:
+    loader = penstock.Loader(dataset(write(tmp_path, TEXTS), seed=1), batch_size=2)
+    with pytest.raises(ConfigError, match="order is 0"):
+        loader.load_state_dict({**loader.state_dict(), "order": 0})

@@ -117,3 +117,29 @@ def test_map_dataset_state_keeps_the_epoch_and_refuses_another_dataset(made, shu
     assert chosen.epoch == 5
     with pytest.raises(ConfigError, match="seed is 17"):
         MapDataset(dataset(made([3] * 7)).shuffle(18)).load_state_dict(state)
+
+
+def test_stream_dataset_state_that_workers_cannot_follow_is_refused(shuffled):
+    stream = StreamDataset(shuffled, batch_size=4)
+    samples = iter(stream)
+    next(samples)
+    again = StreamDataset(shuffled, batch_size=4)
+    again.load_state_dict(stream.state_dict())
+    with pytest.raises(ConfigError, match="loaded in another process"):
+        list(DataLoader(again, batch_size=4, num_workers=1))
+
+
+def test_stream_dataset_of_packed_documents_keeps_a_state_of_the_same_epoch(tmp_path):
+    (tmp_path / "0.jsonl").write_text("\n".join(json.dumps({"ids": list(range(7))}) for _ in range(14)))
+    packed = penstock.open(tmp_path).fields(ids=penstock.ragged("int64")).pack(4, fields="ids")
+    stream = StreamDataset(packed, batch_size=2)
+    samples = iter(stream)
+    seen = [next(samples)["ids"].tolist() for _ in range(6)]
+    again = StreamDataset(packed, batch_size=2)
+    again.load_state_dict(json.loads(json.dumps(stream.state_dict())))
+    again.set_epoch(0)
+    whole = [sample["ids"].tolist() for sample in StreamDataset(packed, batch_size=2)]
+    assert seen + [sample["ids"].tolist() for sample in again] == whole
+    again.load_state_dict(stream.state_dict())
+    again.set_epoch(3)
+    assert again.state_dict()["row"] == 0

@@ -14,28 +14,26 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from penstock import _native
 from penstock.errors import ConfigError, MapFailed
 from penstock.feed import sample_scan
 from penstock.feed.pack import TokenStream, check_identity, column_of
+from penstock.feed.states import STATE_VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
     import numpy as np
 
-    from penstock import _native
     from penstock.feed.dataset import Dataset
     from penstock.feed.dataset_base import DatasetBase
     from penstock.feed.epoch import BatchRun
     from penstock.feed.pack import PackStep
+    from penstock.feed.sample_scan import NewLoader
 
     Ints = np.ndarray[Any, Any]
-    NewLoader = Callable[..., Iterable[dict[str, Any]]]
 
 __all__ = ["CountedPackFeed", "CountedPacking"]
-
-_SCAN_BATCH = 1024
-"""Number of documents that are counted at a time."""
 
 
 def _counts(part: Dataset, tokenizing: Any, step: PackStep, on_error: str, new_loader: NewLoader) -> Ints:
@@ -44,8 +42,8 @@ def _counts(part: Dataset, tokenizing: Any, step: PackStep, on_error: str, new_l
     """
     name = step.fields[0]
     known = part.batch_fields()
-    read = (name,) if tokenizing is None or tokenizing.into != name else tokenizing.fields
-    specs = tuple((each, known[each]) for each in read if each in known)
+    read = (name,) if tokenizing is None else (*tokenizing.fields, name)
+    specs = tuple((each, known[each]) for each in dict.fromkeys(read) if each in known)
     whole = replace(part, seed=None, steps=(), map_steps=(), tokenizing=tokenizing, packing=None, specs=specs)
     described = [name, [(each, spec.to_dict()) for each, spec in specs], tokenizing and tokenizing.digest, on_error]
     compute = partial(_scan, whole, name, on_error, new_loader)
@@ -55,14 +53,10 @@ def _counts(part: Dataset, tokenizing: Any, step: PackStep, on_error: str, new_l
 def _scan(dataset: Dataset, name: str, on_error: str, new_loader: NewLoader) -> Ints:
     import numpy as np
 
-    found, end = np.empty(dataset.samples, np.uint32), 0
-    for batch in new_loader(
-        dataset, global_batch=_SCAN_BATCH, rank=0, world=1, on_error=on_error, prefetch_next_epoch=False
-    ):
-        counts = np.diff(column_of(batch, name, np).offsets)
-        found[end : end + len(counts)] = counts
-        end += len(counts)
-    return found
+    def counts(batch: dict[str, Any]) -> Ints:
+        return np.diff(column_of(batch, name, np).offsets)
+
+    return sample_scan.in_batches(dataset, counts, on_error, new_loader)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +227,8 @@ class CountedPacking:
 
     def identity(self) -> dict[str, Any]:
         """Return the values that must be equal in a state and in this loader."""
-        return {**self.dataset.identity(), "packed": self.step.digest, "tokens": self._counted()[1]}
+        order = {"version": STATE_VERSION, "order": _native.ORDER_VERSION}
+        return {**order, **self.dataset.identity(), "packed": self.step.digest, "tokens": self._counted()[1]}
 
     def state(self, epoch: int, cursor: int) -> dict[str, Any]:
         """Return the position, as JSON under 1 KB that is identical on all ranks: `cursor` windows are delivered."""

@@ -40,7 +40,7 @@ class Part(NamedTuple):
     feed: _native.Feed
     is_last: bool
     next_from: int | None
-    """Cursor behind this part, if the next batches are known too."""
+    """Cursor at the end of this part; None if the batches after it are not known."""
 
 
 class _Known(NamedTuple):

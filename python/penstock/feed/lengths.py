@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["of", "of_field"]
 
-_SCAN_BATCH = 4096
-
 
 def of(dataset: DatasetBase, length: Any, on_error: str = "raise") -> list[Lengths]:
     """Return the lengths of all samples of each dataset in `dataset`, in stored order.
@@ -135,19 +133,14 @@ def _scan(dataset: Dataset, name: str, on_error: str) -> Lengths:
 
     from penstock.feed.loader import Loader
 
-    found = np.empty(dataset.samples, dtype=np.uint32)
-    # A sample without a readable record has the length of its substitute, as in the loader that substitutes it.
-    on_error = "raise" if on_error == "raise" else "substitute"
-    loader = Loader(dataset, global_batch=_SCAN_BATCH, rank=0, world=1, on_error=on_error, prefetch_next_epoch=False)
-    end = 0
-    for batch in loader:
+    def lengths(batch: dict[str, Any]) -> Lengths:
         column = batch[name]
         if hasattr(column, "offsets"):
-            lengths = np.diff(column.offsets)
+            found = np.diff(column.offsets)
         elif isinstance(column, list):
-            lengths = np.array([len(value) for value in column], dtype=np.int64)
+            found = np.array([len(value) for value in column], dtype=np.int64)
         else:
-            lengths = column
-        found[end : end + len(lengths)] = _checked(lengths, len(lengths))
-        end += len(lengths)
-    return found
+            found = column
+        return _checked(found, len(found))
+
+    return sample_scan.in_batches(dataset, lengths, on_error, Loader)  # type: ignore[no-any-return]

@@ -292,7 +292,7 @@ class BaseLoader(Generic[Batch]):
         """Number of batches in a whole epoch, which is the same on every rank. An iterator that resumes from a state
         yields fewer.
 
-        With `batch_by`, the number is that of the current epoch. It is the same in all epochs if a planning window
+        With `batch_by` or `count_tokens`, the number is that of the current epoch. It is the same in all epochs if a planning window
         holds the dataset; otherwise, it may differ slightly, and each epoch is planned once to count its batches.
 
         Raises:

@@ -13,7 +13,7 @@ import logging
 import zipfile
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from penstock import env
 from penstock.atomic_file import atomic_file
@@ -22,14 +22,22 @@ from penstock.feed import scan_lock
 from penstock.feed.record_index_dir import record_index_dir
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from penstock.feed.dataset import Dataset
     from penstock.feed.dataset_base import DatasetBase
 
-__all__ = ["leaves", "scanned"]
+__all__ = ["NewLoader", "batch_size", "in_batches", "leaves", "scanned"]
+
+NewLoader: TypeAlias = "Callable[..., Iterable[dict[str, Any]]]"
 
 _LOG = logging.getLogger("penstock.feed")
+
+_BATCH_BYTES = 16 << 20
+"""Stored bytes per batch of a scan."""
+
+_MAX_BATCH = 4096
+"""Maximum number of samples per batch of a scan without Python functions per sample."""
 
 
 def leaves(dataset: DatasetBase) -> list[Dataset]:
@@ -107,3 +115,31 @@ def _write(path: Path, values: Any) -> None:
             save(out, values=values)
     except OSError as error:
         _LOG.warning("%s: the result is not kept: %s", path, error.strerror)
+
+
+def batch_size(dataset: Dataset, most: int) -> int:
+    """Return the number of samples that a scan of the dataset reads at a time, at most `most`."""
+    stored = max(dataset.source.size_bytes // max(dataset.counted().samples, 1), 1)
+    return max(1, min(_BATCH_BYTES // stored, most, dataset.samples))
+
+
+def in_batches(dataset: Dataset, numbers: Callable[[dict[str, Any]], Any], on_error: str, new_loader: NewLoader) -> Any:
+    """Return `numbers(batch)`, one uint32 per sample, for all samples in the order of the dataset.
+
+    A sample without a readable record has the number of its substitute, as in the loader that substitutes it.
+    """
+    import numpy as np
+
+    found, end = np.empty(dataset.samples, np.uint32), 0
+    for batch in new_loader(
+        dataset,
+        batch_size=batch_size(dataset, _MAX_BATCH),
+        rank=0,
+        world=1,
+        on_error="raise" if on_error == "raise" else "substitute",
+        prefetch_next_epoch=False,
+    ):
+        made = numbers(batch)
+        found[end : end + len(made)] = made
+        end += len(made)
+    return found

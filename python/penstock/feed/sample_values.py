@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.feed.fields import PaddedSpec
+from penstock.feed.sample_scan import batch_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,9 +15,6 @@ if TYPE_CHECKING:
     from penstock.feed.dataset import Dataset
 
 __all__ = ["values_of"]
-
-_BATCH_BYTES = 16 << 20
-"""Stored bytes per batch of a scan."""
 
 _MAX_BATCH = 256
 """Maximum number of samples per batch of a scan."""
@@ -28,9 +26,7 @@ def values_of(dataset: Dataset, function: Callable[[dict[str, Any]], Any], worke
 
     from penstock.feed.loader import Loader
 
-    samples = max(dataset.samples, 1)
-    stored = max(dataset.source.size_bytes // max(dataset.counted().samples, 1), 1)
-    batch = max(1, min(_BATCH_BYTES // stored, _MAX_BATCH, samples))
+    batch = batch_size(dataset, _MAX_BATCH)
     # Only a loader with batch_by pads to buckets; a single sample has its own length.
     specs = {name: spec.ragged() if isinstance(spec, PaddedSpec) else spec for name, spec in dataset.specs}
     mapped = replace(dataset, specs=tuple(specs.items())).map(function, workers)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from penstock.errors import ConfigError
+from penstock.feed import states
 from penstock.feed.columns import rows
 from penstock.feed.loader_arguments import epoch_number
 from penstock.feed.torch import Loader
@@ -52,7 +53,8 @@ class StreamDataset(torch.utils.data.IterableDataset):  # type: ignore[misc]  # 
                 workers, its batches are then those of a `Loader` with the same `batch_size`.
             arguments: Other arguments of `penstock.torch.Loader`, except `device` and `collate`. Rank and world come from
                 the process group or the launcher, also in workers. On more than one rank, `tail` is `drop` by default,
-                so that all ranks have equally many samples.
+                so that all ranks have equally many samples. Unindexed datasets, and those that are packed without
+                `count_tokens` or rebatched, have different numbers on each rank; use a `Loader` for them.
         Raises:
             ConfigError: An argument is invalid.
         """
@@ -69,6 +71,7 @@ class StreamDataset(torch.utils.data.IterableDataset):  # type: ignore[misc]  # 
         self._next = torch.zeros(_MAX_WORKERS, dtype=torch.int64).share_memory_()
         self._loader: tuple[tuple[int, int, int], Loader] | None = None
         self._resume: Mapping[str, Any] | None = None
+        self._resumed_in = 0  # process that loaded the state
         # State of the loader before the current batch, and the number of its samples that were yielded.
         self._place: tuple[dict[str, Any], int] | None = None
 
@@ -89,8 +92,8 @@ class StreamDataset(torch.utils.data.IterableDataset):  # type: ignore[misc]  # 
             ConfigError: The epoch is negative.
         """
         self._next.fill_(epoch_number(epoch))
-        if self._resume is not None and self._resume.get("loader", {}).get("epoch") != epoch:
-            self._resume = None
+        if self._resume is not None and states.for_rank(self._resume["loader"], self.rank).get("epoch") != epoch:
+            self._resume = self._place = None
 
     def _mine(self) -> dict[str, int]:
         """Return what a state is valid for."""
@@ -138,6 +141,12 @@ class StreamDataset(torch.utils.data.IterableDataset):  # type: ignore[misc]  # 
         if self._resume is None:
             loader.set_epoch(int(self._next[worker]))
         else:
+            if self._resumed_in != os.getpid():
+                raise ConfigError(
+                    "state: loaded in another process than the one that reads, such as a worker of a DataLoader",
+                    where="state",
+                    hint="load it by torchdata's StatefulDataLoader, or use num_workers=0",
+                )
             loader.load_state_dict(self._resume["loader"])
             skip, self._resume = self._resume["row"], None
         self._next[worker] = loader.epoch + 1
@@ -184,4 +193,4 @@ class StreamDataset(torch.utils.data.IterableDataset):  # type: ignore[misc]  # 
         row, inner = state.get("row"), state.get("loader")
         if not isinstance(row, int) or row < 0 or not isinstance(inner, dict):
             raise ConfigError(f"state: row {row!r} is not a number of samples", where="state")
-        self._resume, self._place = state, (inner, row)
+        self._resume, self._resumed_in, self._place = state, os.getpid(), (inner, row)

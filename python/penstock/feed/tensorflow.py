@@ -82,7 +82,7 @@ def dataset(ds: DatasetBase, *, batch: int | None = None, epoch: int = 0, **argu
 
     made = tf.data.Dataset.from_generator(batches, output_signature=signature)
     # The number of batches may be unknown, or differ from epoch to epoch.
-    if not loader.has_fixed_positions or arguments.get("batch_by") is not None:
+    if not loader.has_fixed_positions or arguments.get("batch_by") is not None or ds.packing is not None:
         return made
     return made.apply(tf.data.experimental.assert_cardinality(len(loader)))
 

@@ -142,7 +142,7 @@ class TokenizeRun:
         self._queue: SimpleQueue[_Job | None] = SimpleQueue()
         self._under_way: deque[tuple[Future[dict[str, Any]], dict[str, Any], int, int]] = deque()
         self._is_exhausted = self._is_closed = False
-        self._is_utf8 = getattr(step.encode, "pairs", None) is not None
+        self._is_utf8 = isinstance(step.encode, _Encode) and step.encode.pairs is not None
         self._wait_s = 0.0
         # A daemon, because a tokenizer that hangs must not keep the program from ending.
         threading.Thread(target=_work, args=(self._queue, step, epoch), name="penstock-tokenize", daemon=True).start()

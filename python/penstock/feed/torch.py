@@ -45,7 +45,8 @@ class _Answer:
             self._work.wait()
         except RuntimeError as error:
             raise RankFailed(
-                "process group: another rank ended while this one waited for its next batch", where="process group"
+                "process group: another rank ended, or did not answer, while this one waited for its next batch",
+                where="process group",
             ) from error
         return bool(self._flag[0])
 
@@ -82,7 +83,8 @@ class Loader(BaseLoader[dict[str, Any]]):
     def _place(self) -> tuple[int, int]:
         group = torch.distributed
         if group.is_available() and group.is_initialized():
-            self._asks_group = True
+            # Also a rank that is alone on its node, if the dataset is local: new_group is a call of all ranks.
+            self._asks_group = group.get_world_size() > 1
             return int(group.get_rank()), int(group.get_world_size())
         return super()._place()
 
@@ -111,7 +113,7 @@ class Loader(BaseLoader[dict[str, Any]]):
 
     def _run(self, feed: Any, epoch: int, cursor: int) -> BatchRun:
         run = super()._run(feed, epoch, cursor)
-        is_asked = self._asks_group and self._has_default_tail and self.world > 1
+        is_asked = self._asks_group and self._has_default_tail
         return EqualRun(run, self._exchange) if is_asked and not self.has_fixed_positions else run
 
     def _exchange(self, mine: bool) -> Answer:  # noqa: FBT001 - the one caller's own fact

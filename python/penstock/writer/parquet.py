@@ -146,7 +146,7 @@ class _Shard:
         level = level if codec != "none" else None
         with pq.ParquetWriter(out, schema, use_dictionary=small, compression=codec, compression_level=level) as writer:
             for group in zip(*(column.arrays(rows) for column in self.columns), strict=True):
-                writer.write_table(pa.table(list(group), schema=schema))
+                writer.write_table(pa.table(list(group), schema=schema), row_group_size=max(len(group[0]), 1))
         self.columns = []
         stored = out.getvalue()
         return stored, _native.crc32c(np.frombuffer(stored, np.uint8))

@@ -38,7 +38,10 @@ def signal(frames=6000, channels=1, rate=16_000, seed=1):
 def encoded(samples, kind="wav16", rate=16_000):
     file_format, subtype = FORMATS.get(kind) or {"mp3": ("MP3", None), "vorbis": ("OGG", "VORBIS")}[kind]
     out = io.BytesIO()
-    soundfile.write(out, samples, rate, format=file_format, subtype=subtype)
+    channels = 1 if samples.ndim == 1 else samples.shape[1]
+    with soundfile.SoundFile(out, "w", rate, channels, subtype, format=file_format) as file:
+        for at in range(0, len(samples), 1 << 16):  # a long array overflows the stack of libsndfile's Vorbis encoder
+            file.write(samples[at : at + (1 << 16)])
     return out.getvalue()
 
 

@@ -201,6 +201,13 @@ DAMAGED = {
         wav(fmt(), (b"data", 2**31 - 2**20, bytes(4))),
         r"ends inside its samples \(want 2,146,435,072 bytes, have 4\)",
     ),
+    "large size": (wav(fmt(), (b"data", 2_500_000_000, bytes(4))), r"want 2,500,000,000 bytes, have 4\)"),
+    "ds64 size": (
+        wav(
+            (b"ds64", 28, struct.pack("<QQQI", 0, 3 << 30, 0, 0)), fmt(), (b"data", 2**32 - 1, bytes(200)), head=b"RF64"
+        ),
+        r"want 3,221,225,472 bytes, have 200\)",
+    ),
 }
 
 
@@ -214,7 +221,7 @@ def test_audio_damaged_file_is_one_clear_error(tmp_path, case):
 
 def test_audio_streamed_wav_reaches_to_the_end(tmp_path):
     samples = np.arange(50, dtype="<i2")
-    for size in (2**32 - 1, 0x7FFFFFFF):
+    for size in (2**32 - 1, 2**32 - 0x1000, 0x7FFF0000, 0x7FFFFFFF, 0x80000000):
         data = wav(fmt(), (b"LIST", 3, b"abc\0"), (b"data", size, samples.tobytes()))
         assert np.array_equal(whole(tmp_path, data, dtype="int16"), samples)
     big = samples.astype(">i2").tobytes()
@@ -228,10 +235,12 @@ def test_audio_cut_off_file_is_corrupt(tmp_path, kind):
     for part in (0.3, 0.6, 0.98):
         with pytest.raises(Corrupt):
             whole(tmp_path, data[: int(len(data) * part)])
-    early = (
-        one(tmp_path, data[: int(len(data) * 0.9)], penstock.audio(16_000, seconds=0.1)) if kind == "flac16" else None
-    )
-    assert early is None or np.array_equal(early["wave"][0], reference(data)[0][:1600, 0])
+
+
+def test_audio_cut_off_flac_gives_a_clip_before_the_cut(tmp_path):
+    data = encoded(signal(20_000), "flac16")
+    clip = one(tmp_path, data[: int(len(data) * 0.9)], penstock.audio(16_000, seconds=0.1))["wave"]
+    assert np.array_equal(clip[0], reference(data)[0][:1600, 0])
 
 
 def test_audio_damaged_flac_frame_is_corrupt(tmp_path):
@@ -244,6 +253,58 @@ def test_audio_damaged_flac_frame_is_corrupt(tmp_path):
     huge[21:26] = bytes([huge[21] | 0x0F]) + b"\xff\xff\xff\xff"
     with pytest.raises(Corrupt, match="it states 68,719,476,735 samples"):
         whole(tmp_path, bytes(huge))
+
+
+def ogg_pages(data):
+    """Yields the bounds of the pages of an Ogg file."""
+    at = 0
+    while at < len(data):
+        lengths = data[at + 27 : at + 27 + data[at + 26]]
+        yield at, at + 27 + len(lengths) + sum(lengths)
+        at += 27 + len(lengths) + sum(lengths)
+
+
+def test_audio_damaged_ogg_page_is_corrupt(tmp_path):
+    data = encoded(0.3 * np.random.default_rng(0).standard_normal((110_000, 1)), "vorbis")
+    bounds = list(ogg_pages(data))
+    assert len(bounds) > 9
+    files = {}
+    for number, (start, end) in enumerate(bounds):
+        damaged = bytearray(data)
+        damaged[(start + end) // 2] ^= 1
+        files |= {f"{number}-damaged.ogg": damaged, f"{number}-missing.ogg": data[:start] + data[end:]}
+    tar(tmp_path / "a.tar", files)
+    dataset = penstock.open(f"{tmp_path}/a.tar").fields(wave=penstock.audio(16_000, seconds=0.1, start=4).of("ogg"))
+    loader = penstock.Loader(dataset, batch_size=4, rank=0, world=1, on_error="skip")
+    assert sum(len(batch["wave"]) for batch in loader) == 0
+    assert loader.report()["skipped"] == 2 * len(bounds)
+    with pytest.raises(Corrupt, match=f"its page 4 at byte {bounds[3][0]:,} is damaged or missing"):
+        whole(tmp_path, files["3-missing.ogg"])
+    with pytest.raises(Mismatch, match="is a chained Ogg file"):
+        whole(tmp_path, data + encoded(signal(9000, seed=2), "vorbis"))
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("rate", [8000, 44_100])
+def test_audio_vorbis_clips_equal_the_whole_at_all_positions(tmp_path, rate):
+    # A tone has pages of 80,000 samples, and noise has pages of 5,000.
+    tone = 0.3 * np.sin(0.17 * np.arange(4_000_000))
+    noise = 0.3 * np.random.default_rng(0).standard_normal(400_000)
+    for samples in (tone, noise):
+        data = encoded(samples[:, None], "vorbis", rate)
+        want = whole(tmp_path, data, max_seconds=1000)
+        assert np.abs(want - reference(data)[0][:, 0]).max() < 2e-5
+        for start in (*range(0, len(want), len(want) // 20), len(want) - 30_000, len(want) - 3000):
+            clip = one(tmp_path, data, penstock.audio(rate, seconds=2000 / rate, start=start / rate))["wave"][0]
+            part = want[start : start + 2000]
+            assert np.array_equal(clip[: len(part)], part), start
+
+
+def test_audio_few_samples_become_many(tmp_path):
+    data = encoded(signal(300, rate=10), "wav_float", 10)
+    want = resampled(reference(data)[0][:, 0], 10, 8000)
+    assert len(want) > 3 << 16
+    assert np.abs(whole(tmp_path, data, sample_rate=8000) - want).max() < 1e-6
 
 
 def test_audio_longer_than_the_limit_is_corrupt(tmp_path):
@@ -271,6 +332,7 @@ def test_audio_on_error_skips_and_counts(tmp_path):
         ({"channels": 0}, "channels: 0"),
         ({"dtype": "float64"}, "neither float32 nor int16"),
         ({"mask": "m"}, "for clips of fixed length"),
+        ({"sample_rate": 8000, "seconds": 1, "mask": "m", "rate": "m"}, "mask and rate are both the field m"),
         ({"sample_rate": 8000, "seconds": 1, "start": "middle"}, "start: must be"),
         ({"sample_rate": 8000, "seconds": 1, "start": -1}, "start: must be"),
         ({"max_seconds": 0}, "max_seconds"),
@@ -284,7 +346,7 @@ def test_audio_arguments_are_checked(arguments, problem):
 
 def test_audio_names_of_companions_are_distinct(tmp_path):
     dataset = penstock.open(str(tar(tmp_path / "a.tar", {"0.wav": encoded(signal(10))})))
-    with pytest.raises(ConfigError, match="both set hz"):
+    with pytest.raises(ConfigError, match="fields: a and another field both set hz"):
         dataset.fields(a=penstock.audio(rate="hz").of("wav"), hz=penstock.tensor("int32", ()))
 
 

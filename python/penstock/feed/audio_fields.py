@@ -151,6 +151,8 @@ def audio(
         raise ConfigError(f"seconds: {seconds} s are {samples} samples at {rate_hz} Hz", where="audio")
     if start != "random" and not (isinstance(start, (int, float)) and 0 <= start < 1e9):
         raise ConfigError(f"start: must be a time in seconds, or random (got {start!r})", where="audio")
+    if mask is not None and mask == rate:
+        raise ConfigError(f"audio: mask and rate are both the field {mask}", where="audio", hint="name two fields")
     if isinstance(default, tuple):
         raise ConfigError(f"default: must be the value of every sample (got {default!r})", where="audio")
     begin = None if isinstance(start, str) else float(start)

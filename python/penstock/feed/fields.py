@@ -472,7 +472,7 @@ def with_masks(specs: dict[str, FieldSpec]) -> dict[str, FieldSpec]:
             followers |= audio.companions(name, parts)
         for follower, made_spec in followers.items():
             if specs.get(follower, made_spec) != made_spec or made.get(follower, made_spec) != made_spec:
-                raise ConfigError(f"mask: {name} and another field both set {follower}", where="fields")
+                raise ConfigError(f"fields: {name} and another field both set {follower}", where="fields")
             made[follower] = made_spec
     return made
 

@@ -6,9 +6,11 @@
 //! (and a few frames before it); its values are those of the same part of the whole recording.
 //!
 //! Samples are processed as float32 in -1..1: 16-bit integers are divided by 32,768, as in libsndfile and torchaudio.
-//! Files that end early, damaged frames, and headers that state impossible sizes are errors.
+//! Files that end early, and headers that state impossible sizes, are errors. Damage is found where the format has
+//! checksums (FLAC, Ogg); in WAV and MP3, only in headers and frame structure.
 
 mod mp3;
+mod ogg_pages;
 mod resample;
 mod symphonia_stream;
 mod wav;
@@ -18,11 +20,13 @@ use std::ops::Range;
 use penstock_types::{DType, Error, Result, catch_panic, with_separators};
 use symphonia::core::audio::{Audio, AudioBuffer};
 
-use self::resample::Resampler;
+use self::resample::{Rates, Resampler};
 use crate::magic;
 
 /// Maximum sample rate, in Hz.
 const MAX_RATE: u32 = 768_000;
+/// Maximum samples that are resampled at once, which bounds the memory beside the output.
+const MAX_STEP: u64 = 1 << 16;
 /// Changes the key, so that clips do not depend on the random numbers of images.
 const STREAM: u64 = 0x6175_6469_6f00_0000;
 
@@ -157,7 +161,7 @@ fn open<'a>(bytes: &'a [u8], place: &'a str) -> Result<(Info, Box<dyn Stream + '
 ///
 /// # Errors
 /// `Corrupt` if the bytes are damaged or too long; `Mismatch` if the number of channels or the duration does not fit the
-/// spec, or the format is not supported.
+/// spec, or the format is not supported; `BudgetExceeded` or another error of `reserve`.
 pub fn decode(
     bytes: &[u8],
     spec: &AudioSpec,
@@ -190,9 +194,9 @@ fn decode_file(
         return Err(Error::mismatch(place, problem));
     }
     let to = spec.sample_rate.unwrap_or(rate);
-    let resampler = Resampler::new(rate, to)
+    let rates = Rates::new(rate, to)
         .map_err(|why| Error::mismatch(place, format!("has {rate} Hz, which cannot be resampled to {to} Hz: {why}")))?;
-    let outputs = range(spec, key, &info, resampler.output_len(frames), place)?;
+    let outputs = range(spec, key, &info, rates.output_len(frames), place)?;
     let samples = (outputs.end - outputs.start) as usize;
     if spec.measures {
         return Ok(Decoded { bytes: Vec::new(), samples, rate });
@@ -200,22 +204,28 @@ fn decode_file(
     let len = spec.clip.map_or(samples, |clip| clip.samples) * spec.channels;
     reserve((len * spec.dtype.size()) as u64)?;
     let mut output = Output { bytes: vec![0; len * spec.dtype.size()], spec, at: 0 };
+    let resampler = Resampler::new(rates);
     let inputs = resampler.inputs(&outputs, frames);
     stream.seek(inputs.start)?;
     let (mut planes, mut mixed) = (vec![Vec::new(); channels], vec![Vec::new(); spec.channels]);
-    let (mut base, mut next) = (inputs.start, outputs.start);
+    let (mut base, mut next, mut block) = (inputs.start, outputs.start, Vec::new());
     while next < outputs.end {
         let is_read = base + (mixed[0].len() as u64) < inputs.end && stream.read(&mut planes)?;
         mix(&mut planes, &mut mixed);
         let have = base + mixed[0].len() as u64;
-        let (before, is_end) = (next, have >= frames || have >= inputs.end);
-        let mut block = Vec::new();
-        for (channel, input) in mixed.iter().enumerate() {
-            block.clear();
-            next = resampler.process(input, base, before..outputs.end, is_end, &mut block);
-            output.put(channel, &block);
+        let is_end = have >= frames || have >= inputs.end;
+        loop {
+            let step = next..outputs.end.min(next + MAX_STEP);
+            for (channel, input) in mixed.iter().enumerate() {
+                block.clear();
+                next = resampler.process(input, base, step.clone(), is_end, &mut block);
+                output.put(channel, &block);
+            }
+            output.at += (next - step.start) as usize;
+            if next < step.end || next == outputs.end {
+                break;
+            }
         }
-        output.at += (next - before) as usize;
         if !is_read && next < outputs.end {
             let (have, frames) = (with_separators(have), with_separators(frames));
             return Err(Error::corrupt(place, format!("is damaged audio: it ends after {have} of {frames} samples")));

@@ -20,14 +20,53 @@ const MAX_COEFFICIENTS: u64 = 4 << 20;
 /// Maximum number of filters that are kept.
 const MAX_KEPT: usize = 8;
 
-/// Filters that were computed before.
+/// Filters that were computed before. The last ones were used last.
 static KEPT: Mutex<Vec<Arc<Filter>>> = Mutex::new(Vec::new());
+
+/// Two sample rates, without their common divisor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Rates {
+    from: u32,
+    to: u32,
+}
+
+fn divisor(a: u32, b: u32) -> u32 {
+    if b == 0 { a } else { divisor(b, a % b) }
+}
+
+impl Rates {
+    /// Checks that the conversion between these rates, which must be above 0, has a filter of a supported size.
+    pub(super) fn new(from: u32, to: u32) -> Result<Self, String> {
+        let divisor = divisor(from, to);
+        let rates = Self { from: from / divisor, to: to / divisor };
+        let need = rates.taps() * u64::from(rates.to);
+        if need > MAX_COEFFICIENTS {
+            let (ratio, need) = (format!("{} to {}", rates.from, rates.to), with_separators(need));
+            let most = with_separators(MAX_COEFFICIENTS);
+            return Err(format!("the ratio {ratio} needs {need} coefficients (at most {most} are supported)"));
+        }
+        Ok(rates)
+    }
+
+    /// Number of output samples of a recording of `frames` samples.
+    pub(super) fn output_len(self, frames: u64) -> u64 {
+        (u128::from(frames) * u128::from(self.to)).div_ceil(u128::from(self.from)).try_into().unwrap_or(u64::MAX)
+    }
+
+    fn cutoff(self) -> f64 {
+        f64::from(self.from.min(self.to)) * ROLLOFF
+    }
+
+    /// Number of coefficients of each phase.
+    fn taps(self) -> u64 {
+        (2.0 * ZEROS * f64::from(self.from) / self.cutoff()) as u64 + 1
+    }
+}
 
 /// Coefficients for a pair of rates.
 #[derive(Debug)]
 struct Filter {
-    from: u32,
-    to: u32,
+    rates: Rates,
     /// Number of coefficients of each phase.
     taps: usize,
     /// For each phase, the input sample of its first coefficient, relative to the phase's input position.
@@ -36,17 +75,10 @@ struct Filter {
 }
 
 impl Filter {
-    fn new(from: u32, to: u32) -> Result<Self, String> {
-        let (orig, new) = (f64::from(from), f64::from(to));
-        let cutoff = orig.min(new) * ROLLOFF;
-        let taps = (2.0 * ZEROS * orig / cutoff) as u64 + 1;
-        if taps * u64::from(to) > MAX_COEFFICIENTS {
-            let (ratio, need) = (format!("{from} to {to}"), with_separators(taps * u64::from(to)));
-            let most = with_separators(MAX_COEFFICIENTS);
-            return Err(format!("the ratio {ratio} needs {need} coefficients (at most {most} are supported)"));
-        }
-        let mut filter = Self { from, to, taps: taps as usize, first: Vec::new(), coefficients: Vec::new() };
-        for phase in 0..to {
+    fn new(rates: Rates) -> Self {
+        let (orig, new, cutoff, taps) = (f64::from(rates.from), f64::from(rates.to), rates.cutoff(), rates.taps());
+        let mut filter = Self { rates, taps: taps as usize, first: Vec::new(), coefficients: Vec::new() };
+        for phase in 0..rates.to {
             let centre = f64::from(phase) / new;
             let first = (orig * (centre - ZEROS / cutoff)).ceil();
             filter.first.push(first as i64);
@@ -60,20 +92,29 @@ impl Filter {
                 (sinc * window * cutoff / orig) as f32
             }));
         }
-        Ok(filter)
+        filter
     }
 
-    fn kept(from: u32, to: u32) -> Result<Arc<Self>, String> {
-        let mut kept = lock(&KEPT);
-        if let Some(filter) = kept.iter().find(|filter| (filter.from, filter.to) == (from, to)) {
-            return Ok(filter.clone());
+    /// Returns the filter of `rates`, which is computed without the lock if it is not kept.
+    fn of(rates: Rates, kept: &Mutex<Vec<Arc<Self>>>) -> Arc<Self> {
+        let found = |kept: &mut Vec<Arc<Self>>| {
+            let at = kept.iter().position(|filter| filter.rates == rates)?;
+            kept[at..].rotate_left(1);
+            kept.last().cloned()
+        };
+        if let Some(filter) = found(&mut lock(kept)) {
+            return filter;
         }
-        let filter = Arc::new(Self::new(from, to)?);
-        if kept.len() == MAX_KEPT {
-            kept.remove(0);
-        }
-        kept.push(filter.clone());
-        Ok(filter)
+        let filter = Arc::new(Self::new(rates));
+        let mut kept = lock(kept);
+        // Another thread may have computed it too.
+        found(&mut kept).unwrap_or_else(|| {
+            if kept.len() == MAX_KEPT {
+                kept.remove(0);
+            }
+            kept.push(filter.clone());
+            filter
+        })
     }
 }
 
@@ -81,30 +122,17 @@ impl Filter {
 #[derive(Debug)]
 pub(super) struct Resampler(Option<Arc<Filter>>);
 
-fn divisor(a: u32, b: u32) -> u32 {
-    if b == 0 { a } else { divisor(b, a % b) }
-}
-
 impl Resampler {
-    /// Prepares the conversion between these rates, which must be above 0.
-    pub(super) fn new(from: u32, to: u32) -> Result<Self, String> {
-        if from == to {
-            return Ok(Self(None));
-        }
-        let divisor = divisor(from, to);
-        Filter::kept(from / divisor, to / divisor).map(|filter| Self(Some(filter)))
-    }
-
-    /// Number of output samples of a recording of `frames` samples.
-    pub(super) fn output_len(&self, frames: u64) -> u64 {
-        let Some(filter) = &self.0 else { return frames };
-        (u128::from(frames) * u128::from(filter.to)).div_ceil(u128::from(filter.from)).try_into().unwrap_or(u64::MAX)
+    /// Prepares the conversion.
+    pub(super) fn new(rates: Rates) -> Self {
+        Self((rates.from != rates.to).then(|| Filter::of(rates, &KEPT)))
     }
 
     /// First input sample and phase of an output sample.
     fn position(filter: &Filter, at: u64) -> (i64, usize) {
-        let (period, phase) = (at / u64::from(filter.to), (at % u64::from(filter.to)) as usize);
-        ((period * u64::from(filter.from)) as i64 + filter.first[phase], phase)
+        let Rates { from, to } = filter.rates;
+        let (period, phase) = (at / u64::from(to), (at % u64::from(to)) as usize);
+        ((period * u64::from(from)) as i64 + filter.first[phase], phase)
     }
 
     /// Input samples that the output samples `outputs` (not empty) depend on, out of `frames`.
@@ -192,13 +220,14 @@ mod tests {
         let signal: Vec<f32> = (0..700).map(|at| ((at * at) as f32 * 0.37).sin()).collect();
         for (from, to) in [(44_100, 16_000), (8_000, 16_000), (48_000, 16_000), (16_000, 22_050), (3, 7), (16_000, 1)] {
             let want = reference(&signal, from, to);
-            let resampler = Resampler::new(from, to).unwrap();
-            assert_eq!(resampler.output_len(700), want.len() as u64);
+            let rates = Rates::new(from, to).unwrap();
+            assert_eq!(rates.output_len(700), want.len() as u64);
+            let resampler = Resampler::new(rates);
             let mut all = Vec::new();
             assert_eq!(resampler.process(&signal, 0, 0..want.len() as u64, true, &mut all), want.len() as u64);
             let worst = all.iter().zip(&want).map(|(a, b)| (f64::from(*a) - b).abs()).fold(0.0, f64::max);
             assert!(worst < 2e-6, "{from} to {to}: {worst}");
-            // The same samples come of pieces of the input.
+            // Pieces of the input give the same samples.
             let outputs = want.len() as u64 / 3..want.len() as u64 - want.len() as u64 / 4;
             let inputs = resampler.inputs(&outputs, 700);
             let (mut clip, mut next) = (Vec::new(), outputs.start);
@@ -213,9 +242,22 @@ mod tests {
 
     #[test]
     fn resample_refuses_ratios_that_need_huge_filters() {
-        let problem = Resampler::new(767_999, 500_000).unwrap_err();
+        let problem = Rates::new(767_999, 500_000).unwrap_err();
         assert!(problem.contains("needs 9,500,000 coefficients"), "{problem}");
-        assert!(Resampler::new(192_000, 191_999).is_ok());
-        assert!(Resampler::new(1, 1).unwrap().0.is_none());
+        assert!(Rates::new(192_000, 191_999).is_ok());
+        assert!(Resampler::new(Rates::new(700_001, 700_001).unwrap()).0.is_none());
+    }
+
+    #[test]
+    fn filters_used_last_are_kept() {
+        let kept = Mutex::default();
+        let filter = |from| Filter::of(Rates { from, to: 1 }, &kept);
+        let first = filter(2);
+        for from in 3..20 {
+            filter(from);
+            assert!(Arc::ptr_eq(&first, &filter(2)));
+        }
+        let rates: Vec<u32> = lock(&kept).iter().map(|filter| filter.rates.from).collect();
+        assert_eq!(rates, [13, 14, 15, 16, 17, 18, 19, 2]);
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! FLAC, and Vorbis or FLAC in Ogg, by the crate `symphonia`.
 //!
-//! The crate skips damaged frames; here, a gap in the packets' times is an error.
+//! The crate skips damaged frames and pages; here, they are errors, as are gaps in the packets' times.
 
 use std::io::Cursor;
 use std::ops::Range;
@@ -17,7 +17,7 @@ use symphonia::core::units::Timestamp;
 use symphonia::default::codecs::{FlacDecoder, VorbisDecoder};
 use symphonia::default::formats::{FlacReader, OggReader};
 
-use super::{Info, Stream, append};
+use super::{Info, Stream, append, ogg_pages};
 
 /// Maximum samples per byte: a FLAC frame of at least 11 bytes has at most 65,535 samples.
 const MAX_EXPANSION: u64 = 6000;
@@ -64,8 +64,8 @@ pub(super) fn open<'a>(bytes: &'a [u8], place: &'a str) -> Result<(Info, Symphon
         }
         .map_err(|problem| wrong(&described(&problem)))
     };
-    if name == "Ogg" && !has_last_page(bytes) {
-        return Err(wrong("it is cut off: its last page is missing"));
+    if name == "Ogg" {
+        ogg_pages::check(bytes, place)?;
     }
     let mut opened = reader()?;
     let track = opened.first_track(TrackType::Audio).ok_or_else(|| wrong("it has no audio"))?.clone();
@@ -101,16 +101,6 @@ pub(super) fn open<'a>(bytes: &'a [u8], place: &'a str) -> Result<(Info, Symphon
         info,
         SymphoniaStream { name, place, reader: opened, decoder, track: track.id, channels, warm, frames, next, at: 0 },
     ))
-}
-
-/// True if the last page of an Ogg file is whole, and marked as the last.
-fn has_last_page(bytes: &[u8]) -> bool {
-    let Some(at) = bytes.windows(4).rposition(|window| window == b"OggS") else { return false };
-    let page = &bytes[at..];
-    let segments = page.get(26).map_or(0, |count| usize::from(*count));
-    let Some(lengths) = page.get(27..27 + segments) else { return false };
-    let len = 27 + segments + lengths.iter().map(|len| usize::from(*len)).sum::<usize>();
-    page[5] & 4 != 0 && page.len() >= len
 }
 
 /// Number of samples in a stream that does not state it.
@@ -185,6 +175,10 @@ impl Stream for SymphoniaStream<'_> {
         let frames = decoded.frames() as u64;
         // Packets of Vorbis before the start have negative times, and their samples are removed by the decoder.
         let start = start.max(0) as u64;
+        if start > self.at && frames > 0 {
+            let start = with_separators(start);
+            return Err(damaged(self.name, self.place, &format!("samples {shown} to {start} are missing")));
+        }
         let from = self.at.saturating_sub(start).min(frames);
         let until = self.frames.saturating_sub(start).min(frames).max(from);
         let range = from as usize..until as usize;

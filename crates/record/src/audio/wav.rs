@@ -7,8 +7,6 @@ use super::{Info, Stream};
 
 /// Frames per call of [`Stream::read`].
 const BLOCK: usize = 4096;
-/// Sizes from here on are written by programs that cannot seek back to the header: the samples go on to the end.
-const UNKNOWN: u64 = 0x7fff_0000;
 
 const PCM: u16 = 1;
 const FLOAT: u16 = 3;
@@ -43,6 +41,11 @@ pub(super) fn is_wav(bytes: &[u8]) -> bool {
     matches!(bytes.get(..4), Some(b"RIFF" | b"RIFX" | b"RF64" | b"BW64")) && bytes.get(8..12) == Some(b"WAVE")
 }
 
+/// True for a size that a program writes if it cannot seek back to the header: the samples go on to the end.
+fn is_placeholder(size: u64) -> bool {
+    size >= u64::from(u32::MAX - 0xfff) || (0x7fff_0000..=0x8000_0000).contains(&size)
+}
+
 fn number<const N: usize>(bytes: &[u8], at: usize, is_big: bool) -> Option<u64> {
     let mut wide = [0; 8];
     let found: &[u8; N] = bytes.get(at..)?.first_chunk()?;
@@ -70,13 +73,13 @@ pub(super) fn open<'a>(bytes: &'a [u8], place: &str) -> Result<(Info, Wav<'a>)> 
             b"data" => {
                 let format = format.ok_or_else(|| wrong("its samples come before its format".to_owned()))?;
                 let (encoding, channels) = format.check().map_err(wrong)?;
-                let size = match long_size {
-                    Some(long) if size == u64::from(u32::MAX) => long,
-                    _ => size,
+                let (size, may_be_short) = match long_size {
+                    Some(long) if size == u64::from(u32::MAX) => (long, false),
+                    _ => (size, is_placeholder(size)),
                 };
                 let rest = &bytes[body..];
                 let have = rest.len() as u64;
-                if have < size && size < UNKNOWN {
+                if have < size && !may_be_short {
                     let (size, have) = (with_separators(size), with_separators(have));
                     return Err(wrong(format!("it ends inside its samples (want {size} bytes, have {have})")));
                 }

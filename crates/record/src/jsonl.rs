@@ -19,21 +19,25 @@ const BOM: &[u8] = b"\xef\xbb\xbf";
 /// Maximum number of objects inside each other on the path of a name.
 const MAX_DEPTH: usize = 32;
 
-/// Returns the byte range of each record. `content` must begin at the start of a line, and its last line may lack the
-/// line end.
+/// Checks the start of an object, and returns the length of its byte-order mark.
 ///
 /// # Errors
-/// [`Error::Unsupported`] if `content` is a JSON array, which is not divided into lines.
-pub fn lines<'a>(content: &'a [u8], place: &str) -> Result<impl Iterator<Item = Range<usize>> + use<'a>> {
+/// [`Error::Unsupported`] if the object is a JSON array, which is not divided into lines.
+pub fn check_start(content: &[u8], place: &str) -> Result<usize> {
     let start = if content.starts_with(BOM) { BOM.len() } else { 0 };
     let first = content[start..].iter().find(|byte| !byte.is_ascii_whitespace());
     if first == Some(&b'[') {
         let what = format!("a JSON array in place of JSON lines ({place})");
         return Err(Error::Unsupported { what, by: "the JSON lines reader".to_owned() });
     }
+    Ok(start)
+}
+
+/// Returns the byte range of each record from byte `start` on, where a line begins. The last line may lack the line end.
+pub fn lines(content: &[u8], start: usize) -> impl Iterator<Item = Range<usize>> {
     let ends = memchr::memchr_iter(b'\n', content).chain(std::iter::once(content.len()));
     let mut from = start;
-    Ok(ends.filter_map(move |end| {
+    ends.filter_map(move |end| {
         let line = content.get(from..end).unwrap_or_default().trim_ascii();
         let at = from;
         from = end + 1;
@@ -42,7 +46,7 @@ pub fn lines<'a>(content: &'a [u8], place: &str) -> Result<impl Iterator<Item = 
         }
         let lead = content[at..end].len() - content[at..end].trim_ascii_start().len();
         Some(at + lead..at + lead + line.len())
-    }))
+    })
 }
 
 /// Text of a JSON string.
@@ -207,7 +211,7 @@ mod tests {
     use super::*;
 
     fn found(content: &[u8]) -> Vec<&[u8]> {
-        lines(content, "p").unwrap().map(|range| &content[range]).collect()
+        lines(content, check_start(content, "p").unwrap()).map(|range| &content[range]).collect()
     }
 
     #[test]
@@ -215,7 +219,7 @@ mod tests {
         assert_eq!(found(b"\xef\xbb\xbf{\"a\":1}\r\n\r\n \t\n{}\n"), [&b"{\"a\":1}"[..], b"{}"]);
         assert_eq!(found(b"{}"), [b"{}"]);
         assert_eq!(found(b""), [b""; 0]);
-        let error = lines(b" \n[1,", "p").err().unwrap().to_string();
+        let error = check_start(b" \n[1,", "p").unwrap_err().to_string();
         assert!(error.starts_with("a JSON array in place of JSON lines (p) is not supported"), "{error}");
     }
 
@@ -262,7 +266,7 @@ mod tests {
             prop_assume!(number.is_finite());
             let want = serde_json::json!({ "n": number, "l": texts, "o": { "i": texts.len() } });
             let content = format!("{blank}\n{want}{blank}\n{blank}");
-            let range = lines(content.as_bytes(), "p").unwrap().collect::<Vec<_>>();
+            let range = lines(content.as_bytes(), 0).collect::<Vec<_>>();
             prop_assert_eq!(range.len(), 1);
             let line = Line::parse(&content.as_bytes()[range[0].clone()], "p").unwrap();
             let Some(Json::Number(n)) = line.value("n", "p").unwrap() else { panic!("no number") };
@@ -276,8 +280,8 @@ mod tests {
 
         #[test]
         fn prop_any_bytes_are_lines_or_an_error(content: Vec<u8>) {
-            let Ok(ranges) = lines(&content, "p") else { return Ok(()) };
-            for range in ranges {
+            let Ok(start) = check_start(&content, "p") else { return Ok(()) };
+            for range in lines(&content, start) {
                 prop_assert!(!content[range.clone()].contains(&b'\n'));
                 if let Ok(line) = Line::parse(&content[range], "p") {
                     for name in line.names() {

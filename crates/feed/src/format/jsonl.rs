@@ -3,7 +3,7 @@
 
 use std::borrow::Cow;
 
-use penstock_record::jsonl::{Json, Line, lines};
+use penstock_record::jsonl::{Json, Line, check_start, lines};
 use penstock_types::Result;
 
 use super::{Each, Framing, Record, RecordId, refuse_compressed};
@@ -21,10 +21,12 @@ impl Framing for Jsonl {
     }
 
     fn spans_from(&self, start: u64, content: &[u8], place: &str, spans: &mut Vec<Span>) -> Result<()> {
+        let mut head = 0;
         if start == 0 {
             refuse_compressed(content, place)?;
+            head = check_start(content, place)?;
         }
-        for line in lines(content, place)? {
+        for line in lines(content, head) {
             let crc = self.crc(&content[line.clone()]);
             spans.push(Span { offset: line.start as u64, len: line.len() as u64, crc });
         }
@@ -74,5 +76,22 @@ impl Record for Object<'_> {
 
     fn may_lack_parts(&self) -> bool {
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_in_the_middle_may_begin_with_a_damaged_line() {
+        let spans = |start, content: &[u8]| -> Result<Vec<u64>> {
+            let mut spans = Vec::new();
+            Jsonl.spans_from(start, content, "p", &mut spans).map(|()| spans.iter().map(|span| span.len).collect())
+        };
+        assert_eq!(spans(9, b"[1]\n{}\n").unwrap(), [3, 2]);
+        assert_eq!(spans(9, b"\xef\xbb\xbf{}\n").unwrap(), [5]);
+        assert_eq!(spans(0, b"\xef\xbb\xbf{}\n").unwrap(), [2]);
+        assert!(spans(0, b"[1]\n").is_err());
     }
 }

@@ -126,9 +126,15 @@ pub(super) fn no_record(source: &Source) -> Error {
     let url = &source.manifest().url;
     let text = match source.manifest().objects.as_slice() {
         [] => format!("the arrays of {url} have no rows"),
-        [one] => format!("{} contains no record{rule} ({} bytes)", source.place(0), with_separators(one.size)),
+        [one] => {
+            let (place, size) = (source.place(0), with_separators(one.size));
+            format!("{place} contains no record{rule} ({size} bytes): check that it was written completely")
+        }
         objects => {
-            format!("none of the {} objects of {url} contains a record{rule}", with_separators(objects.len() as u64))
+            let count = with_separators(objects.len() as u64);
+            format!(
+                "none of the {count} objects of {url} contains a record{rule}: check that they were written completely"
+            )
         }
     };
     Error::config("dataset", text)

@@ -349,7 +349,7 @@ fn objects_without_records_count_zero_and_a_dataset_of_them_errs() {
     case.put("o000.tfrecord", Vec::new());
     let error = case.count(&case.source(case.list().unwrap())).unwrap_err();
     assert_eq!(error.code(), "config");
-    assert!(error.to_string().ends_with("o000.tfrecord contains no record (0 bytes)"), "{error}");
+    assert!(error.to_string().contains("o000.tfrecord contains no record (0 bytes)"), "{error}");
     case.fill(&[1; 2], false);
     case.put("o000.tfrecord", Vec::new());
     let counted = case.count(&case.source(case.list().unwrap())).unwrap();

@@ -340,7 +340,6 @@ impl Error {
             Self::RankFailed { .. } => "read that rank's log",
             Self::Bug { .. } => "report it, with the output of the same command under --debug",
             Self::Unsupported { by, .. } => UNSUPPORTED_HINTS.iter().find(|(start, _)| by.starts_with(start))?.1,
-            Self::Config { what, .. } if what == "dataset" => "check that the objects were written completely",
             Self::Config { .. } | Self::System { .. } | Self::Interrupted => return None,
         };
         Some(text.to_owned())

@@ -192,7 +192,9 @@ impl Planned {
             return Ok(None);
         }
         let at = plans.kept.partition_point(|(first, _)| *first <= number);
-        let Some((first, plan)) = at.checked_sub(1).and_then(|at| plans.kept.get(at)) else { return Ok(None) };
+        let Some((first, plan)) = at.checked_sub(1).and_then(|at| plans.kept.get(at)) else {
+            return Err(Error::bug(format!("the plan of batch {number} was dropped")));
+        };
         let batch = plan.delivered(steps.tail).get((number - first) as usize).cloned();
         Ok(batch.map(|batch| (number, plan.clone(), batch)))
     }
@@ -220,6 +222,9 @@ mod tests {
         assert_eq!(found(0), Some((1, 1)));
         assert!(batches.slice(0).is_err());
         assert_eq!((found(2), found(3)), (Some((2, 0)), None));
+        // No plan is kept, which cannot happen: it must not look like the end of the epoch.
+        lock(&batches.planned.as_ref().unwrap().state).kept.clear();
+        assert!(matches!(batches.slice_from(2), Err(Error::Bug { .. })));
     }
 
     #[test]

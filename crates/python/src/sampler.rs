@@ -7,11 +7,13 @@ use penstock_dataset::ObjectStarts;
 use penstock_dataset::order::Shuffle;
 use penstock_dataset::sampler::{DatasetView, Located, Sampler, SamplerCursor};
 use penstock_dataset::weighted_draws::WeightedDraws;
-use penstock_types::{Error, Result, lock};
+use penstock_types::{Error, Result, lock, with_separators};
 use pyo3::buffer::{Element, PyBuffer};
+use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use crate::errors::raise;
 use crate::runtime::enter;
 use crate::source::{Indexed, PyCounted, PySource};
 
@@ -187,22 +189,28 @@ impl PySampler {
         values: Vec<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyBytes>> {
         let values = values.iter().map(|buffer| copied::<u32>(py, buffer)).collect::<PyResult<Vec<_>>>()?;
-        let found = enter(py, || {
+        let need = self.course.samples().saturating_mul(4);
+        let too_much = || {
+            let what = format!("values of {} positions", with_separators(self.course.samples()));
+            raise(py, Error::BudgetExceeded { what, need, budget: 0 })
+        };
+        let len = isize::try_from(need).map_err(|_| too_much())? as usize;
+        let fill = |found: &mut [u8]| {
             let sizes = self.leaves.iter().map(|leaf| leaf.counts().samples());
             if !sizes.eq(values.iter().map(|of| of.len() as u64)) {
                 return Err(Error::config("values", "each dataset needs one value per sample"));
             }
             let starts: Vec<_> = self.leaves.iter().map(|leaf| ObjectStarts::of(leaf.counts())).collect();
             let mut walk = SamplerCursor::new(Arc::new(self.course.clone()), self.leaves.as_slice().into())?;
-            let mut found = Vec::with_capacity(self.course.samples() as usize * 4);
-            for position in 0..self.course.samples() {
-                let Located { leaf, place, .. } = walk.at(epoch, position);
+            for (position, to) in found.chunks_exact_mut(4).enumerate() {
+                let Located { leaf, place, .. } = walk.at(epoch, position as u64);
                 let at = starts[leaf].of_object(place.object) + place.record;
-                found.extend(values[leaf][at as usize].to_le_bytes());
+                to.copy_from_slice(&values[leaf][at as usize].to_le_bytes());
             }
-            Ok(found)
-        })?;
-        Ok(PyBytes::new(py, &found))
+            Ok(())
+        };
+        PyBytes::new_with(py, len, |found| enter(py, || fill(found)))
+            .map_err(|error| if error.get_type(py).is(py.get_type::<PyMemoryError>()) { too_much() } else { error })
     }
 
     /// Returns the (dataset, object, record) triple for each position in an epoch.

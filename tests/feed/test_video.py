@@ -3,14 +3,21 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import shutil
+import subprocess
+import sys
 
+import av
 import numpy as np
 import pytest
 
 import penstock
 from penstock.emulator import Emulator
 from penstock.errors import ConfigError, Corrupt, MapFailed, Mismatch, NotFound
+from penstock.feed.video_clips import check_whole
 
 from .archives import tar
 from .video_files import CODECS, number_of, write_video
@@ -18,12 +25,23 @@ from .video_files import CODECS, number_of, write_video
 OTHERS = sorted(CODECS.keys() - {"mp4", "mkv"})
 
 
+class CountedFile(io.BytesIO):
+    """Counts its reads and their bytes."""
+
+    reads = bytes_read = 0
+
+    def read(self, count=-1):
+        data = super().read(count)
+        self.reads, self.bytes_read = self.reads + 1, self.bytes_read + len(data)
+        return data
+
+
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
 
 
-def clips(url, frames=8, size=(48, 64), on_error="raise", **arguments):
+def clips(url, frames=8, size=(48, 64), **arguments):
     """Number of each frame of each clip, by key."""
     loader = penstock.Loader(penstock.video.open(url, frames, size=size, **arguments), batch_size=4, rank=0, world=1)
     return [
@@ -47,12 +65,13 @@ def test_video_clip_has_the_frames_at_its_times(tmp_path, kind):
 
 def test_video_is_scaled_and_cut(tmp_path):
     write_video(tmp_path / "a.mp4", 4)
-    for crop, want in (("none", (2, 32, 32, 3)), ("center", (2, 32, 32, 3))):
+    # Bit 0 and 1 of 3 are white: 8 of 32 columns if they are scaled, 11 of 43 less the 5 that are cut.
+    for crop, white in (("none", 8), ("center", 5)):
         dataset = penstock.video.open(tmp_path, 2, size=32, start=0.2, crop=crop)
         (batch,) = penstock.Loader(dataset, batch_size=1, rank=0, world=1)
-        assert batch["video"].shape == (1, *want)
+        assert batch["video"].shape == (1, 2, 32, 32, 3)
         assert batch["video"].dtype == np.uint8
-        assert number_of(batch["video"][0, 1]) == 3 or crop == "center"
+        assert abs(int((batch["video"][0, 1, 16, :, 0] > 125).sum()) - white) <= 1
     wide = penstock.video.open(tmp_path, 1, size=(48, 64), start=0.3)
     (batch,) = penstock.Loader(wide, batch_size=1, rank=0, world=1)
     assert np.abs(batch["video"][0, 0, :, 4, 0].astype(int) - 220).max() < 12  # bit 0 of 3 is white
@@ -111,6 +130,37 @@ def test_video_another_cache_has_the_same_state(tmp_path, monkeypatch):
     other = penstock.Loader(again, batch_size=1, rank=0, world=1)
     other.load_state_dict(loader.state_dict())
     assert len(list(other)) == 9
+
+
+def test_video_copied_folder_has_the_same_state(tmp_path):
+    (tmp_path / "a").mkdir()
+    write_video(tmp_path / "a" / "0.mp4", 20)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    os.utime(tmp_path / "b" / "0.mp4", (1, 1))
+    loaders = [
+        penstock.Loader(penstock.video.open(tmp_path / name, 2, size=16, start="tile"), batch_size=1, rank=0, world=1)
+        for name in "ab"
+    ]
+    next(iter(loaders[0]))
+    loaders[1].load_state_dict(loaders[0].state_dict())
+    assert len(list(loaders[1])) == 9
+
+
+@pytest.mark.system
+def test_video_without_cache_leaves_no_files(tmp_path):
+    path = write_video(tmp_path / "a.mp4", 4)
+    (tmp_path / "temporary").mkdir()
+    program = f"""if True:
+        import os, tempfile, penstock
+        datasets = [penstock.video.open({str(path)!r}, 2, size=16) for _ in range(2)]
+        assert len(os.listdir(tempfile.gettempdir())) == 1
+        if (child := os.fork()) == 0:
+            raise SystemExit
+        os.waitpid(child, 0)
+        assert len(list(penstock.Loader(datasets[0], batch_size=1, rank=0, world=1))) == 1"""
+    variables = {**os.environ, "PENSTOCK_CACHE": "", "TMPDIR": str(tmp_path / "temporary")}
+    subprocess.run([sys.executable, "-c", program], env=variables, check=True)
+    assert list((tmp_path / "temporary").iterdir()) == []
 
 
 def test_video_end_repeats_the_last_frame(tmp_path):
@@ -178,6 +228,106 @@ def test_video_cut_off_file_is_corrupt(tmp_path, kind):
             penstock.video.open(path, 4, size=16)
 
 
+@pytest.mark.parametrize(
+    ("kind", "ends"),
+    [
+        ("mp4", {b"\n": True, b"\xff\xff\xff\xffnone": True, b"\0\0\x10\0free": False}),
+        ("avi", {b"": True, b"\n": True}),
+    ],
+)
+def test_video_with_bytes_after_its_end_is_whole(tmp_path, kind, ends):
+    data = bytearray(write_video(tmp_path / f"a.{kind}", 4).read_bytes())
+    if kind == "avi":
+        data[4:8] = b"\xff" * 4  # as written to a pipe
+    for end, is_whole in ends.items():
+        (tmp_path / f"a.{kind}").write_bytes(data + end)
+        if is_whole:
+            assert clips(tmp_path, frames=2, start=0.2) == [(f"a.{kind}", [2, 3])]
+        else:
+            with pytest.raises(Corrupt, match="is cut off"):
+                clips(tmp_path)
+
+
+def test_video_of_many_boxes_is_checked_in_few_reads(tmp_path):
+    data = write_video(tmp_path / "a.mp4", 4).read_bytes()
+    file = CountedFile(data + b"\0\0\0\x08free" * 30_000)
+    check_whole(file, "a.mp4")
+    assert file.reads <= 10_001
+
+
+def test_video_header_of_many_boxes_is_read_once(tmp_path, monkeypatch):
+    (tmp_path / "b").mkdir()
+    path = write_video(tmp_path / "b" / "a.mp4", 20)
+    with path.open("ab") as out:
+        out.write(b"\0\x20\0\0free".ljust(2 << 20, b"\0") * 6)  # gaps of less than 1 MiB are read, too
+    with Emulator(tmp_path) as emulator:
+        for name, value in emulator.env.items():
+            monkeypatch.setenv(name, value)
+        dataset = penstock.video.open(f"{emulator.url}b", 2, size=(48, 64), start=0.2)
+        before = emulator.stats()["bytes_out"]
+        (batch,) = penstock.Loader(dataset, batch_size=1, rank=0, world=1)
+        assert emulator.stats()["bytes_out"] - before < 1 << 18  # of 12.6 MB, at 8 places
+    assert [number_of(frame) for frame in batch["video"][0]] == [2, 3]
+
+
+def test_video_of_an_unknown_codec_is_corrupt(tmp_path):
+    data = write_video(tmp_path / "a.mp4", 4).read_bytes()
+    (tmp_path / "b.mp4").write_bytes(data.replace(b"avc1", b"QQQQ"))
+    with pytest.raises(Corrupt, match=r"b\.mp4 has a video stream of a codec that PyAV cannot decode"):
+        clips(tmp_path, frames=2, start=0.2)
+    assert clips(tmp_path, frames=2, start=0.2, on_error="skip") == [("a.mp4", [2, 3])]
+
+
+def test_video_metadata_may_be_latin_1(tmp_path):
+    data = write_video(tmp_path / "a.mp4", 4).read_bytes()
+    assert b"Lavf" in data
+    (tmp_path / "a.mp4").write_bytes(data.replace(b"Lavf", b"caf\xe9"))
+    assert clips(tmp_path, frames=2, start=0.2) == [("a.mp4", [2, 3])]
+
+
+def test_video_of_too_many_tiles_is_corrupt(tmp_path):
+    write_video(tmp_path / "a.mp4", 20)
+    with av.open(str(tmp_path / "b.mp4"), "w") as container:
+        stream = container.add_stream("mpeg4", rate=10)
+        stream.width, stream.height = 64, 48
+        for pts in (0, 200_000):
+            frame = av.VideoFrame(64, 48, "yuv420p")
+            frame.pts = pts
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    tiles = {"frames": 1, "fps": 1000, "start": "tile"}
+    with pytest.raises(
+        Corrupt, match=r"b\.mp4 has 20,000\.\d+ s of video, which are 25,000,125 clips \(at most 16,777"
+    ):
+        penstock.video.open(tmp_path, size=16, **tiles)
+    penstock.video.open(tmp_path / "b.mp4", 1, size=16, fps=1, start="tile")
+    dataset = penstock.video.open(tmp_path, size=16, on_error="skip", **tiles)
+    assert {batch["key"][0] for batch in penstock.Loader(dataset.take(2), batch_size=1, rank=0, world=1)} == {"a.mp4"}
+
+
+def narrow(width, height, first=0):
+    """An MPEG-TS of frames of this size."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="mpegts") as container:
+        stream = container.add_stream("mpeg2video", rate=25)
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        for pts in range(first, first + 10):
+            frame = av.VideoFrame.from_ndarray(np.zeros((height, width, 3), np.uint8), "rgb24")
+            frame.pts = pts
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return file.getvalue()
+
+
+def test_video_too_narrow_to_be_cut_is_corrupt(tmp_path):
+    with pytest.raises(Corrupt, match="frame of 16 x 4,000 pixels, which would be 512 x 128,000"):
+        penstock.video.Decoder(2, size=512)(narrow(4000, 16), seed=1)
+    changes = narrow(64, 48) + narrow(4000, 16, first=10)
+    with pytest.raises(Corrupt, match="frame of 16 x 4,000 pixels"):
+        penstock.video.Decoder(12, size=512, start=0)(changes, seed=1)
+    assert penstock.video.Decoder(12, size=512, start=0, crop="none")(changes, seed=1)["video"].shape[0] == 12
+
+
 def test_video_damaged_files_raise_or_are_left_out(tmp_path):
     write_video(tmp_path / "good.mp4", 20)
     (tmp_path / "empty.mp4").write_bytes(b"")
@@ -190,8 +340,6 @@ def test_video_damaged_files_raise_or_are_left_out(tmp_path):
 
 
 def test_video_without_pictures_is_corrupt(tmp_path):
-    import av
-
     with av.open(str(tmp_path / "a.mp4"), "w") as container:
         stream = container.add_stream("aac", rate=48_000)
         tone = av.AudioFrame.from_ndarray(np.zeros((1, 4800), np.float32), "fltp", "mono")

@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from penstock import _native
 
@@ -18,50 +18,59 @@ _FIRST_READ = 64 << 10
 
 _LARGEST_READ = 4 << 20
 
+_MAX_KEPT = 32 << 20
+"""Maximum bytes that are kept. Those that `prefetch` reads are kept always."""
+
 
 class RangedFile:
-    """Read-only file. Keeps what it has read, so that a second pass over a header needs no request."""
+    """Read-only file. Keeps the last 32 MiB that it has read, so that a second pass over a header needs no request."""
 
     def __init__(self, files: _native.Files, name: bytes, size: int, version: str | None) -> None:
         self._files, self._name, self._size, self._version = files, name, size, version
         self._at = 0
         self._next_read = _FIRST_READ
         self._kept: list[tuple[int, bytes]] = []
-        """Pieces that were read, with their offsets. The last ones are the most recent."""
+        """Pieces that were read, with their offsets: those of `prefetch`, then the others from old to new."""
+        self._prefetched = 0
+        self._used: list[tuple[int, int]] = []
 
     def prefetch(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Read ranges (start, end) together."""
-        ranges = [(start, min(end, self._size)) for start, end in ranges if start < min(end, self._size)]
-        if ranges:
-            asked = [(start, end - start) for start, end in ranges]
-            found = self._files.read(self._name, asked, version=self._version)
-            self._kept += [(start, data) for (start, _), data in zip(ranges, found, strict=True)]
+        """Read ranges (start, end) together, and keep them."""
+        pieces = self._pieces(ranges)
+        self._kept[self._prefetched : self._prefetched] = pieces
+        self._prefetched += len(pieces)
+
+    def _pieces(self, ranges: Sequence[tuple[int, int]]) -> list[tuple[int, bytes]]:
+        asked = _joined((start, min(end, self._size)) for start, end in ranges if start < min(end, self._size))
+        if not asked:
+            return []
+        found = self._files.read(self._name, [(start, end - start) for start, end in asked], version=self._version)
+        return [(start, data) for (start, _), data in zip(asked, found, strict=True)]
 
     def ranges(self) -> list[tuple[int, int]]:
-        """Return the ranges that were read, in order and joined."""
-        joined: list[tuple[int, int]] = []
-        for start, end in sorted((start, start + len(data)) for start, data in self._kept):
-            if joined and start <= joined[-1][1]:
-                joined[-1] = (joined[-1][0], max(joined[-1][1], end))
-            else:
-                joined.append((start, end))
-        return joined
+        """Return the ranges that `read` returned, in order and joined."""
+        return _joined(self._used)
 
     def read(self, count: int = -1) -> bytes:
         """Return at most `count` bytes; fewer only at the end of the object."""
         end = self._size if count < 0 else min(self._at + count, self._size)
-        pieces = []
+        pieces, begin = [], self._at
         while self._at < end:
             found = self._find(self._at, end)
             if found is None:
                 is_next = any(start + len(data) == self._at for start, data in self._kept)
                 self._next_read = min(self._next_read * 2, _LARGEST_READ) if is_next else _FIRST_READ
-                self.prefetch([(self._at, max(end, self._at + self._next_read))])
+                self._kept += self._pieces([(self._at, max(end, self._at + self._next_read))])
+                while len(self._kept) > self._prefetched + 1 and sum(len(data) for _, data in self._kept) > _MAX_KEPT:
+                    del self._kept[self._prefetched]
                 found = self._find(self._at, end)
             if not found:
                 break
             pieces.append(found)
             self._at += len(found)
+        if self._used and self._used[-1][1] == begin:
+            begin = self._used.pop()[0]
+        self._used.append((begin, self._at))
         return b"".join(pieces)
 
     def _find(self, at: int, end: int) -> bytes | None:
@@ -83,3 +92,14 @@ class RangedFile:
     def seekable(self) -> bool:
         """Return True."""
         return True
+
+
+def _joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return ranges (start, end) in order; those that touch or overlap are joined."""
+    joined: list[tuple[int, int]] = []
+    for start, end in sorted(ranges):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
+        else:
+            joined.append((start, end))
+    return joined

@@ -21,13 +21,27 @@ from penstock.errors import ConfigError, Corrupt, Mismatch
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["ClipSpec", "Decoder", "Facts", "decoded", "facts_of", "opened"]
+__all__ = ["ClipSpec", "Decoder", "Facts", "check_whole", "decoded", "facts_of", "is_mpeg", "opened"]
 
 MAX_PIXELS = 100_000_000
 """Maximum number of pixels of a frame, as for images."""
 
+_MAX_SCALED = 2**24
+"""Maximum number of pixels of a frame that is scaled to be cut, unless the clip itself has a quarter of them."""
+
+_MAX_BOXES = 10_000
+"""Boxes of an MP4 that are checked; fragmented files have two or more per fragment."""
+
+_BOXES = frozenset(
+    b"ftyp styp moov mdat moof mfra free skip wide uuid udta meta sidx ssix emsg prft pdin pnot junk".split()
+)
+"""Types of the boxes of an MP4. A box of another type after the last one is padding, whatever its length is."""
+
 _OPTIONS = {"probesize": "32768", "analyzeduration": "1000"}
 """Headers state what FFmpeg would otherwise look for in the first 5 MB."""
+
+_BUFFER = 8 << 10
+"""Bytes that FFmpeg asks for at once. It does so at each box of a fragmented MP4, whenever it opens one."""
 
 _SLACK_S = 1e-3
 """A frame that begins this much after a time still counts: containers round times, Matroska to milliseconds."""
@@ -116,7 +130,7 @@ class ClipSpec:
         return [first + middle + number * step for number in range(self.frames)]
 
 
-def _check_whole(file: Any, name: str) -> None:
+def check_whole(file: Any, name: str) -> None:
     """Check that the boxes, or the segment, of a video end inside the file. FFmpeg reads what there is.
 
     Raises:
@@ -127,16 +141,17 @@ def _check_whole(file: Any, name: str) -> None:
     head = file.read(64)
     end = 0
     if head[4:8] == b"ftyp":
-        while end < size:
+        for _ in range(_MAX_BOXES):
             file.seek(end)
             box = file.read(16)
             length = int.from_bytes(box[:4], "big")
             length = int.from_bytes(box[8:], "big") if length == 1 else (size - end if length == 0 else length)
-            if length < 8:
+            if length < 8 or len(box) < 8 or (end + length > size and box[4:8] not in _BOXES):
                 break
             end += length
     elif head[:4] == b"RIFF":
-        end = 8 + int.from_bytes(head[4:8], "little")
+        length = int.from_bytes(head[4:8], "little")
+        end = 8 + length if length != 2**32 - 1 else 0  # a stream, whose size was not known
     elif head[:4] == b"\x1aE\xdf\xa3":
         at = 4
         for _ in range(2):  # the lengths of the EBML header and, after an identifier of 4 bytes, of the segment
@@ -159,12 +174,13 @@ def opened(file: Any, name: str) -> Iterator[tuple[Any, Any]]:
     Raises:
         Corrupt: The file is not a video, or is damaged. Errors inside the `with` block are converted, too.
     """
-    _check_whole(file, name)
     try:
-        with av.open(file, "r", options=_OPTIONS) as container:
+        with av.open(file, "r", options=_OPTIONS, metadata_errors="replace", buffer_size=_BUFFER) as container:
             if not container.streams.video:
                 raise Corrupt(f"{name} has no video stream")
             stream = container.streams.video[0]
+            if stream.codec_context is None:
+                raise Corrupt(f"{name} has a video stream of a codec that PyAV cannot decode")
             stream.codec_context.thread_count = 1
             pixels = stream.codec_context.width * stream.codec_context.height
             if not 0 < pixels <= MAX_PIXELS:
@@ -172,6 +188,11 @@ def opened(file: Any, name: str) -> Iterator[tuple[Any, Any]]:
             yield container, stream
     except av.error.FFmpegError as error:
         raise Corrupt(f"{name} is a damaged video: {error.strerror or error}") from None
+
+
+def is_mpeg(container: Any) -> bool:
+    """Return whether this is an MPEG transport or program stream. They lack an index, so that a seek finds any frame."""
+    return str(container.format.name).startswith("mpeg")
 
 
 def facts_of(container: Any, stream: Any, name: str) -> Facts:
@@ -189,7 +210,7 @@ def facts_of(container: Any, stream: Any, name: str) -> Facts:
     if stream.duration and "mp4" in container.format.name:
         return Facts(rate, float(stream.duration * stream.time_base), origin)
     # Other containers state only the duration of their longest stream, so the last packets are looked at.
-    container.seek(container.duration or 0)
+    container.seek((container.start_time or 0) + (container.duration or 0))
     times = [_time(packet, name) for packet in container.demux(stream) if packet.size]
     return Facts(rate, max([origin, *times]) - origin + 1 / rate, origin)
 
@@ -209,7 +230,7 @@ def decoded(
         begin = _time(frame, name) - facts.origin_s
         while at < len(times) and begin > times[at] + _SLACK_S:
             current = frame if before is None else before
-            _put(out, at, current, shown, spec)
+            _put(out, at, current, shown, spec, name)
             at, shown = at + 1, current
         if at == len(times):
             return out, at
@@ -219,7 +240,7 @@ def decoded(
     if before is None:
         raise Corrupt(f"{name} is a damaged video: it has no frame at {times[0]:.3f} s")
     while at < len(times):
-        _put(out, at, before, shown, spec)
+        _put(out, at, before, shown, spec, name)
         at, shown = at + 1, before
     return out, sum(time < end for time in times)
 
@@ -234,14 +255,16 @@ def _time(frame: Any, name: str) -> float:
 
 def _from(container: Any, stream: Any, origin: float, time: float, name: str) -> Iterator[Any]:
     """Yield the frames from the last one at or before a time on, or earlier ones."""
-    back = 0.0
+    back, lowest = 0.0, min(0.0, -origin) if is_mpeg(container) else 0.0
     while True:
-        target = max(0.0, time - back)
+        target = max(lowest, time - back)
         container.seek(int((origin + target) / stream.time_base), stream=stream)
         frames = container.decode(stream)
         first = next(frames, None)
-        # A seek finds keyframes by their decoding times, which may be before the time at which they are shown.
-        if first is None or _time(first, name) - origin <= time + _SLACK_S or target == 0:
+        # A seek finds keyframes by their decoding times, which may be before the time at which they are shown. In an
+        # MPEG stream, the first frame that decodes is the keyframe after the one that it finds, if there is one.
+        is_late = is_mpeg(container) if first is None else _time(first, name) - origin > time + _SLACK_S
+        if not is_late or target == lowest:
             break
         back = max(0.5, back * 2)
     if first is not None:
@@ -249,8 +272,12 @@ def _from(container: Any, stream: Any, origin: float, time: float, name: str) ->
         yield from frames
 
 
-def _put(out: Any, at: int, frame: Any, shown: Any, spec: ClipSpec) -> None:
-    """Write a frame at a position. `shown` is the frame at the position before, which may be the same."""
+def _put(out: Any, at: int, frame: Any, shown: Any, spec: ClipSpec, name: str) -> None:
+    """Write a frame at a position. `shown` is the frame at the position before, which may be the same.
+
+    Raises:
+        Corrupt: The frame is so narrow that it would be too large if it were scaled to cover the size.
+    """
     if frame is shown:
         out[at] = out[at - 1]
         return
@@ -258,6 +285,11 @@ def _put(out: Any, at: int, frame: Any, shown: Any, spec: ClipSpec) -> None:
     if spec.crop == "center":
         scale = max(height / frame.height, width / frame.width)
         height, width = max(height, round(frame.height * scale)), max(width, round(frame.width * scale))
+        if height * width > max(_MAX_SCALED, 4 * spec.height * spec.width):
+            raise Corrupt(
+                f"{name} has a frame of {frame.height:,} x {frame.width:,} pixels, which would be {height:,} x {width:,} "
+                f"if it covered {spec.height:,} x {spec.width:,}; leave it out or set crop='none'"
+            )
     pixels = frame.to_ndarray(format="rgb24", width=width, height=height, interpolation="BICUBIC")
     top, left = (height - spec.height) // 2, (width - spec.width) // 2
     out[at] = pixels[top : top + spec.height, left : left + spec.width]
@@ -296,7 +328,9 @@ class Decoder:
         if not isinstance(data := made.get(self.field), (bytes, bytearray, memoryview)):
             raise Mismatch(f"{self.field}: is {type(data).__name__}, but must be the bytes of a video")
         name = f"field `{self.field}` ({len(data):,} bytes)"
-        with opened(io.BytesIO(data), name) as (container, stream):
+        file = io.BytesIO(data)
+        check_whole(file, name)
+        with opened(file, name) as (container, stream):
             facts = facts_of(container, stream, name)
             frames, count = decoded(container, stream, facts, self.spec, self.spec.times(facts, seed, name), name)
         made[self.field] = frames

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import logging
-import struct
+import os
+import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -20,10 +23,9 @@ from penstock.feed import fields, formats, open_dataset
 from penstock.feed.map_step import MapStep
 from penstock.feed.record_index_dir import record_index_dir
 from penstock.feed.video_clips import ClipSpec, decoded, opened
-from penstock.feed.video_index import VideoIndex, read_index
+from penstock.feed.video_index import Video, VideoIndex, read_index
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Sequence
 
     from penstock.feed.dataset import Dataset
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
 __all__ = ["open"]
 
 _LOG = logging.getLogger("penstock.feed")
+
+_MAX_TILES = 2**24
+"""Maximum number of clips that a file is cut into."""
 
 _SUFFIXES = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts")
 
@@ -48,7 +53,7 @@ def open(  # noqa: A001 - the verb is the API
     threads: int = 4,
     on_error: Literal["raise", "skip"] = "raise",
 ) -> Dataset:
-    """Open a dataset of clips of video files (MP4, MOV, MKV, WebM, AVI), which PyAV decodes in threads.
+    """Open a dataset of clips of video files (MP4, M4V, MOV, MKV, WebM, AVI, MPEG, TS), which PyAV decodes in threads.
 
     A sample has `video` (uint8 [frames, height, width, 3], RGB), `time` (float64, seconds of its first frame), `key`
     (the name of the file) and, if every file is in a class folder, `label` (int64). The headers of all files are read
@@ -61,7 +66,8 @@ def open(  # noqa: A001 - the verb is the API
         stride: Distance of a clip's frames, in frames of the file.
         fps: Frames per second of the clip, instead of a stride. A frame is the one that is shown at its time.
         start: Start of the clip in seconds; `random`: one clip of each file, a pure function of seed, epoch and
-            position; or `tile`: clips one after another, without a last one that is not full.
+            position; or `tile`: clips one after another, without a last one that is not full. A file that is shorter
+            than a clip gives one, which repeats its last frame.
         crop: `center` (scale to cover the size, then cut the middle) or `none` (scale to the size).
         mask: Name of another field: bool [frames], False for frames after the end of the video, which repeat its last.
         threads: Number of decoding threads per rank.
@@ -69,7 +75,7 @@ def open(  # noqa: A001 - the verb is the API
             by the loader's `on_error`.
     Raises:
         NotFound: No video was found.
-        Corrupt: The header of a file cannot be read, or it has no frames.
+        Corrupt: The header of a file cannot be read, or it has no frames, or more than 16,777,216 tiles.
         ConfigError: An argument is not valid.
     """
     if on_error not in ("raise", "skip"):
@@ -85,7 +91,16 @@ def open(  # noqa: A001 - the verb is the API
         )
     if len(videos) < len(objects):
         _LOG.warning("%s: %d objects are ignored, because they are not videos", source.url, len(objects) - len(videos))
-    index = read_index(source.url, videos, skips=on_error == "skip")
+
+    def problem(name: str, video: Video) -> str | None:
+        count = _tiles(video, spec) if is_tiled else 1
+        if count <= _MAX_TILES:
+            return None
+        return (
+            f"{name} has {video.facts.duration_s:,.3f} s of video, which are {count:,} clips (at most {_MAX_TILES:,})"
+        )
+
+    index = read_index(source.url, videos, problem, skips=on_error == "skip")
     if not index.videos:
         raise NotFound(f"{source.url} has no video that can be read (of {len(videos):,})", where=source.url)
     table = _table(index, spec, is_tiled=is_tiled)
@@ -97,22 +112,36 @@ def open(  # noqa: A001 - the verb is the API
 
 def _table(index: VideoIndex, spec: ClipSpec, *, is_tiled: bool) -> bytes:
     """Return the clips as rows of (number of the video, start in seconds or NaN)."""
-    rows = []
-    for number, video in enumerate(index.videos):
-        if not is_tiled:
-            rows.append((number, np.nan if spec.start is None else spec.start))
-            continue
-        length = spec.step_s(video.facts) * spec.frames
-        # A part of a frame may be missing, because durations are rounded.
-        count = max(1, int((video.facts.duration_s + 0.5 / video.facts.rate) / length))
-        rows += [(number, clip * length) for clip in range(count)]
-    return b"".join(struct.pack("<qd", *row) for row in rows)
+    counts = [_tiles(video, spec) if is_tiled else 1 for video in index.videos]
+    rows = np.empty(sum(counts), "<i8, <f8")
+    rows["f0"] = np.repeat(np.arange(len(counts)), counts)
+    if is_tiled:
+        steps = [spec.step_s(video.facts) * spec.frames for video in index.videos]
+        rows["f1"] = np.concatenate([np.arange(count) * step for count, step in zip(counts, steps, strict=True)])
+    else:
+        rows["f1"] = np.nan if spec.start is None else spec.start
+    return rows.tobytes()
+
+
+def _tiles(video: Video, spec: ClipSpec) -> int:
+    """Return the number of full clips of a video, or 1."""
+    # A part of a frame may be missing, because durations are rounded.
+    seconds = video.facts.duration_s + 0.5 / video.facts.rate
+    return max(1, int(seconds / (spec.step_s(video.facts) * spec.frames)))
+
+
+@functools.cache
+def _temporary_folder() -> Path:
+    """Return a folder for tables that are not cached. This process removes it at its end; its forks do not."""
+    place, owner = tempfile.mkdtemp(prefix="penstock-clips-"), os.getpid()
+    atexit.register(lambda: shutil.rmtree(place, ignore_errors=True) if os.getpid() == owner else None)
+    return Path(place)
 
 
 def _kept(index: VideoIndex, table: bytes) -> str:
     """Write a table under a name that depends only on the videos and its content, and return its path."""
     folder = record_index_dir(dict(env.read()))
-    place = Path(tempfile.mkdtemp(prefix="penstock-clips-") if folder is None else folder)
+    place = _temporary_folder() if folder is None else Path(folder)
     path = place / f"{index.digest[:16]}-{_native.crc32c(table):08x}.clips"
     if not path.exists():
         with atomic_file(path, durable=False) as out:

@@ -23,10 +23,10 @@ from penstock.errors import Corrupt
 from penstock.feed import scan_lock
 from penstock.feed.ranged_file import RangedFile
 from penstock.feed.record_index_dir import record_index_dir
-from penstock.feed.video_clips import Facts, facts_of, opened
+from penstock.feed.video_clips import Facts, check_whole, facts_of, is_mpeg, opened
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = ["Video", "VideoIndex", "read_index"]
 
@@ -38,7 +38,7 @@ _THREADS = 16
 _MAX_SPAN = 16 << 20
 """Maximum bytes of a clip that are read ahead of decoding."""
 
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Video:
 
 @dataclass(frozen=True, slots=True)
 class VideoIndex:
-    """The videos of a dataset, and a digest of them."""
+    """The videos of a dataset, and a digest of their keys and sizes, which a copy of the folder has, too."""
 
     url: str
     videos: tuple[Video, ...]
@@ -80,12 +80,15 @@ class VideoIndex:
         return RangedFile(files, video.key.encode(errors="surrogateescape"), video.size, video.version)
 
 
-def read_index(url: str, objects: Sequence[dict[str, Any]], *, skips: bool) -> VideoIndex:
+def read_index(
+    url: str, objects: Sequence[dict[str, Any]], problem: Callable[[str, Video], str | None], *, skips: bool
+) -> VideoIndex:
     """Return the index of these objects; made by one process of each node, and read by the others.
 
     Args:
         url: URL of the folder of the objects.
         objects: Their entries in a manifest.
+        problem: Returns the text of an error if a video (its URL and its entry) cannot be used.
         skips: Leave out videos that cannot be read. Otherwise, they raise their error.
     """
     videos = [
@@ -104,13 +107,15 @@ def read_index(url: str, objects: Sequence[dict[str, Any]], *, skips: bool) -> V
                 found = list(pool.map(lambda video: _examined(files, url, video), videos))
             if path is not None and is_shared:
                 _keep(path, found)
+    found = [each if isinstance(each, str) else problem(f"{url}{each.key}", each) or each for each in found]
     bad = [each for each in found if isinstance(each, str)]
     if bad and not skips:
         raise Corrupt(bad[0], where=url)
     if bad:
         _LOG.warning("%s: %d of %d videos cannot be read and are left out: %s", url, len(bad), len(found), bad[0])
     kept = tuple(each for each in found if isinstance(each, Video))
-    return VideoIndex(url, kept, hashlib.blake2b(repr(kept).encode(), digest_size=16).hexdigest())
+    identity = json.dumps([(each.key, each.size) for each in kept])
+    return VideoIndex(url, kept, hashlib.blake2b(identity.encode(), digest_size=16).hexdigest())
 
 
 def _examined(files: _native.Files, url: str, video: Video) -> Video | str:
@@ -118,13 +123,18 @@ def _examined(files: _native.Files, url: str, video: Video) -> Video | str:
     name = f"{url}{video.key}"
     if video.size == 0:
         return f"{name} is empty (0 bytes), but should be a video"
-    file = RangedFile(files, video.key.encode(errors="surrogateescape"), video.size, video.version)
+    # The check has a file of its own, because what is read to open the other one is read for each clip.
+    whole, file = (
+        RangedFile(files, video.key.encode(errors="surrogateescape"), video.size, video.version) for _ in range(2)
+    )
     try:
+        check_whole(whole, name)
         with opened(file, name) as (container, stream):
             header = tuple(file.ranges())
             facts = facts_of(container, stream, name)
             container.seek(0, stream=stream)  # Matroska's index is read at the first seek
-            entries = [entry for entry in stream.index_entries if entry.is_keyframe]
+            # What FFmpeg lists for an MPEG stream is the part that it has looked at.
+            entries = [entry for entry in stream.index_entries if entry.is_keyframe and not is_mpeg(container)]
             keyframes = [(float(entry.timestamp * stream.time_base) - facts.origin_s, entry.pos) for entry in entries]
     except Corrupt as error:
         return str(error)

@@ -132,7 +132,7 @@ pub struct Feed {
     /// Maximum distance, in positions, between the records of one object that are read together.
     horizon: u64,
     fields: Vec<Field>,
-    /// True if decoding a record takes as long as reading megabytes, as for images.
+    /// True if decoding a record takes as long as reading megabytes, as for images and audio.
     decodes_media: bool,
     weighted: bool,
     /// For each source, its number in the field [`SOURCE`], if batches have this field.

@@ -114,5 +114,5 @@ impl PyBytePairs {
     }
 }
 
-/// A thread encodes at least so many bytes, because its start takes some 20 µs.
+/// Minimum number of bytes that a thread encodes, because starting it takes about 20 µs.
 const MIN_THREAD_BYTES: usize = 32 << 10;

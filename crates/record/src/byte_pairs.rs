@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Byte-level byte-pair encoding: converts text to the token ids that a tokenizer of Hugging Face's `tokenizers` gives.
 //!
-//! Owns the tokenizers whose every step is known here: those of GPT-2, Llama 3 and Qwen, and their relatives. Other
-//! tokenizers, and texts with characters whose class depends on the version of Unicode, are left to `tokenizers`.
+//! Supports the tokenizers of GPT-2, Llama 3 and Qwen, and others with the same steps. The caller passes texts to
+//! `tokenizers` if their tokenizer has other steps, or if the class of a character depends on the version of Unicode.
 
 use std::borrow::Cow;
 use std::cmp::Reverse;

@@ -223,6 +223,33 @@ def test_boxes_in_random_crops_enclose_the_same_pixels(tmp_path, form):
     assert seen > 30
 
 
+def test_boxes_are_padded_after_the_crop(tmp_path):
+    dataset = box_dataset(tmp_path / "d", BOXES, count=16)
+    boxes, labels = penstock.boxes().of("box.npy"), penstock.ragged("int64").of("id.npy")
+    points = penstock.keypoints(2).of("box.npy").like("boxes")
+    ragged = {"boxes": boxes.like("image"), "labels": labels.like("boxes"), "points": points}
+    padded = {
+        "boxes": boxes.padded(9, mask="is_box", value=-1).like("image"),
+        "labels": labels.like("boxes").padded(9, value=-1),
+        "points": points.padded(9, value=-1),
+    }
+    (want,) = batches(dataset.fields(image=RANDOM, **ragged).shuffle(seed=9))
+    (found,) = batches(dataset.fields(image=RANDOM, **padded).shuffle(seed=9))
+    counts = np.diff(want["boxes"].offsets)
+    assert len(set(counts)) > 1
+    assert np.array_equal(found["is_box"], np.arange(9) < counts[:, None])
+    for name in ragged:
+        assert np.array_equal(found[name][found["is_box"]], want[name].values)
+        assert (found[name][~found["is_box"]] == -1).all()
+    few = {name: spec.padded(1, truncate=True) for name, spec in ragged.items()}
+    (cut,) = batches(dataset.fields(image=RANDOM, **few).shuffle(seed=9))
+    assert np.array_equal(cut["labels"][counts > 0, 0], want["labels"].values[want["labels"].offsets[:-1][counts > 0]])
+    with pytest.raises(errors.ConfigError, match="`boxes` is boxes"):
+        penstock.Loader(
+            dataset.fields(image=RANDOM, **ragged), batch_by=penstock.budget(64, length="boxes"), rank=0, world=1
+        )
+
+
 def test_boxes_center_crop_is_torchvision_s(tmp_path):
     import torch
     from torchvision import tv_tensors
@@ -379,8 +406,6 @@ def test_annotation_that_follows_nothing_is_refused(tmp_path, fields, text):
     [
         (lambda: penstock.boxes(format="yxyx"), "not one of xyxy"),
         (lambda: penstock.boxes(min_area=float("nan")), "is out of range"),
-        (lambda: penstock.boxes().like("image").padded(), "cannot be padded"),
-        (lambda: penstock.ragged("int64").like("boxes").padded(4), "cannot be padded"),
         (lambda: penstock.keypoints(3, flip_order=(0, 0, 1)), "each number from 0 to 2 once"),
     ],
 )

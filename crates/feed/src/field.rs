@@ -246,7 +246,7 @@ impl Field {
             let annotation = annotation.annotation(dtype)?;
             let is_right = match (&annotation, &fields[followed].kind) {
                 (Annotation::Mask(_) | Annotation::Boxes(_) | Annotation::Keypoints(_), Kind::Image(_)) => true,
-                (Annotation::Keypoints(_) | Annotation::Items, Kind::Ragged(_)) => followed != at,
+                (Annotation::Keypoints(_) | Annotation::Items, Kind::Ragged(_) | Kind::Padded(..)) => followed != at,
                 // In a record, fields are decoded in their order.
                 (Annotation::Audio(_), _) => fields[followed].audio.is_some() && followed < at,
                 _ => false,

@@ -62,6 +62,11 @@ class FieldSpec:
 
     presence: str | None = field(default=None, kw_only=True)
 
+    @property
+    def unpadded(self) -> FieldSpec:
+        """The field without padding."""
+        return self
+
     def of(self, names: str) -> Self:
         """Return the field, read from the first of these parts that a record has: `.of("jpg;jpeg;png")`.
 
@@ -155,7 +160,8 @@ class RaggedSpec(FieldSpec):
         """Return the field as one array per batch, with rows padded to a common number of items:
         `ragged("int32").padded(multiple_of=8, mask="tokens_mask")`.
 
-        The feed's threads pad, so no Python code runs per sample.
+        The feed's threads pad, so no Python code runs per sample. Boxes and fields that follow them are padded after the
+        crop: `boxes("xyxy").like("image").padded(100, mask="is_box", truncate=True)`.
 
         Args:
             to: Number of items per row; or `longest`, the longest sample of the batch on this rank; or `bucket`, the
@@ -170,8 +176,6 @@ class RaggedSpec(FieldSpec):
         Raises:
             ConfigError: A number is invalid, or the value is not of the field's type.
         """
-        if type(self) is not RaggedSpec or self.follows:
-            raise ConfigError("padded: boxes, keypoints and fields that follow them cannot be padded", where="fields")
         to = to if isinstance(to, str) else operator.index(to)
         multiple_of = operator.index(multiple_of)
         if to not in ("longest", "bucket") if isinstance(to, str) else not 1 <= to < 2**31:
@@ -184,12 +188,7 @@ class RaggedSpec(FieldSpec):
             )
         if mask is not None and (not isinstance(mask, str) or not mask):
             raise ConfigError(f"mask: must be the name of a column (got {mask!r})", where="fields")
-        spec = PaddedSpec(
-            *(self.dtype, self.shape, self.parts, to, multiple_of, value, mask, bool(truncate)),
-            default=self.default,
-            audio=self.audio,
-            presence=self.presence,
-        )
+        spec = PaddedSpec(self, to, multiple_of, value, mask, bool(truncate), presence=self.presence)
         spec.to_dict()
         return spec
 
@@ -201,16 +200,35 @@ class RaggedSpec(FieldSpec):
 class PaddedSpec(FieldSpec):
     """Field of any number of items per sample, padded to one array per batch. Created by `RaggedSpec.padded`."""
 
-    dtype: str
-    shape: tuple[int, ...] = ()
-    parts: tuple[str, ...] = ()
+    items: RaggedSpec
     to: int | str = "longest"
     multiple_of: int = 1
     value: float = 0
     mask: str | None = None
     truncate: bool = False
-    default: tuple[()] | None = None
-    audio: AudioDecoding | None = field(default=None, kw_only=True)
+
+    @property
+    def dtype(self) -> str:
+        """Type of the elements."""
+        return self.items.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of an item."""
+        return self.items.shape
+
+    @property
+    def unpadded(self) -> RaggedSpec:
+        """The field without padding."""
+        return self.items
+
+    def of(self, names: str) -> Self:
+        """Return the field, read from the first of these parts that a record has."""
+        return replace(self, items=self.items.of(names))
+
+    def like(self, name: str) -> Self:
+        """Return the field with the items following the field `name`, as by the same method of the field without padding."""
+        return replace(self, items=self.items.like(name))
 
     def to_dict(self) -> dict[str, Any]:
         padding = {
@@ -219,12 +237,7 @@ class PaddedSpec(FieldSpec):
             "mask": self.mask,
             "truncates": self.truncate,
         }
-        return {**self.ragged().to_dict(), "padding": padding}
-
-    def ragged(self) -> RaggedSpec:
-        """Return the field without padding."""
-        how: Any = {"default": self.default, "audio": self.audio, "presence": self.presence}
-        return RaggedSpec(self.dtype, self.shape, self.parts, **how)
+        return {**self.items.to_dict(), "padding": padding}
 
     @property
     def width(self) -> int | None:
@@ -233,7 +246,7 @@ class PaddedSpec(FieldSpec):
 
     def __str__(self) -> str:
         multiple = f", a multiple of {self.multiple_of}" if self.multiple_of > 1 else ""
-        return f"{self.ragged()} padded to {self.to}{multiple}"
+        return f"{self.items} padded to {self.to}{multiple}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,9 +479,9 @@ def with_masks(specs: dict[str, FieldSpec]) -> dict[str, FieldSpec]:
     made: dict[str, FieldSpec] = {}
     for name, spec in specs.items():
         made.setdefault(name, spec)
-        parts = getattr(spec, "parts", ()) or (name,)
+        parts = getattr(spec.unpadded, "parts", ()) or (name,)
         followers: dict[str, FieldSpec] = {} if spec.presence is None else {spec.presence: PresentSpec(parts)}
-        if (audio := getattr(spec, "audio", None)) is not None:
+        if (audio := getattr(spec.unpadded, "audio", None)) is not None:
             followers |= audio.companions(name, parts)
         for follower, made_spec in followers.items():
             if specs.get(follower, made_spec) != made_spec or made.get(follower, made_spec) != made_spec:

@@ -393,14 +393,15 @@ def follow(specs: Mapping[str, FieldSpec]) -> tuple[tuple[str, FieldSpec], ...]:
     """
     found: list[tuple[str, FieldSpec]] = []
     for name, spec in specs.items():
-        followed = getattr(spec, "follows", "")
-        leader = specs.get(followed)
+        bare = spec.unpadded
+        followed = getattr(bare, "follows", "")
+        leader = specs[followed].unpadded if followed in specs else None
         kinds: tuple[type[FieldSpec], ...] = (ImageSpec,)
-        if isinstance(spec, KeypointsSpec):
+        if isinstance(bare, KeypointsSpec):
             kinds = (ImageSpec, BoxesSpec)
-        elif isinstance(spec, RaggedSpec) and not isinstance(spec, BoxesSpec):
+        elif isinstance(bare, RaggedSpec) and not isinstance(bare, BoxesSpec):
             kinds = (BoxesSpec,)
-        needs = isinstance(spec, MaskSpec | BoxesSpec | KeypointsSpec) or bool(followed)
+        needs = isinstance(bare, MaskSpec | BoxesSpec | KeypointsSpec) or bool(followed)
         if needs and not isinstance(leader, kinds):
             wanted = " or ".join({ImageSpec: "an image", BoxesSpec: "boxes"}[kind] for kind in kinds)
             have = f"follows {followed!r}" if followed else "follows no field"

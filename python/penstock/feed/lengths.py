@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import ConfigError
 from penstock.extras import require
 from penstock.feed import sample_scan
-from penstock.feed.fields import PaddedSpec, RaggedSpec, RawListSpec, RawSpec, TensorSpec, TextSpec
+from penstock.feed.fields import RaggedSpec, RawListSpec, RawSpec, TensorSpec, TextSpec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -100,15 +100,13 @@ def _measured(dataset: Dataset, name: str) -> FieldSpec:
     specs = dataset.batch_fields()
     if name not in specs:
         specs = {**dict(dataset.schema().specs), **specs}
-    spec = specs.get(name)
-    if isinstance(spec, (PaddedSpec, RaggedSpec)) and spec.audio is not None:
+    spec = specs[name].unpadded if name in specs else None
+    if isinstance(spec, RaggedSpec) and spec.audio is not None:
         return TensorSpec("int64", (), spec.parts or (name,), audio=replace(spec.audio, measures=True))
-    if isinstance(spec, PaddedSpec):
-        return spec.ragged()
     if isinstance(spec, TextSpec):  # a text that cannot be decoded is an error of its batch, not of its length
         default = None if spec.default is None else spec.default.encode()
         return RawSpec(presence=spec.presence, parts=spec.parts, default=default)
-    if isinstance(spec, (RaggedSpec, RawSpec, RawListSpec)):
+    if isinstance(spec, (RaggedSpec, RawSpec, RawListSpec)) and not getattr(spec, "follows", ""):
         return spec
     if isinstance(spec, TensorSpec) and spec.shape == () and "int" in spec.dtype:
         return spec

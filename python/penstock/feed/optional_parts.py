@@ -21,9 +21,9 @@ def refuse_unknown(datasets: Sequence[Dataset]) -> None:
     Does nothing for formats that do not list their columns. All datasets have the same fields.
     """
     asked = {
-        tuple(getattr(spec, "parts", ()) or (name,)): name
+        tuple(getattr(spec.unpadded, "parts", ()) or (name,)): name
         for name, spec in datasets[0].specs
-        if getattr(spec, "default", None) is not None
+        if getattr(spec.unpadded, "default", None) is not None
     }
     left = [parts for parts in asked if not any(parts in dataset.known_columns for dataset in datasets)]
     for dataset in datasets:

@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.feed.fields import PaddedSpec
 from penstock.feed.sample_scan import batch_size
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ def values_of(dataset: Dataset, function: Callable[[dict[str, Any]], Any], worke
 
     batch = batch_size(dataset, _MAX_BATCH)
     # Only a loader with batch_by pads to buckets; a single sample has its own length.
-    specs = {name: spec.ragged() if isinstance(spec, PaddedSpec) else spec for name, spec in dataset.specs}
+    specs = {name: spec.unpadded for name, spec in dataset.specs}
     mapped = replace(dataset, specs=tuple(specs.items())).map(function, workers)
     loader = Loader(mapped, batch_size=batch, rank=0, world=1, prefetch_next_epoch=False)
     values = [np.asarray(each["value"]) for each in loader]

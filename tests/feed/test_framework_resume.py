@@ -119,10 +119,13 @@ def fit(name, checkpoint=None):
         str(WORK / "kept"), num_train_epochs=3, per_device_train_batch_size=4, gradient_accumulation_steps=4,
         save_strategy="steps" if name == "whole" else "no", save_steps=1, logging_strategy="no", report_to=[],
         use_cpu=True, disable_tqdm=True, seed=1, train_sampling_strategy="sequential",
+        restore_callback_states_from_checkpoint=name.startswith("from"),
     )
     mapped = ps.torch.MapDataset(dataset()) if sys.argv[4] == "map" else None
     trainer = Trainer(Model(name), arguments, train_dataset=mapped, callbacks=[Kill()])
     if mapped is None:
+        if name.startswith("from"):
+            ps.torch.feed_trainer(trainer, ps.torch.Loader(dataset(), batch_size=5))  # is replaced
         ps.torch.feed_trainer(trainer, ps.torch.Loader(dataset(), batch_size=4))
     trainer.train(resume_from_checkpoint=checkpoint)
     assert trainer.state.global_step == 6, trainer.state.global_step  # 2 of 6 batches per epoch: 4, and the other 2

@@ -43,8 +43,9 @@ def feed_trainer(trainer: Any, loader: Loader) -> None:
             where="feed_trainer",
             hint="write the packed or decoded samples once by penstock.write(), and train on them",
         )
-    batches = _Batches(loader)
-    trainer.add_callback(_Position(batches, trainer))
+    batches = _Batches(loader, trainer)
+    trainer.remove_callback(_Position)  # of an earlier call
+    trainer.add_callback(_Position(batches))
     trainer.get_train_dataloader = lambda: batches
 
 
@@ -70,8 +71,8 @@ class _Batches:
     batch_size = prefetch_factor = None
     drop_last = False
 
-    def __init__(self, loader: Loader) -> None:
-        self.dataset = _Stream(loader)
+    def __init__(self, loader: Loader, trainer: Any) -> None:
+        self.dataset, self.trainer = _Stream(loader), trainer
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.dataset)
@@ -88,13 +89,16 @@ class _Batches:
 class _Position(TrainerCallback, ExportableState):  # type: ignore[misc]  # transformers' types are not read
     """Stores the position of a loader in `trainer_state.json`, and restores it."""
 
-    def __init__(self, batches: _Batches, trainer: Any) -> None:
-        self._batches, self._trainer = batches, trainer
+    def __init__(self, batches: _Batches | None = None) -> None:
+        # None if Trainer makes the callback again, with restore_callback_states_from_checkpoint.
+        self._batches = batches
 
     def state(self) -> dict[str, Any]:
-        return {"args": {}, "attributes": {"position": self._batches.dataset.loader.state_dict()}}
+        position = None if self._batches is None else self._batches.dataset.loader.state_dict()
+        return {"args": {}, "attributes": {"position": position}}
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - Trainer's call
+    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:  # noqa: ARG002 - Trainer's call
+        self._batches = batches = given["train_dataloader"]
         if state.global_step == 0:
             return
         kept = state.stateful_callbacks.get(type(self).__name__)
@@ -104,8 +108,8 @@ class _Position(TrainerCallback, ExportableState):  # type: ignore[misc]  # tran
                 where="resume_from_checkpoint",
                 hint="call feed_trainer() also in the run that saves the checkpoint",
             )
-        stream = self._batches.dataset
-        stream.loader.load_state_dict(kept["attributes"]["position"])
+        # Before the state is loaded, because epochs may differ in length, and Trainer counts in steps of the first.
+        steps = batches.trainer.set_initial_training_values(args, batches)[1]
+        batches.dataset.loader.load_state_dict(kept["attributes"]["position"])
         if not args.ignore_data_skip:
-            steps = self._trainer.set_initial_training_values(args, self._batches)[1]
-            stream.skipped = state.global_step % steps * args.gradient_accumulation_steps
+            batches.dataset.skipped = state.global_step % steps * args.gradient_accumulation_steps

@@ -250,7 +250,7 @@ def test_dry_run_explains_and_writes_nothing(tmp_path):
     assert [each.name for each in tmp_path.iterdir()] == ["a.sgy"]
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seed=st.integers(0, 2**16), chunks=st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 40)),
     grows=st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3)), is_sharded=st.booleans(),

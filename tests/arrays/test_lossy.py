@@ -179,7 +179,7 @@ def test_what_zfp_cannot_hold_is_refused(survey, tmp_path):
 
 
 @pytest.mark.slow
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seed=st.integers(0, 2**16), chunks=st.tuples(st.integers(1, 5), st.integers(1, 6), st.integers(1, 33)),
     grows=st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3)), is_sharded=st.booleans(),

@@ -214,7 +214,7 @@ def test_mdio_layout_in_s3_is_written_by_two_ranks_and_read_back(tmp_path, monke
 
 
 @pytest.mark.slow
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**16), chunks=st.tuples(st.integers(1, 6), st.integers(1, 7), st.integers(1, 50)))
 def test_prop_any_headers_come_back_through_mdio(seed, chunks, tmp_path_factory):
     folder = tmp_path_factory.mktemp("mdio")

@@ -389,7 +389,7 @@ def ranks(world: int, url: str, kind: str) -> list[float]:
     return json.loads(printed[0])
 
 
-@pytest.mark.slow
+@pytest.mark.system
 @pytest.mark.timeout(400)
 def test_checkpoint_of_fsdp_on_two_ranks_is_loaded_by_one_and_three(tmp_path):
     url = str(tmp_path / "run")

@@ -246,10 +246,11 @@ def test_simulation_allreduce_hides_reads_that_the_step_model_adds():
     assert "reads go on during the allreduce" in found.verdict
 
 
-def test_simulation_long_epochs_are_extrapolated():
+def test_simulation_long_epochs_are_extrapolated(monkeypatch):
     from penstock.plan import simulation
 
-    job = replace(JOB, nodes=2, samples=8 * 4 * 400_000)
+    monkeypatch.setattr(simulation, "MAX_TRANSFERS", simulation.MAX_TRANSFERS // 10)
+    job = replace(JOB, nodes=2, samples=8 * 4 * 40_000)
     found = simulate(job, STREAM, replicas=1, has_causes=False)
     assert found.simulated_steps == simulation.MAX_TRANSFERS // 2 < found.steps
     assert found.p50_s == pytest.approx(found.model_s, rel=0.02)

@@ -15,6 +15,7 @@ import time
 import urllib.parse
 from pathlib import Path
 
+import boto3
 import pytest
 from stage_kit import await_true, facts, launch, tree
 from tap import Tap
@@ -50,12 +51,15 @@ def state(tmp_path: Path) -> dict[str, str]:
     return {"XDG_STATE_HOME": str(tmp_path / "state")}
 
 
-def aws(served, *arguments: str) -> dict:
-    program = str(Path(sys.executable).with_name("aws"))
-    ran = subprocess.run(
-        [program, "s3api", *arguments], env={**os.environ, **served.env}, capture_output=True, check=True
+def client(served):
+    env = served.env
+    return boto3.client(
+        "s3",
+        endpoint_url=env["AWS_ENDPOINT_URL"],
+        region_name=env["AWS_REGION"],
+        aws_access_key_id=env["AWS_ACCESS_KEY_ID"],
+        aws_secret_access_key=env["AWS_SECRET_ACCESS_KEY"],
     )
-    return json.loads(ran.stdout or b"{}")
 
 
 def bucket_of(served) -> str:
@@ -101,7 +105,7 @@ def test_stage_deflate_says_its_encoding_and_comes_back(codec, emulator, run_cli
     assert ran.code == 0, ran.err
     bucket = bucket_of(served)
     for name, encoding in [("loss.csv", codec), ("model/large.bin", codec), ("done.gz", None), ("noise.bin", None)]:
-        head = aws(served, "head-object", "--bucket", bucket, "--key", f"a/{name}")
+        head = client(served).head_object(Bucket=bucket, Key=f"a/{name}")
         assert head.get("ContentEncoding") == encoding, name
     assert facts(ran)["bytes_out"] < facts(ran)["bytes_in"] * 0.6
     again = run_cli("stage", outputs, served.url + "a", "--compress", codec, "--json", env=env)
@@ -116,9 +120,7 @@ def test_stage_deflate_says_its_encoding_and_comes_back(codec, emulator, run_cli
     )  # fmt: skip
     folder = Path(served.folder) if hasattr(served, "folder") else None
     for name in tree(outputs):
-        tags = {
-            aws(served, "head-object", "--bucket", bucket, "--key", f"{p}/{name}")["ETag"].split("-")[0] for p in "ab"
-        }
+        tags = {client(served).head_object(Bucket=bucket, Key=f"{p}/{name}")["ETag"].split("-")[0] for p in "ab"}
         assert len(tags) == 1, (name, folder)
     assert run_cli("verify", served.url + "a", "--json", env=env).code == 0
     assert run_cli("diff", outputs, served.url + "a", "--json", env=env).code == 0
@@ -160,7 +162,7 @@ def test_stage_killed_amid_an_upload_sends_the_rest(emulator, run_cli, tmp_path,
         await_true(lambda: tap.sent > 75_000_000)
         process.send_signal(signal.SIGKILL)
         process.wait()
-        assert aws(served, "list-objects-v2", "--bucket", bucket_of(served)).get("KeyCount", 0) == 0
+        assert client(served).list_objects_v2(Bucket=bucket_of(served)).get("KeyCount", 0) == 0
         time.sleep(0.3)
         tap.rate_bytes_per_s, before = 0.0, tap.sent
         ran = run_cli("stage", source, served.url, "--json", env=env)
@@ -184,9 +186,9 @@ def test_stage_interrupted_takes_its_parts_back(emulator, tmp_path, state):
         await_true(lambda: tap.sent > 10_000_000)
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 130
-    left = aws(served, "list-multipart-uploads", "--bucket", bucket_of(served)).get("Uploads", [])
+    left = client(served).list_multipart_uploads(Bucket=bucket_of(served)).get("Uploads", [])
     assert left == []
-    assert aws(served, "list-objects-v2", "--bucket", bucket_of(served)).get("KeyCount", 0) == 0
+    assert client(served).list_objects_v2(Bucket=bucket_of(served)).get("KeyCount", 0) == 0
 
 
 def test_stage_through_refusals_and_resets_is_whole(emulator, run_cli, tmp_path, outputs, state):
@@ -238,11 +240,11 @@ def test_verify_of_a_store_finds_what_is_wrong_and_mends_it(emulator, run_cli, t
     env = {**served.env, **state}
     assert run_cli("stage", outputs, served.url, "--compress", "zstd", "--quiet", env=env).code == 0
     was = tmp_path / "was.json"
-    aws(served, "get-object", "--bucket", bucket_of(served), "--key", ".penstock/manifest.json", str(was))
+    client(served).download_file(bucket_of(served), ".penstock/manifest.json", str(was))
     bad = bytearray((outputs / "noise.bin").read_bytes())
     bad[777] ^= 4
     put_object(served, b"noise.bin", bytes(bad))
-    aws(served, "delete-object", "--bucket", bucket_of(served), "--key", "loss.csv")
+    client(served).delete_object(Bucket=bucket_of(served), Key="loss.csv")
     put_object(served, b"stranger", b"x")
     for more in ([], ["--quick"]):
         found = run_cli("verify", served.url, "--json", *more, env=env)
@@ -356,8 +358,8 @@ def test_stage_of_a_file_that_is_replaced_midway_writes_nothing_of_it(emulator, 
         assert process.wait(60) == 1
     result = json.loads((tmp_path / "log").read_text().strip().splitlines()[-1])
     assert [f["code"] for f in result["failed"]] == ["changed"]
-    assert aws(served, "list-multipart-uploads", "--bucket", bucket_of(served)).get("Uploads", []) == []
-    keys = [o["Key"] for o in aws(served, "list-objects-v2", "--bucket", bucket_of(served)).get("Contents", [])]
+    assert client(served).list_multipart_uploads(Bucket=bucket_of(served)).get("Uploads", []) == []
+    keys = [o["Key"] for o in client(served).list_objects_v2(Bucket=bucket_of(served)).get("Contents", [])]
     assert "one.bin" not in keys
 
 
@@ -366,7 +368,7 @@ def test_stage_whose_journal_cannot_be_written_sends_nothing(emulator, run_cli, 
     (tmp_path / "file").write_bytes(b"")
     ran = run_cli("stage", outputs, served.url, "--journal", tmp_path / "file/x", env=served.env)
     assert (ran.code, "error[config]: --journal: " in ran.err) == (2, True), ran.err
-    assert aws(served, "list-objects-v2", "--bucket", bucket_of(served)).get("KeyCount", 0) == 0
+    assert client(served).list_objects_v2(Bucket=bucket_of(served)).get("KeyCount", 0) == 0
     if shutil.which("mount") and os.geteuid() == 0:
         full = tmp_path / "full"
         full.mkdir()

@@ -242,7 +242,8 @@ def healthy_bucket_threads(scene: Scene) -> list[str]:
 
 def healthy_bucket_workers(scene: Scene) -> list[str]:
     bucket = scene.bucket(64 * KIB, latency_ms=scene.pick("latency_ms", None, 10))
-    width, workers = scene.pick("width", 2048, 3072), scene.pick("workers", 1, 2)
+    # One worker takes 26 ms for 2 objects with 10 ms of latency; a step of width 2048 takes 18 ms, and would wait.
+    width, workers = scene.pick("width", 3072, 4096), scene.pick("workers", 1, 2)
     return _program("bucket_workers", bucket, "--width", width, "--workers", workers, "--batch", 2)
 
 
@@ -263,7 +264,7 @@ def healthy_tar(scene: Scene) -> list[str]:
                 member = tarfile.TarInfo(f"{j:04}.bin")
                 member.size = len(sample)
                 shard.addfile(member, io.BytesIO(sample))
-    width, workers = scene.pick("width", 1024, 2048), scene.pick("workers", 1, 2)
+    width, workers = scene.pick("width", 2048, 3072), scene.pick("workers", 1, 2)
     return _program("tar_shards", folder, "--width", width, "--workers", workers)
 
 

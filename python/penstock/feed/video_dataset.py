@@ -8,7 +8,6 @@ import functools
 import json
 import logging
 import os
-import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from penstock.feed.map_step import MapStep
 from penstock.feed.record_index_dir import record_index_dir
 from penstock.feed.video_clips import ClipSpec, decoded, opened
 from penstock.feed.video_index import Video, VideoIndex, read_index
+from penstock.ownership import identity_of, remove_made
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -134,7 +134,8 @@ def _tiles(video: Video, spec: ClipSpec) -> int:
 def _temporary_folder() -> Path:
     """Return a folder for tables that are not cached. This process removes it at its end; its forks do not."""
     place, owner = tempfile.mkdtemp(prefix="penstock-clips-"), os.getpid()
-    atexit.register(lambda: shutil.rmtree(place, ignore_errors=True) if os.getpid() == owner else None)
+    identity = identity_of(place)
+    atexit.register(lambda: os.getpid() == owner and remove_made(place, identity))
     return Path(place)
 
 

@@ -133,7 +133,7 @@ def _examined(files: _native.Files, url: str, video: Video) -> Video | str:
             header = tuple(file.ranges())
             facts = facts_of(container, stream, name)
             container.seek(0, stream=stream)  # Matroska's index is read at the first seek
-            # What FFmpeg lists for an MPEG stream is the part that it has looked at.
+            # Of an MPEG stream, FFmpeg lists only the part that it has looked at.
             entries = [entry for entry in stream.index_entries if entry.is_keyframe and not is_mpeg(container)]
             keyframes = [(float(entry.timestamp * stream.time_base) - facts.origin_s, entry.pos) for entry in entries]
     except Corrupt as error:

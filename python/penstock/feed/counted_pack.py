@@ -14,17 +14,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from penstock import _native
 from penstock.errors import ConfigError, MapFailed
 from penstock.feed import sample_scan
 from penstock.feed.pack import TokenStream, check_identity, column_of
-from penstock.feed.states import STATE_VERSION
+from penstock.feed.states import VERSIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     import numpy as np
 
+    from penstock import _native
     from penstock.feed.dataset import Dataset
     from penstock.feed.dataset_base import DatasetBase
     from penstock.feed.epoch import BatchRun
@@ -227,8 +227,7 @@ class CountedPacking:
 
     def identity(self) -> dict[str, Any]:
         """Return the values that must be equal in a state and in this loader."""
-        order = {"version": STATE_VERSION, "order": _native.ORDER_VERSION}
-        return {**order, **self.dataset.identity(), "packed": self.step.digest, "tokens": self._counted()[1]}
+        return {**VERSIONS, **self.dataset.identity(), "packed": self.step.digest, "tokens": self._counted()[1]}
 
     def state(self, epoch: int, cursor: int) -> dict[str, Any]:
         """Return the position, as JSON under 1 KB that is identical on all ranks: `cursor` windows are delivered."""

@@ -543,11 +543,9 @@ class BaseLoader(Generic[Batch]):
         by the number of the rank, so that `torch.distributed.checkpoint` saves the positions of all ranks.
         """
         if self._packing is not None:
-            mine = self._packing.state(self._epoch, self._cursor)
-            return states.of_one_rank({"version": states.STATE_VERSION, **mine})
+            return states.of_one_rank(self._packing.state(self._epoch, self._cursor))
         if self._unindexed is not None:
-            mine = self._unindexed.state(self._epoch, self._cursor)
-            return states.of_one_rank({"version": states.STATE_VERSION, **mine})
+            return states.of_one_rank(self._unindexed.state(self._epoch, self._cursor))
         if self.dataset.rebatches:
             place = rebatch_state.Place.of(self._cursor)
             state = states.make(self.dataset, self._epoch, place.start)

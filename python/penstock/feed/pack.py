@@ -128,7 +128,7 @@ class Packing:
     def identity(self) -> dict[str, Any]:
         """Return the values that must be equal in a state and in this loader."""
         known = self.dataset.identity() if self._unindexed is None else self._unindexed.identity()
-        return {**known, "packed": self.step.digest, "world": self.world, "rank": self.rank}
+        return {**states.VERSIONS, **known, "packed": self.step.digest, "world": self.world, "rank": self.rank}
 
     def state(self, epoch: int, cursor: int) -> dict[str, Any]:
         """Return the position of this rank, as JSON under 1 KB. It differs between ranks."""

@@ -14,9 +14,10 @@ from penstock.errors import ConfigError
 if TYPE_CHECKING:
     from penstock.feed.dataset_base import DatasetBase
 
-__all__ = ["STATE_VERSION", "Grown", "advice", "check", "for_rank", "make", "of_one_rank", "old_part"]
+__all__ = ["VERSIONS", "Grown", "advice", "check", "for_rank", "make", "of_one_rank", "old_part"]
 
-STATE_VERSION = 1
+VERSIONS = {"version": 1, "order": _native.ORDER_VERSION}
+"""Versions of the states and of the order of samples, which every state contains."""
 
 Grown = Literal["refuse", "finish-old-then-new"]
 """Rule for a state of a dataset that has more objects now."""
@@ -42,8 +43,7 @@ def make(dataset: DatasetBase, epoch: int, cursor: int, batches: str | None = No
     batches.
     """
     return {
-        "version": STATE_VERSION,
-        "order": _native.ORDER_VERSION,
+        **VERSIONS,
         **dataset.identity(),
         **({} if batches is None else {"batches": batches}),
         "epoch": epoch,

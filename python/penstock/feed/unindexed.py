@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import _native
 from penstock.errors import ConfigError
+from penstock.feed.states import VERSIONS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["NOTICE", "Unindexed"]
 
 VERSION = 1
-"""Version of the state format and of the sample order."""
+"""Version of the rule by which ranks share the objects."""
 
 NOTICE = "unindexed: a position in this rank's own objects, valid only for the same world size"
 
@@ -79,6 +80,7 @@ class Unindexed:
     def identity(self) -> dict[str, Any]:
         """Return the values that must be equal in a state and in this loader."""
         return {
+            **VERSIONS,
             "unindexed": VERSION,
             "fingerprint": self.dataset.source.fingerprint,
             "seed": self.dataset.seed,

@@ -6,7 +6,6 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import struct
 import tarfile
 
 import numpy as np
@@ -16,7 +15,7 @@ from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 import penstock
-from penstock import _native
+from tests.feed.tfrecords import frame as framed
 
 WORDS = ["feed", "reads", "objects", "from", "store", "rank", "resumes", "exact", "position", "epoch", "world", "size"]
 
@@ -142,7 +141,7 @@ def driving(folder):
             frame = driving_pb2.Frame(timestamp_micros=number * 100_000, speed_m_per_s=rng.random() * 20)
             for camera in range(1, 1 + number % 4):
                 frame.images.add(camera=camera, jpeg=_encoded(_scene(rng, camera)[0], "JPEG"))
-            records.append(_framed(frame.SerializeToString()))
+            records.append(framed(frame.SerializeToString()))
         (folder / f"drive-{drive}.tfrecord").write_bytes(b"".join(records))
 
 
@@ -179,14 +178,3 @@ def video(folder):
                 pixels = np.roll(background, at * (1 + number % 2), axis=1)
                 container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
             container.mux(stream.encode())
-
-
-def _framed(payload):
-    """A record of a TFRecord file."""
-
-    def masked(data):
-        crc = _native.crc32c(data)
-        return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
-
-    length = struct.pack("<Q", len(payload))
-    return length + masked(length) + payload + masked(payload)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import bz2
+import io
 import json
 import struct
 
@@ -24,6 +25,21 @@ def decoded(path, **arguments):
     spec = penstock.image(height, width, crop="none", **arguments)
     (batch,) = penstock.Loader(penstock.open(path).fields(image=spec), batch_size=1, rank=0, world=1)
     return batch["image"][0]
+
+
+def test_jpeg_with_an_error_after_a_warning_is_damaged(tmp_path):
+    # Regression: libjpeg-turbo reports an error that follows a warning as a warning, and the rest of the sample kept
+    # the pixels of an earlier image.
+    out = io.BytesIO()
+    Image.effect_noise((32, 32), 80).convert("RGB").save(out, "JPEG")
+    at = out.getvalue().index(b"\xff\xdb")
+    content = bytearray(out.getvalue()[:at] + b"stray bytes" + out.getvalue()[at:])
+    (tmp_path / "a.jpg").write_bytes(content)
+    assert decoded(tmp_path / "a.jpg", size=(32, 32)).std() > 9  # only a warning
+    content[content.index(b"\xff\xdb") + 4] = 0x0A
+    (tmp_path / "a.jpg").write_bytes(content)
+    with pytest.raises(Corrupt, match="is a damaged JPEG: Bogus DQT index 10"):
+        decoded(tmp_path / "a.jpg", size=(32, 32))
 
 
 def records(dataset):

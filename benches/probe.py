@@ -93,7 +93,7 @@ def lines(name: str, scale: float, time_s: float, scratch: Path) -> Iterator[str
 def main() -> None:
     time_s = float(sys.argv[1]) if len(sys.argv) > 1 else 120.0
     asked = [text.partition("@")[::2] for text in sys.argv[2:]] or [(name, "") for name in SCALES]
-    print("| tier | figure | tier's | card's | card of the card | error | error again |")
+    print("| tier | figure | tier's | card's | card of the emulated card | error | error again |")
     print("|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory(prefix="penstock-bench-probe-") as scratch:
         for name, scale in asked:

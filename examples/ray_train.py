@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CosmoFlow-like volumes into Ray Train: each worker's loader takes its rank from Ray's process group.
+"""Train on CosmoFlow-like volumes with Ray Train: each worker's loader takes its rank from Ray's process group.
 
     penstock dataset cosmoflow data --samples 64 --voxels 32
     python examples/ray_train.py data 32 runs 2
 
-Each checkpoint holds the loader's position, which is the same on all workers. A run that was killed goes on from its
-last checkpoint when this program starts again, also with another number of workers.
+Each checkpoint holds the loader's position, which is the same on all workers. If a run was killed, start this
+program again: it continues from the last checkpoint, even with a different number of workers.
 """
 
 import sys

@@ -3,7 +3,7 @@
 
     python examples/spark_write.py data
 
-Spark decides which rows are in which file, so the order of samples belongs to this output. To train again with the same
+Spark decides which rows are in which file, so the order of samples depends on the files. To train again with the same
 order, keep the files instead of writing them again.
 """
 

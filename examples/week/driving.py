@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train on TFRecords of serialized protobufs (as the Waymo Open Dataset's frames): the speed, from each camera's image.
+"""Train on TFRecords of serialized protobufs (as the Waymo Open Dataset's frames): predict the speed from each camera's
+image.
 
     torchrun --nproc-per-node 2 examples/week/driving.py s3://bucket/drives/ s3://bucket/checkpoints
 

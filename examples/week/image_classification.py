@@ -3,8 +3,8 @@
 
     torchrun --nproc-per-node 2 examples/week/image_classification.py s3://bucket/train/ s3://bucket/checkpoints
 
-Crop, flip and colours are drawn by the feed's threads. A job that is killed resumes with any number of ranks, at the
-sample after its last checkpoint.
+The feed's threads crop, flip and change colours at random. A job that is killed resumes with any number of ranks, at
+the sample after its last checkpoint.
 """
 
 import sys

@@ -3,8 +3,8 @@
 
     torchrun --nproc-per-node 2 examples/week/segmentation.py data/scenes data/checkpoints
 
-One crop, flip and rotation applies to the image and its mask. The mask takes the nearest label; pixels from outside of
-the image have the label 255, which the loss ignores.
+One crop, flip and rotation applies to the image and its mask. Each pixel of the mask takes the nearest label; pixels
+from outside of the image have the label 255, which the loss ignores.
 """
 
 import sys

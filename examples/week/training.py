@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the programs of this folder share: a rank's device, and checkpoints of the model, its optimiser and the loader.
+"""Code that the programs of this folder share: a rank's device, and checkpoints of model, optimiser and loader.
 
 A checkpoint contains the loader's state of every rank. For most datasets, all ranks have the same state, and a job
-resumes on any number of ranks. Datasets that are rebatched, or packed without counts, have a state per rank, and refuse
-another number.
+resumes on any number of ranks. Datasets that are rebatched, or packed without counts, have a state per rank, and
+reject it on a different number of ranks.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 
     torchrun --nproc-per-node 2 examples/week/video.py s3://bucket/videos/ s3://bucket/checkpoints
 
-Each epoch has one clip of each file, with a start that the order's seed draws. Only the clip's bytes are read: from the
-keyframe before it to its last frame. Needs `pip install 'penstock[video]'`.
+Each epoch has one clip of each file, with a random start that depends on the order's seed. Only the clip's bytes are
+read: from the keyframe before it to its last frame. Needs `pip install 'penstock[video]'`.
 """
 
 import sys

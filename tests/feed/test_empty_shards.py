@@ -95,7 +95,7 @@ def opened(folder, kind, **arguments):
 
 @pytest.mark.parametrize("kind", SHARDS)
 def test_empty_shards_hold_no_samples_and_stop_nothing(tmp_path, kind, caplog):
-    # Regression (mend 2.10): one empty shard made the dataset unreadable, or only its schema if it came first by name.
+    # Regression: one empty shard made the dataset unreadable, or only its schema if it came first by name.
     write(tmp_path / "d", kind, empty=False)
     assert len(penstock.open(tmp_path / "d", format=SHARDS[kind][3]).schema().specs) > 0
     dataset = opened(tmp_path / "d", kind)

@@ -49,7 +49,7 @@ def resized(content, side):
 
 @pytest.mark.parametrize("side", [448, 256, 200, 128, 64, 32])
 def test_image_that_is_exact_is_pillow_s_at_every_size(tmp_path, side):
-    # Regression (mend 2.12): decoding at a reduced scale could not be turned off.
+    # Regression: decoding at a reduced scale could not be turned off.
     content = jpeg()
     mean, most = apart(
         decoded(tmp_path, content, penstock.image(side, crop="none", exact=True)), resized(content, side)
@@ -90,7 +90,7 @@ def cut_app14(content):
     ],
 )
 def test_jpeg_with_stray_bytes_between_markers_is_read_as_pillow_reads_it(tmp_path, odd):
-    # Regression (mend 2.12): the error was "no marker at byte 81", but libjpeg skips bytes that are not a marker.
+    # Regression: the error was "no marker at byte 81", but libjpeg skips bytes that are not a marker.
     content = odd(jpeg(side=48))
     want = np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
     assert not ImageFile.LOAD_TRUNCATED_IMAGES

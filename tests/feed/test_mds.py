@@ -71,7 +71,7 @@ def test_mds_shards_are_read_by_their_index(tmp_path):
 
 
 def test_mds_columns_default_to_their_declared_types(tmp_path):
-    # Regression (mend 2.3): a text column was taken for numbers if its first value was digits; one bad column failed
+    # Regression: a text column was taken for numbers if its first value was digits; one bad column failed
     # all.
     columns = {
         "zip": ("str", [b"00501", b"a cat"]),

@@ -80,7 +80,7 @@ def whole(dataset, **arguments):
 
 
 def test_optional_features_have_defaults_or_no_items(taxi):
-    # Regression (mend 2.8): no spec could read a feature that some records lack (TFX's taxi shards).
+    # Regression: no spec could read a feature that some records lack (TFX's taxi shards).
     asked = taxi.fields(
         fare=penstock.tensor("float32", (), default=-1),
         pair=penstock.tensor("int16", (2,), default=7),

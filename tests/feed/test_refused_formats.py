@@ -89,7 +89,7 @@ def test_hdf5_layout_that_is_refused_is_named_with_its_dataset(tmp_path, layout)
     [(307, "bzip2"), (32000, "LZF"), (32004, "LZ4"), (32008, "bitshuffle"), (32013, "ZFP"), (32026, "Blosc2")],
 )
 def test_hdf5_filter_that_is_refused_is_named(tmp_path, number, name):
-    # Regression (mend 2.12): the error gave only the number of a plug-in filter.
+    # Regression: the error gave only the number of a plug-in filter.
     with h5py.File(tmp_path / "a.h5", "w") as file:
         plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         plist.set_chunk((2, 3))
@@ -113,7 +113,7 @@ def test_brotli_objects_are_refused_by_suffix(tmp_path):
 
 @pytest.mark.parametrize("module", [bz2, lzma, zlib])
 def test_tar_under_a_plain_name_with_an_unread_compression_is_named(tmp_path, module):
-    # Regression (mend 2.9): such a tar was reported as damaged.
+    # Regression: such a tar was reported as damaged.
     (tmp_path / "a.tar").write_bytes(module.compress(bytes(10_000)))
     with pytest.raises(Corrupt, match=r"a\.tar is not a tar archive: it looks like (bzip2|xz|zlib)-compressed data"):
         penstock.open(tmp_path).schema()

@@ -89,7 +89,7 @@ def ended(process):
 
 
 def test_scan_reads_each_object_once_for_four_processes(served, start, cache):
-    # Regression (mend 2.11): every rank read the whole dataset before its first batch.
+    # Regression: every rank read the whole dataset before its first batch.
     processes = [start(COUNT) for _ in range(4)]
     before = served.stats()["gets"]
     for process in processes:

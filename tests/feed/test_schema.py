@@ -20,7 +20,7 @@ def whole(dataset):
 
 
 def test_npz_members_that_no_field_reads_are_left_out(tmp_path, caplog):
-    # Regression (mend 2.12): one text or object member made the whole schema fail.
+    # Regression: one text or object member made the whole schema fail.
     arrays = {"x": np.arange(3), "note": np.array("a text"), "fortran": np.asfortranarray(np.zeros((2, 3)))}
     np.savez(tmp_path / "a.npz", object=np.array([{}], dtype=object), complex=np.zeros(2, complex), **arrays)
     dataset = penstock.open(tmp_path)
@@ -48,7 +48,7 @@ def test_npz_members_that_are_not_npy_files_are_bytes(tmp_path, save):
 
 
 def test_feature_and_feature_list_of_one_name_are_told_apart(tmp_path):
-    # Regression (mend 2.12): schema() showed the name twice, and the context's value was read without notice.
+    # Regression: schema() showed the name twice, and the context's value was read without notice.
     def sequence_example(sample):
         context = field(1, field(1, field(1, b"x") + field(2, feature([sample]))))
         steps = b"".join(field(1, feature([step])) for step in range(sample + 1))

@@ -125,7 +125,7 @@ def test_stream_dataset_state_that_workers_cannot_follow_is_refused(shuffled):
     next(samples)
     again = StreamDataset(shuffled, batch_size=4)
     again.load_state_dict(stream.state_dict())
-    with pytest.raises(ConfigError, match="loaded in another process"):
+    with pytest.raises(ConfigError, match="loaded in a different process"):
         list(DataLoader(again, batch_size=4, num_workers=1))
 
 

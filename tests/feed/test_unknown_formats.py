@@ -77,7 +77,7 @@ FOREIGN = {
 
 @pytest.mark.parametrize("name", FOREIGN)
 def test_format_that_is_not_read_is_named_and_not_called_damaged(tmp_path, name):
-    # Regression (mend 2.9): all of these were reported as damaged TFRecords that should be fetched again.
+    # Regression: all of these were reported as damaged TFRecords that should be fetched again.
     content, output = FOREIGN[name]
     (tmp_path / name).write_bytes(content)
     with pytest.raises(

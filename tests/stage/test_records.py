@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the record positions that a stage saves: the copy is counted and read by range without a scan."""
+"""Tests that a stage saves record positions, so that the records of the copy are counted and read without a scan."""
 
 from __future__ import annotations
 

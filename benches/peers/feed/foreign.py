@@ -51,7 +51,7 @@ PROOFS = (
     "hex escape",
     "not closed",
 )
-"""Parts of the messages about damage that some libraries accept, or that advise."""
+"""Texts by which a message is recognised as clear: it describes damage that some libraries accept, or gives advice."""
 MEMORY_BYTES = 12 << 30
 Columns = dict[str, Any]
 

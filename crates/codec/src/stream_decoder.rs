@@ -48,7 +48,7 @@ impl StreamDecoder {
     /// Consumes the next piece of the object, and passes the decompressed content to `sink` in pieces.
     pub fn push(&mut self, input: &[u8], sink: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
         if self.failed {
-            return Err(Error::bug(format!("a decoder got data after its error ({})", self.place)));
+            return Err(Error::bug(format!("a decoder received data after it had returned an error ({})", self.place)));
         }
         let mut outlet = OutputWindow { place: &self.place, limit: self.limit, passed: &mut self.passed, sink };
         let result = match &mut self.decoder {

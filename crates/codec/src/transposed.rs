@@ -34,7 +34,7 @@ const MAX_BLOCK: usize = 1 << 20;
 /// zstd compression level. Higher levels take longer and save no space (decision 0531).
 const LEVEL: i32 = 1;
 
-/// Number of blocks, spread over the content, on which each layout is tried.
+/// Number of blocks on which each layout is tried. They are spread over the content.
 const TRIED: usize = 2;
 
 /// Layout of the planes: elements are `width` bytes wide, and their `bits` lowest byte planes are split into bit

@@ -122,7 +122,7 @@ impl Subset {
         })
     }
 
-    /// Appends the chosen records of an object, which is numbered among the objects of the subset.
+    /// Appends the chosen records of an object. `object` is its index in the subset.
     pub fn list(&self, object: usize, records: &mut Vec<u32>) {
         let (start, end) = self.ranges[object];
         for (first, mut word) in self.words(start, end) {

@@ -393,7 +393,7 @@ pub fn encode_traces(
         let traces = traces(code, byte_order, &headers, &samples, header_bytes)?;
         let (count, size) = (traces.count(), traces.trace_bytes());
         if out.len != count * size {
-            return Err(Error::bug(format!("{} bytes for {count} traces of {size}", out.len)));
+            return Err(Error::bug(format!("the output has {} bytes for {count} traces of {size} bytes", out.len)));
         }
         let all = out.out();
         (0..count).try_for_each(|trace| {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Binding of the byte-level BPE tokenizers that the core knows.
+//! Binding of the byte-level BPE tokenizers that the core supports.
 
 use std::sync::Mutex;
 
@@ -19,7 +19,7 @@ type PyEncoded<'py> = (Bound<'py, PyBytes>, Bound<'py, PyBytes>, Vec<usize>);
 #[pyclass(name = "BytePairs", module = "penstock._native", frozen)]
 pub struct PyBytePairs {
     pairs: BytePairs,
-    /// Caches that no thread uses now.
+    /// Caches that no thread is using.
     caches: Mutex<Vec<WordCache>>,
 }
 
@@ -33,7 +33,7 @@ struct Encoded {
 
 #[pymethods]
 impl PyBytePairs {
-    /// Reads a tokenizer from its JSON; None if the core does not know all of its steps.
+    /// Reads a tokenizer from its JSON; None if the core does not support all of its steps.
     #[staticmethod]
     fn of_json(py: Python<'_>, json: &str) -> Option<Self> {
         py.detach(|| Some(Self { pairs: BytePairs::of_json(json)?, caches: Mutex::default() }))

@@ -31,16 +31,16 @@ pub struct BytePairs {
     split: Split,
     prefix_space: bool,
     is_nfc: bool,
-    /// Starts of added tokens. A text with one of them is left to `tokenizers`.
+    /// First bytes of each added token. A text that contains one of them is left to `tokenizers`.
     added: Vec<Finder<'static>>,
     bytes: [u32; 256],
     /// For each pair of tokens: rank of the merge, and the merged token.
     merges: HashMap<(u32, u32), (u32, u32)>,
-    /// Tokens by their bytes, if a word that is a token is not split.
+    /// Token of each byte string, if the tokenizer does not split words that are tokens.
     words: Option<HashMap<Box<[u8]>, u32>>,
 }
 
-/// Tokens of recently encoded words. A word replaces another one in its slot.
+/// Tokens of recently encoded words. A new word replaces the word in its slot.
 #[derive(Debug, Default)]
 pub struct WordCache(Vec<Option<CachedWord>>);
 
@@ -60,7 +60,7 @@ const MAX_CACHED: usize = 48;
 const ADDED_PREFIX: usize = 4;
 
 impl BytePairs {
-    /// Reads a tokenizer from its JSON. Returns `None` if a part of it is not known here.
+    /// Reads a tokenizer from its JSON. Returns `None` if a part of it is not supported.
     pub fn of_json(json: &str) -> Option<Self> {
         let root: Value = serde_json::from_str(json).ok()?;
         let model = &root["model"];
@@ -171,7 +171,7 @@ impl BytePairs {
             .filter_map(|at| pair(&parts, at).map(|(rank, merged)| Reverse((rank, at, merged))))
             .collect();
         while let Some(Reverse((_, at, merged))) = queue.pop() {
-            // Earlier merges may have changed the pair. As in `tokenizers`, what counts is what it merges to.
+            // Earlier merges may have changed the pair. As in `tokenizers`, only the merged token must be the same.
             if pair(&parts, at).is_none_or(|(_, now)| now != merged) {
                 continue;
             }

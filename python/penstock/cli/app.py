@@ -47,7 +47,7 @@ VERBS = {
     "run": "Run a job file on a cluster: pool, stage, ranks, archive.",
     "pool": "Start a file system on the job's own nodes, and stop it.",
     "probe": "Measure the limits of a store or a disk in minutes, as a tier that can be emulated.",
-    "doctor": "Check the way to a store, or list what nodes lack for each engine.",
+    "doctor": "Check the connection to a store, or list what nodes lack for each engine.",
     "config": "Show the settings and where they come from; allow a folder's own file; refresh prices.",
 }
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock doctor`: check the way to a store, or list what each node lacks for each engine."""
+"""`penstock doctor`: check the connection to a store, or list what each node lacks for each engine."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def command(
     timeout: float,
     as_json: bool,
 ) -> int:
-    """With URL: check the way to a store. Without: list what each node lacks for each engine.
+    """With URL: check the connection to the store. Without: list what each node lacks for each engine.
 
     \b
     penstock doctor s3://bucket/train

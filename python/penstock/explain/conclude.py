@@ -426,7 +426,7 @@ def _limits(seen: Observation, roles: Roles, figures: Figures, verdict: Verdict)
     if seen.denied["io"] or seen.denied["fd"]:
         found.append("I/O counters or open files of some processes may not be read (another user or namespace)")
     if seen.gpu.count == 0:
-        found.append("no NVIDIA GPU or no NVML: a step that waits for a GPU counts as the model")
+        found.append("no NVIDIA GPU or no NVML: waiting for a GPU counts as time of the model")
     if any(one.consumer.samples["throttle"] for one in roles.consumers) or any(
         thread.samples["throttle"] for threads in seen.threads.values() for thread in threads.values()
     ):

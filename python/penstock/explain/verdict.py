@@ -24,7 +24,7 @@ OWN = ("model", "other", "idle")
 STORAGE = ("first_byte", "transfer", "throttle", "metadata", "file_read")
 # The loaders of a healthy program are used at least this much; below, the model is the limit by a factor of two.
 _USED_SHARE = 0.5
-# Waiting for batches that loaders hand over counts as the model's below this share, unless the loaders are busy.
+# Below this share, waiting for the handover of batches counts as time of the model, unless the loaders are busy.
 _HANDOVER_SHARE = 0.25
 _SATURATED_SHARE = 0.8
 _THROTTLED_SHARE = 0.3

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Byte-level BPE in the core: gives the tokens of a tokenizer of the `tokenizers` package, without its costs per word.
+"""Byte-level BPE in the core: returns the same tokens as the `tokenizers` package, at a lower cost per word.
 
 Used only for tokenizers whose JSON the core understands, and which agree with it on a probe. Texts that the core does
 not understand, such as those with added tokens, are left to the tokenizer.
@@ -61,7 +61,7 @@ class Utf8:
 
 @dataclass(frozen=True, slots=True)
 class BytePairEncoder:
-    """A tokenizer of the core, and the tokens that the tokenizer's own adds before and after each text."""
+    """A tokenizer of the core, and the special tokens that are added before and after each text."""
 
     core: _native.BytePairs
     before: tuple[int, ...]
@@ -85,7 +85,7 @@ class BytePairEncoder:
 
 
 def of(tokenizer: Any, described: str, special_tokens: bool) -> BytePairEncoder | None:  # noqa: FBT001 - two callers
-    """Return the encoder that takes the place of a tokenizer, whose JSON is `described`; None if there is none."""
+    """Return an encoder that replaces a tokenizer, whose JSON is `described`; None if the core does not support it."""
     core = _native.BytePairs.of_json(described)
     if core is None:
         return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs that give all ranks the same number of batches, none of them empty: what collectives of a process group need.
+"""Runs that give all ranks the same number of batches, none of them empty, as collectives of a process group require.
 
 `FilledRun` leaves out a batch with fewer samples than ranks. `EqualRun` ends the pass on all ranks when the first rank
 has no more batches, for datasets whose ranks find their number of batches only at the end.

@@ -19,7 +19,7 @@ _FIRST_READ = 64 << 10
 _LARGEST_READ = 4 << 20
 
 _MAX_KEPT = 32 << 20
-"""Maximum bytes that are kept. Those that `prefetch` reads are kept always."""
+"""Maximum number of bytes that are kept, in addition to those that `prefetch` reads."""
 
 
 class RangedFile:

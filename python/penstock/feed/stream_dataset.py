@@ -41,7 +41,7 @@ class _WorkerLoader(Loader):
 class StreamDataset(torch.utils.data.IterableDataset):  # type: ignore[misc]  # torch's types are not read
     """Iterable-style dataset for a `DataLoader` or a `StatefulDataLoader`, with any number of workers.
 
-    Each pass is the next epoch, also with workers that are started again for each pass. A `Loader` is faster, because it
+    Each pass reads the next epoch, even if workers are started again for each pass. A `Loader` is faster, because it
     copies no sample, and its state is valid for any number of ranks.
     """
 
@@ -49,11 +49,11 @@ class StreamDataset(torch.utils.data.IterableDataset):  # type: ignore[misc]  # 
         """Create the stream of one rank.
 
         Args:
-            batch_size: Number of samples that are read at a time, best the DataLoader's own `batch_size`: with 0 or 1
-                workers, its batches are then those of a `Loader` with the same `batch_size`.
+            batch_size: Number of samples that are read at a time. If it is the DataLoader's own `batch_size` and there
+                are 0 or 1 workers, the DataLoader's batches are those of a `Loader`.
             arguments: Other arguments of `penstock.torch.Loader`, except `device` and `collate`. Rank and world come from
                 the process group or the launcher, also in workers. On more than one rank, `tail` is `drop` by default,
-                so that all ranks have equally many samples. Unindexed datasets, and those that are packed without
+                so that all ranks have the same number of samples. Unindexed datasets, and those that are packed without
                 `count_tokens` or rebatched, have different numbers on each rank; use a `Loader` for them.
         Raises:
             ConfigError: An argument is invalid.
@@ -96,7 +96,7 @@ class StreamDataset(torch.utils.data.IterableDataset):  # type: ignore[misc]  # 
             self._resume = self._place = None
 
     def _mine(self) -> dict[str, int]:
-        """Return what a state is valid for."""
+        """Return the values for which a state is valid."""
         info = torch.utils.data.get_worker_info()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
         return {
@@ -143,7 +143,7 @@ class StreamDataset(torch.utils.data.IterableDataset):  # type: ignore[misc]  # 
         else:
             if self._resumed_in != os.getpid():
                 raise ConfigError(
-                    "state: loaded in another process than the one that reads, such as a worker of a DataLoader",
+                    "state: loaded in a different process from the one that reads (such as a worker of a DataLoader)",
                     where="state",
                     hint="load it by torchdata's StatefulDataLoader, or use num_workers=0",
                 )

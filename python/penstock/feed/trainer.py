@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lets a `transformers.Trainer` train on a loader. The only module of the feed that imports transformers.
 
-Trainer resumes by skipping batches of a `DataLoader`, and counts its steps by them. A loader itself goes on at its
-position. Therefore, the skipped batches are placeholders, which cost nothing.
+Trainer resumes by skipping batches of a `DataLoader`, and counts its steps by them. A loader needs no skipping, because
+it continues at its own position. Therefore, Trainer skips placeholders, which cost nothing.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ def feed_trainer(trainer: Any, loader: Loader) -> None:
     `feed_trainer(trainer, loader)`, before `trainer.train()`.
 
     A batch's fields are the arguments of the model. Trainer's own settings of batches (`per_device_train_batch_size`,
-    `dataloader_num_workers`, `train_sampling_strategy`, …) are not used. With `resume_from_checkpoint`, the training goes
-    on at the exact batch, on any number of ranks, and skipped batches are not read.
+    `dataloader_num_workers`, `train_sampling_strategy`, …) are not used. With `resume_from_checkpoint`, the training
+    continues at the exact batch, on any number of ranks, and skipped batches are not read.
 
     Raises:
-        ConfigError: Ranks have different states (`pack`, `indexed=False`, `decode(rebatch=True)`), of which Trainer would
-            store only that of the first.
+        ConfigError: Ranks have different states (`pack`, `indexed=False`, `decode(rebatch=True)`), and Trainer would
+            store only the state of the first rank.
     """
     if loader.world > 1 and not loader.has_fixed_positions:
         raise ConfigError(
-            f"feed_trainer: the {loader.world} ranks have different positions in {loader.dataset!r}, but Trainer saves only "
-            "that of the first",
+            f"feed_trainer: the {loader.world} ranks have different positions in {loader.dataset!r}, but Trainer saves "
+            "only that of the first rank",
             where="feed_trainer",
             hint="write the packed or decoded samples once by penstock.write(), and train on them",
         )
@@ -108,7 +108,8 @@ class _Position(TrainerCallback, ExportableState):  # type: ignore[misc]  # tran
                 where="resume_from_checkpoint",
                 hint="call feed_trainer() also in the run that saves the checkpoint",
             )
-        # Before the state is loaded, because epochs may differ in length, and Trainer counts in steps of the first.
+        # Called before the state is loaded, because Trainer counts in steps of the first epoch, and epochs may differ
+        # in length.
         steps = batches.trainer.set_initial_training_values(args, batches)[1]
         batches.dataset.loader.load_state_dict(kept["attributes"]["position"])
         if not args.ignore_data_skip:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clips of videos: finds the times of their frames, and decodes them with PyAV. Knows nothing of datasets.
+"""Clips of videos: finds the times of their frames, and decodes them with PyAV. Does not depend on datasets.
 
 The frame at a time is the one that a player shows then: the last one that begins at or before it.
 """
@@ -27,7 +27,7 @@ MAX_PIXELS = 100_000_000
 """Maximum number of pixels of a frame, as for images."""
 
 _MAX_SCALED = 2**24
-"""Maximum number of pixels of a frame that is scaled to be cut, unless the clip itself has a quarter of them."""
+"""Maximum number of pixels of a scaled frame before the crop, unless the crop has at least a quarter of them."""
 
 _MAX_BOXES = 10_000
 """Boxes of an MP4 that are checked; fragmented files have two or more per fragment."""
@@ -131,7 +131,8 @@ class ClipSpec:
 
 
 def check_whole(file: Any, name: str) -> None:
-    """Check that the boxes, or the segment, of a video end inside the file. FFmpeg reads what there is.
+    """Check that the boxes, or the segment, of a video end inside the file. FFmpeg reads a truncated file without an
+    error.
 
     Raises:
         Corrupt: The file is cut off.
@@ -191,7 +192,7 @@ def opened(file: Any, name: str) -> Iterator[tuple[Any, Any]]:
 
 
 def is_mpeg(container: Any) -> bool:
-    """Return whether this is an MPEG transport or program stream. They lack an index, so that a seek finds any frame."""
+    """Return whether this is an MPEG transport or program stream. These have no index, so a seek may find any frame."""
     return str(container.format.name).startswith("mpeg")
 
 
@@ -254,7 +255,7 @@ def _time(frame: Any, name: str) -> float:
 
 
 def _from(container: Any, stream: Any, origin: float, time: float, name: str) -> Iterator[Any]:
-    """Yield the frames from the last one at or before a time on, or earlier ones."""
+    """Yield all frames from the last one at or before a time, possibly after some earlier frames."""
     back, lowest = 0.0, min(0.0, -origin) if is_mpeg(container) else 0.0
     while True:
         target = max(lowest, time - back)
@@ -262,7 +263,7 @@ def _from(container: Any, stream: Any, origin: float, time: float, name: str) ->
         frames = container.decode(stream)
         first = next(frames, None)
         # A seek finds keyframes by their decoding times, which may be before the time at which they are shown. In an
-        # MPEG stream, the first frame that decodes is the keyframe after the one that it finds, if there is one.
+        # MPEG stream, the first frame that decodes is the keyframe after the one that the seek finds, if there is one.
         is_late = is_mpeg(container) if first is None else _time(first, name) - origin > time + _SLACK_S
         if not is_late or target == lowest:
             break
@@ -273,7 +274,7 @@ def _from(container: Any, stream: Any, origin: float, time: float, name: str) ->
 
 
 def _put(out: Any, at: int, frame: Any, shown: Any, spec: ClipSpec, name: str) -> None:
-    """Write a frame at a position. `shown` is the frame at the position before, which may be the same.
+    """Write a frame at a position. `shown` is the frame at the previous position, which may be the same.
 
     Raises:
         Corrupt: The frame is so narrow that it would be too large if it were scaled to cover the size.

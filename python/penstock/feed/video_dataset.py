@@ -66,10 +66,11 @@ def open(  # noqa: A001 - the verb is the API
         stride: Distance of a clip's frames, in frames of the file.
         fps: Frames per second of the clip, instead of a stride. A frame is the one that is shown at its time.
         start: Start of the clip in seconds; `random`: one clip of each file, a pure function of seed, epoch and
-            position; or `tile`: clips one after another, without a last one that is not full. A file that is shorter
+            position; or `tile`: clips one after another, without an incomplete last clip. A file that is shorter
             than a clip gives one, which repeats its last frame.
         crop: `center` (scale to cover the size, then cut the middle) or `none` (scale to the size).
-        mask: Name of another field: bool [frames], False for frames after the end of the video, which repeat its last.
+        mask: Name of another field: bool [frames], False for frames after the end of the video, which repeat its last
+            frame.
         threads: Number of decoding threads per rank.
         on_error: `skip` leaves out files whose headers cannot be read. Damage that is found while decoding is handled
             by the loader's `on_error`.

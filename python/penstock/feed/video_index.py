@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Index of videos: what their headers state, which bytes these are, and where the keyframes are.
+"""Index of videos: the content of their headers, the byte ranges of the headers, and the positions of the keyframes.
 
 It is made once for each set of videos and kept beside the record indexes, so that a clip takes one round trip of ranged
 reads: the headers, and the frames from the keyframe before the clip on. It is always safe to delete.
@@ -33,10 +33,10 @@ __all__ = ["Video", "VideoIndex", "read_index"]
 _LOG = logging.getLogger("penstock.feed")
 
 _THREADS = 16
-"""Videos whose headers are read at once. Their time is latency."""
+"""Number of videos whose headers are read at the same time, because reading them is mostly latency."""
 
 _MAX_SPAN = 16 << 20
-"""Maximum bytes of a clip that are read ahead of decoding."""
+"""Maximum number of bytes of a clip that are read before decoding."""
 
 _VERSION = 2
 
@@ -53,7 +53,7 @@ class Video:
     keyframes: tuple[tuple[float, int], ...] = ()
 
     def span(self, first_s: float, last_s: float) -> list[tuple[int, int]]:
-        """Return the bytes from the keyframe before a time to the one after another; empty without keyframes."""
+        """Return the byte range from the keyframe before `first_s` to the one after `last_s`; empty without keyframes."""
         if not self.keyframes:
             return []
         # Keyframes are listed by their decoding times, which are at most a few frames before they are shown.
@@ -123,7 +123,7 @@ def _examined(files: _native.Files, url: str, video: Video) -> Video | str:
     name = f"{url}{video.key}"
     if video.size == 0:
         return f"{name} is empty (0 bytes), but should be a video"
-    # The check has a file of its own, because what is read to open the other one is read for each clip.
+    # The check uses a separate file, because all ranges that are read through `file` become part of the header.
     whole, file = (
         RangedFile(files, video.key.encode(errors="surrogateescape"), video.size, video.version) for _ in range(2)
     )
@@ -133,7 +133,7 @@ def _examined(files: _native.Files, url: str, video: Video) -> Video | str:
             header = tuple(file.ranges())
             facts = facts_of(container, stream, name)
             container.seek(0, stream=stream)  # Matroska's index is read at the first seek
-            # Of an MPEG stream, FFmpeg lists only the part that it has looked at.
+            # For an MPEG stream, FFmpeg lists only the part that it has read so far.
             entries = [entry for entry in stream.index_entries if entry.is_keyframe and not is_mpeg(container)]
             keyframes = [(float(entry.timestamp * stream.time_base) - facts.origin_s, entry.pos) for entry in entries]
     except Corrupt as error:

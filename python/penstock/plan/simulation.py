@@ -213,7 +213,8 @@ class _Runner:
         """Steps to simulate: all, unless the epoch is long, its limits are constant, and a part has a checkpoint."""
         readers = self.job.ranks_per_node if any(limit.servers > 1 for limit in limits) else 1
         part = min(self.steps, max(_MIN_STEPS, MAX_TRANSFERS // (self.job.nodes * readers)))
-        # A failure repeats all steps since the last checkpoint, so a part without one would lose too little.
+        # A failure repeats all steps since the last checkpoint, so a simulated part without a checkpoint would repeat
+        # too few steps.
         has_failures = conditions.synchronous and conditions.node_mtbf_s is not None
         is_too_short = has_failures and (conditions.checkpoint_steps or self.steps) > part
         is_constant = all(limit.is_constant for limit in limits)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Input of the simulation: limits that nodes share, and the conditions that the step model leaves out."""
+"""Input of the simulation: the limits that all nodes share, and conditions that the step model does not cover."""
 
 from __future__ import annotations
 

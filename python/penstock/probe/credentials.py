@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names the credential source that the store layer uses for a URL, and its expiry. Never returns or prints a secret.
 
-Follows the order of `crates/store` (s3/chain, azure/chain.rs, gcs/chain.rs). Reads variables and files only: whether the
-store accepts the credential shows in the requests of `doctor`.
+Follows the order of `crates/store` (s3/chain, azure/chain.rs, gcs/chain.rs). Reads only variables and files, so it does
+not check that the store accepts the credential. The requests of `doctor` do.
 """
 
 from __future__ import annotations

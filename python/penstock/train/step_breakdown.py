@@ -2,8 +2,8 @@
 """Breakdown of a step's time over all ranks: compute, exposed communication, and the three kinds of waiting.
 
 Each rank measures its own exposed communication, which contains the wait for ranks that reach the allreduce later. The
-rank that reaches it last does not wait, so the shortest time of all ranks in a step is the communication itself. What
-another rank takes longer is its wait for the slowest rank. This needs neither a barrier nor equal clocks.
+rank that reaches it last does not wait, so the shortest time of all ranks in a step is the communication itself. The
+time by which another rank exceeds this is its wait for the slowest rank. This needs neither a barrier nor equal clocks.
 """
 
 from __future__ import annotations

@@ -30,12 +30,12 @@ pub enum Element {
     Fixed(usize),
 }
 
-/// How the values of a list are found.
+/// How the number of values of each list is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum List {
-    /// By offsets of 4 bytes.
+    /// As offsets of 4 bytes.
     Narrow,
-    /// By offsets of 8 bytes.
+    /// As offsets of 8 bytes.
     Wide,
     /// All lists have this many values.
     Fixed(usize),

@@ -35,7 +35,7 @@ const STREAM: u64 = 0x6175_6469_6f00_0000;
 pub struct AudioSpec {
     /// Sample rate of the output, in Hz; `None` for that of the file.
     pub sample_rate: Option<u32>,
-    /// Channels of the output. 1 is the mean of all channels; otherwise a file must have this number or one.
+    /// Channels of the output. 1 is the mean of all channels; otherwise a file must have this number of them, or one.
     pub channels: usize,
     /// Element type: float32, or int16 (multiplied by 32,768, rounded and clamped).
     pub dtype: DType,

@@ -18,7 +18,7 @@ use super::{Info, Stream, append};
 const DECODER_DELAY: u64 = 529;
 /// Maximum distance of the first frame from the start (after ID3 tags), in bytes.
 const MAX_JUNK: usize = 64 << 10;
-/// Maximum bytes of earlier frames that a frame's data may begin in.
+/// Maximum number of bytes by which a frame's data may begin before the frame (bit reservoir).
 const RESERVOIR: usize = 512;
 /// Frames after which the overlap and the filter bank no longer depend on what was decoded before.
 const WARM_FRAMES: usize = 3;

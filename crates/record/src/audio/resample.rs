@@ -20,7 +20,7 @@ const MAX_COEFFICIENTS: u64 = 4 << 20;
 /// Maximum number of filters that are kept.
 const MAX_KEPT: usize = 8;
 
-/// Filters that were computed before. The last ones were used last.
+/// Filters that were computed before, with the most recently used one at the end.
 static KEPT: Mutex<Vec<Arc<Filter>>> = Mutex::new(Vec::new());
 
 /// Two sample rates, without their common divisor.
@@ -95,7 +95,7 @@ impl Filter {
         filter
     }
 
-    /// Returns the filter of `rates`, which is computed without the lock if it is not kept.
+    /// Returns the filter of `rates`. If it is not kept, it is computed without holding the lock.
     fn of(rates: Rates, kept: &Mutex<Vec<Arc<Self>>>) -> Arc<Self> {
         let found = |kept: &mut Vec<Arc<Self>>| {
             let at = kept.iter().position(|filter| filter.rates == rates)?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Labels of a mask, as the decoders return them.
+//! Labels of the pixels of a mask, in the element types that the decoders return.
 
 use penstock_types::Error;
 

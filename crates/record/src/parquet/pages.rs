@@ -42,7 +42,7 @@ pub(super) struct Pages<R> {
     at: u64,
     /// End offset of the chunk, according to the footer.
     end: u64,
-    /// Maximum end offset of the last page.
+    /// Upper bound of the end offset of the last page.
     bound: u64,
     /// Number of levels that no page has provided yet, according to the footer.
     levels_left: u64,

@@ -135,7 +135,7 @@ pub(super) async fn complete(
 }
 
 fn name_value(digest: &Digest) -> Result<(http::HeaderName, HeaderValue)> {
-    checksum_header(digest).ok_or_else(|| Error::bug("a digest has no header"))
+    checksum_header(digest).ok_or_else(|| Error::bug("no checksum header exists for a digest"))
 }
 
 /// Builds the XML entry of a part for the list of parts.

@@ -33,7 +33,7 @@ pub(super) async fn put(
         Some(digest) if checksum_header(digest).is_some() => digest.clone(),
         _ => checksum::of_parts(Algorithm::Crc32c, &parts).ok_or_else(|| Error::bug("no CRC-32C"))?,
     };
-    let (name, value) = checksum_header(&digest).ok_or_else(|| Error::bug("a digest has no header"))?;
+    let (name, value) = checksum_header(&digest).ok_or_else(|| Error::bug("no checksum header exists for a digest"))?;
     ask.headers.insert(name, value);
     add_precondition(&mut ask.headers, &options.precondition)?;
     add_encoding(&mut ask.headers, options)?;

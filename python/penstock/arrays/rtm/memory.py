@@ -119,7 +119,7 @@ def _group_bytes(groups: str) -> Iterator[int | None]:
             continue
         root, files = (_GROUPS / "memory", _FILES_V1) if kinds else (_GROUPS, _FILES_V2)
         own = PurePosixPath(path.lstrip("/"))
-        # In a container, the path may be the path on the host, and only the root exists in the container.
+        # In a container, this may be the path on the host. Of its folders, the container then has only the root.
         for folder in (own, *own.parents):
             yield _left(root / folder, files)
 

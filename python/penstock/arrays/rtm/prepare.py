@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Creates a migration job: writes the velocity models in the chosen format, then the survey."""
+"""Creates a job of reverse time migration: writes the velocity models in the chosen format, then the survey."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class ExportRequest:
         if self.job.provision is not None:
             raise ConfigError(
                 f"provision: {self.job.provision.script} does not exist on the nodes of this system",
-                hint="put the work of the script into the image",
+                hint="do the work of the script when you build the image",
             )
         return base64.b64encode(self.file.read_bytes()).decode()
 

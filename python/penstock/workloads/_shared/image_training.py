@@ -118,8 +118,8 @@ class ImageTraining:
 
     def _input(self, images: Tensor) -> Tensor:
         if not self._normalises:
-            # The memory is reused, because fresh pages cost as much as the conversion. The backward pass of the last
-            # step, which reads it, is done.
+            # The memory is reused, because new pages cost as much as the conversion. This is safe: the backward pass
+            # of the last step, which reads this memory, has ended.
             if self._values is None or self._values.shape != images.shape:
                 self._values = torch.empty(images.shape, dtype=torch.float32, device=images.device)
             return self._values.copy_(images).permute(0, 3, 1, 2)

@@ -51,7 +51,7 @@ VERBS = {
     "config": "Show the settings and where they come from; allow a folder's own file; refresh prices.",
 }
 
-_EPILOG = "Every verb has --json (data on stdout, messages on stderr). Guide: docs/guides/first-water.md"
+_EPILOG = "Every verb has --json (data on stdout, messages on stderr). Guide: docs/guides/first-steps.md"
 
 
 def _stdout_is_broken() -> bool:

@@ -179,7 +179,7 @@ def page(facts: Comparison) -> str:
     misses = facts.misses()
     passes = "each read once" if r.epochs == 1 else f"{r.epochs} epochs"
     parts = [
-        f'<p class="kicker"><b>Penstock</b><span>first water</span><span>{escape(facts.created)}</span><span>scale F = {facts.scale:g}</span></p>',
+        f'<p class="kicker"><b>Penstock</b><span>demo</span><span>{escape(facts.created)}</span><span>scale F = {facts.scale:g}</span></p>',
         f"<h1>{escape(facts.headline[0])} <span>{escape(' '.join(facts.headline[1:]))}</span></h1>",
         f'<p class="invalid">INVALID as a measurement: {escape(facts.invalid)}.</p>' if facts.invalid else "",
         f'<p class="missed">{escape(number_format.MISSED)} {escape(" ".join(misses))}</p>' if misses else "",

@@ -196,7 +196,11 @@ DAMAGED = {
     "0 channels": (wav(fmt(channels=0), (b"data", 4, bytes(4))), "0 channels"),
     "255 channels": (wav(fmt(channels=255), (b"data", 4, bytes(4))), "255 channels in blocks of 2 bytes"),
     "block 0": (wav(fmt(block=0), (b"data", 4, bytes(4))), "in blocks of 0 bytes"),
-    "codec": (wav(fmt(tag=0x55), (b"data", 4, bytes(4))), "format 0x0055"),
+    "codec": (wav(fmt(tag=0x55), (b"data", 4, bytes(4))), r"a WAV with MPEG samples \(format 0x0055.*does not read"),
+    "24 bits in 4 bytes": (wav(fmt(block=4, bits=24), (b"data", 4, bytes(4))), "samples of 24 bits in 4 bytes"),
+    "aiff": (b"FORM\0\0\0\x2eAIFFCOMM" + bytes(40), "is an AIFF file, which penstock.audio does not read"),
+    "aac": (b"\xff\xf1\x50\x80\x1e\xdf\xfc\xde" + bytes(40), "is AAC, which penstock.audio does not read"),
+    "mp2": (b"\xff\xfd\xa0\x04\x55\x44" + bytes(600), "is MPEG audio of layer I or II"),
     "size": (
         wav(fmt(), (b"data", 2**31 - 2**20, bytes(4))),
         r"ends inside its samples \(want 2,146,435,072 bytes, have 4\)",
@@ -227,6 +231,36 @@ def test_audio_streamed_wav_reaches_to_the_end(tmp_path):
     big = samples.astype(">i2").tobytes()
     head = b"RIFX" + struct.pack(">I", 0) + b"WAVEfmt " + struct.pack(">IHHIIHH", 16, 1, 1, 8000, 16000, 2, 16)
     assert np.array_equal(whole(tmp_path, head + b"data" + struct.pack(">I", 100) + big, dtype="int16"), samples)
+
+
+def test_audio_wav_headers_of_other_programs_are_read(tmp_path):
+    samples = np.arange(50, dtype="<i2")
+    # The program could not seek back to write the sizes.
+    unset = b"RIFF" + struct.pack("<I", 8) + wav(fmt(), (b"data", 0, samples.tobytes()))[8:]
+    assert np.array_equal(whole(tmp_path, unset, dtype="int16"), samples)
+    guid = struct.pack(">IHH", 1, 0, 16) + b"\x80\0\0\xaa\0\x38\x9b\x71"
+    head = struct.pack(">IHHIIHHHHI", 40, 0xFFFE, 1, 8000, 16000, 2, 16, 22, 16, 4) + guid
+    big = b"RIFX" + struct.pack(">I", 160) + b"WAVEfmt " + head + b"data" + struct.pack(">I", 100)
+    assert np.array_equal(whole(tmp_path, big + samples.astype(">i2").tobytes(), dtype="int16"), samples)
+
+
+@pytest.mark.parametrize("kind", ["flac16", "mp3"])
+def test_audio_tags_around_a_file_are_not_audio(tmp_path, kind):
+    data = encoded(signal(5000), kind)
+    head = b"ID3\x03\0\0\0\0\0\x20" + bytes(32)
+    ape = b"\x01\0\0\0\0\0\0\0Year\0\x07APETAGEX" + struct.pack("<IIII", 1000, 46, 1, 0) + bytes(8)
+    have = whole(tmp_path, head * 2 + data + ape + b"TAG" + b" " * 125)
+    assert np.array_equal(have, whole(tmp_path, data))
+
+
+def test_audio_mp3_of_an_encoder_without_delay_agrees_with_libsndfile(tmp_path):
+    data = bytearray(encoded(signal(5000), "mp3"))
+    at = data.index(b"LAME") + 21
+    data[at : at + 3] = bytes(3)
+    want = reference(bytes(data))[0][:, 0]
+    have = whole(tmp_path, bytes(data))
+    assert have.shape == want.shape
+    assert np.abs(have - want).max() < 2e-5
 
 
 @pytest.mark.parametrize("kind", ["wav16", "flac16", "mp3", "vorbis"])

@@ -9,10 +9,12 @@
 //! Files that end early, and headers that state impossible sizes, are errors. Damage is found where the format has
 //! checksums (FLAC, Ogg); in WAV and MP3, only in headers and frame structure.
 
+mod flac;
 mod mp3;
 mod ogg_pages;
 mod resample;
 mod symphonia_stream;
+mod tags;
 mod wav;
 
 use std::ops::Range;
@@ -25,6 +27,8 @@ use crate::magic;
 
 /// Maximum sample rate, in Hz.
 const MAX_RATE: u32 = 768_000;
+/// Maximum samples per byte: a FLAC frame of at least 11 bytes has at most 65,535 samples.
+const MAX_EXPANSION: u64 = 6000;
 /// Maximum samples that are resampled at once, which bounds the memory beside the output.
 const MAX_STEP: u64 = 1 << 16;
 /// Changes the key, so that clips do not depend on the random numbers of images.
@@ -133,16 +137,39 @@ fn unsupported(what: &str, place: &str) -> Error {
     )
 }
 
+/// Name of an audio format that is not read.
+fn other_kind(bytes: &[u8]) -> Option<&'static str> {
+    Some(match bytes {
+        [b'F', b'O', b'R', b'M', _, _, _, _, b'A', b'I', b'F', b'F' | b'C', ..] => "an AIFF file",
+        [b'.', b's', b'n', b'd', ..] | [b'd', b'n', b's', b'.', ..] => "a Sun AU file",
+        [b'c', b'a', b'f', b'f', ..] => "a Core Audio file",
+        [b'r', b'i', b'f', b'f', 0x2e, 0x91, ..] => "a Wave64 file",
+        [b'w', b'v', b'p', b'k', ..] => "a WavPack file",
+        [b'M', b'A', b'C', b' ', ..] => "a Monkey's Audio file",
+        [b'M', b'P', b'C', b'K', ..] | [b'M', b'P', b'+', ..] => "a Musepack file",
+        [b'D', b'S', b'D', b' ', ..] => "a DSD file",
+        [b'T', b'T', b'A', b'1', ..] => "a True Audio file",
+        [_, _, _, _, b'f', b't', b'y', b'p', b'M', b'4', b'A' | b'B', ..] => "an MP4 file with AAC or ALAC",
+        [b'A', b'D', b'I', b'F', ..] | [0xff, 0xf0 | 0xf1 | 0xf9, ..] => "AAC",
+        // Layers II and I of MPEG-1, 2 and 2.5.
+        [0xff, b, c, ..] if b & 0xe0 == 0xe0 && matches!(b & 6, 4 | 6) && b & 0x18 != 8 && c & 0xf0 != 0xf0 => {
+            "MPEG audio of layer I or II"
+        }
+        _ => return None,
+    })
+}
+
 fn open<'a>(bytes: &'a [u8], place: &'a str) -> Result<(Info, Box<dyn Stream + 'a>)> {
     fn boxed<'a, S: Stream + 'a>((info, stream): (Info, S)) -> (Info, Box<dyn Stream + 'a>) {
         (info, Box::new(stream))
     }
-    let after_id3 = bytes.get(mp3::id3_len(bytes)..).unwrap_or_default();
+    let after_id3 = bytes.get(tags::id3_len(bytes)..).unwrap_or_default();
     match bytes {
         [] => Err(Error::corrupt(place, "is empty (0 bytes), but should be audio")),
         _ if wav::is_wav(bytes) => wav::open(bytes, place).map(boxed),
-        [b'f', b'L', b'a', b'C', ..] | [b'O', b'g', b'g', b'S', ..] => symphonia_stream::open(bytes, place).map(boxed),
-        _ if after_id3.starts_with(b"fLaC") => symphonia_stream::open(after_id3, place).map(boxed),
+        [b'O', b'g', b'g', b'S', ..] => symphonia_stream::open(bytes, place).map(boxed),
+        _ if after_id3.starts_with(b"fLaC") => flac::open(after_id3, place).map(boxed),
+        _ if let Some(kind) = other_kind(after_id3) => Err(unsupported(kind, place)),
         _ if mp3::is_mp3(bytes) => mp3::open(bytes, place).map(boxed),
         _ => match magic::describe(bytes) {
             Some(kind @ (magic::WAV | magic::FLAC | magic::OGG | magic::MP3)) => {

@@ -12,7 +12,7 @@ use symphonia::core::packet::PacketRef;
 use symphonia::core::units::{Duration, Timestamp};
 use symphonia::default::codecs::MpaDecoder;
 
-use super::{Info, Stream, append};
+use super::{Info, Stream, append, tags, unsupported};
 
 /// Delay of every decoder, in samples: the filter bank and one sample.
 const DECODER_DELAY: u64 = 529;
@@ -64,12 +64,28 @@ impl Header {
     }
 }
 
+/// Whether a frame has blocks of long and short windows, which the crate scales wrongly.
+fn has_mixed_blocks(frame: &[u8], header: &Header) -> bool {
+    let start = if frame.get(1).is_some_and(|b| b & 1 == 0) { 6 } else { 4 };
+    let bit = |at: usize| frame.get(start + at / 8).is_some_and(|byte| byte >> (7 - at % 8) & 1 == 1);
+    // Bits before the granules, in a granule's channel, and in it before the window switching flag.
+    let (before, step, flag, granules) = match (header.samples, header.channels) {
+        (1152, channels) => (if channels == 1 { 18 } else { 20 }, 59, 33, 2),
+        (_, channels) => (8 + channels, 63, 38, 1),
+    };
+    (0..granules * header.channels).any(|at| {
+        let flag = before + at * step + flag;
+        [true, true, false, true].iter().zip(flag..).all(|(want, at)| bit(at) == *want)
+    })
+}
+
 /// Content of a Xing or LAME tag.
 #[derive(Debug, Clone, Copy, Default)]
 struct Tag {
     frames: Option<u64>,
-    delay: u64,
-    padding: u64,
+    /// Samples to remove at the start and at the end.
+    skip: u64,
+    cut: u64,
 }
 
 impl Tag {
@@ -97,30 +113,16 @@ impl Tag {
         }
         // The encoder's name, then 12 bits each of delay and padding.
         if let (Some(&[1..=255, ..]), Some(&[a, b, c])) = (rest.first_chunk::<9>(), rest.get(21..24)) {
-            tag.delay = u64::from(a) << 4 | u64::from(b) >> 4;
-            tag.padding = u64::from(b & 15) << 8 | u64::from(c);
+            tag.skip = (u64::from(a) << 4 | u64::from(b) >> 4) + DECODER_DELAY;
+            tag.cut = (u64::from(b & 15) << 8 | u64::from(c)).saturating_sub(DECODER_DELAY);
         }
         Some(tag)
     }
 }
 
-/// Length of an ID3v2 tag at the start of `bytes`; 0 without one.
-pub(super) fn id3_len(bytes: &[u8]) -> usize {
-    match bytes {
-        [b'I', b'D', b'3', _, _, flags, a, b, c, d, ..] => {
-            let size = [a, b, c, d].iter().fold(0, |size, part| size << 7 | usize::from(**part & 127));
-            10 + size + if flags & 0x10 != 0 { 10 } else { 0 }
-        }
-        _ => 0,
-    }
-}
-
 /// Offset of the first frame; `None` if there is none.
 fn first_frame(bytes: &[u8]) -> Option<usize> {
-    let mut start = 0;
-    while let Some(len @ 1..) = bytes.get(start..).map(id3_len) {
-        start += len;
-    }
+    let start = tags::id3_len(bytes);
     let is_frame = |at: &usize| {
         let Some(header) = Header::of(&bytes[*at..]) else { return false };
         // Two frames in a row, or the only one.
@@ -176,6 +178,7 @@ pub(super) struct Mp3<'a> {
 
 pub(super) fn open<'a>(bytes: &'a [u8], place: &'a str) -> Result<(Info, Mp3<'a>)> {
     let wrong = |problem: String| Error::corrupt(place, format!("is a damaged MP3: {problem}"));
+    let bytes = &bytes[..tags::end(bytes)];
     let all = with_separators(bytes.len() as u64);
     let mut at = first_frame(bytes).ok_or_else(|| wrong(format!("it has no MPEG frame in {all} bytes")))?;
     let mut frames = Frames { bytes, starts: Vec::new() };
@@ -191,11 +194,14 @@ pub(super) fn open<'a>(bytes: &'a [u8], place: &'a str) -> Result<(Info, Mp3<'a>
             if is_tail(&bytes[at..]) || stated.is_some_and(|stated| frames.len() as u64 >= stated) {
                 break;
             }
-            let problem = match header {
-                Some(header) => format!("it changes to {} channels at {} Hz", header.channels, header.rate),
-                None => "it has no MPEG frame".to_owned(),
+            let problem = match Header::of(&bytes[at..]) {
+                Some(Header { channels, rate, .. }) => {
+                    let what = format!("an MP3 that changes to {channels} channels at {rate} Hz");
+                    return Err(unsupported(&what, place));
+                }
+                None => format!("it has no MPEG frame at byte {} of {all}", with_separators(at as u64)),
             };
-            return Err(wrong(format!("{problem} at byte {} of {all}", with_separators(at as u64))));
+            return Err(wrong(problem));
         };
         if at + header.len > bytes.len() {
             if stated.is_some_and(|stated| frames.len() as u64 >= stated) {
@@ -212,10 +218,9 @@ pub(super) fn open<'a>(bytes: &'a [u8], place: &'a str) -> Result<(Info, Mp3<'a>
         return Err(wrong(format!("it ends after {} of {} frames", with_separators(count), with_separators(stated))));
     }
     let total = count * first.samples;
-    let skip = if tag.delay + tag.padding > 0 { tag.delay + DECODER_DELAY } else { 0 };
     // More frames than the tag states: the file was joined, and the padding is not at its end.
     let is_joined = tag.frames.is_some_and(|stated| stated < count);
-    let cut = if is_joined { 0 } else { tag.padding.saturating_sub(DECODER_DELAY) };
+    let (skip, cut) = (tag.skip, if is_joined { 0 } else { tag.cut });
     let len = total.saturating_sub(skip + cut);
     let mut params = AudioCodecParameters::new();
     params.for_codec(CODEC_ID_MP3);
@@ -255,7 +260,11 @@ impl Stream for Mp3<'_> {
         if self.at >= self.len || self.next >= self.frames.len() {
             return Ok(false);
         }
-        let packet = packet(self.frames.get(self.next));
+        let frame = self.frames.get(self.next);
+        if has_mixed_blocks(frame, &self.header) {
+            return Err(unsupported("an MP3 with mixed blocks", self.place));
+        }
+        let packet = packet(frame);
         let decoded = self.decoder.decode_ref(&packet).map_err(|error| {
             let (next, all) = (with_separators(self.next as u64), with_separators(self.frames.len() as u64));
             Error::corrupt(self.place, format!("is a damaged MP3: frame {next} of {all} cannot be decoded: {error}"))
@@ -276,4 +285,28 @@ impl Stream for Mp3<'_> {
 
 fn packet(frame: &[u8]) -> PacketRef<'_> {
     PacketRef::new(0, Timestamp::new(0), Duration::new(0), frame)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mixed_blocks_are_found_in_each_channel() {
+        for (head, flags) in [([0xff, 0xfb, 0x50, 0xc0], vec![51, 110]), ([0xff, 0xf2, 0x50, 0], vec![48, 111])] {
+            let header = Header::of(&head).unwrap();
+            let start = if head[1] & 1 == 0 { 48 } else { 32 };
+            for flag in flags {
+                for (bits, want) in
+                    [([1, 1, 0, 1], true), ([1, 1, 0, 0], false), ([1, 1, 1, 1], false), ([0, 1, 0, 1], false)]
+                {
+                    let mut frame = [&head[..], &[0; 40]].concat();
+                    for (at, bit) in (start + flag..).zip(bits) {
+                        frame[at / 8] |= bit << (7 - at % 8);
+                    }
+                    assert_eq!(has_mixed_blocks(&frame, &header), want, "{head:x?} {flag} {bits:?}");
+                }
+            }
+        }
+    }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! FLAC, and Vorbis or FLAC in Ogg, by the crate `symphonia`.
+//! Vorbis or FLAC in Ogg, by the crate `symphonia`.
 //!
-//! The crate skips damaged frames and pages; here, they are errors, as are gaps in the packets' times.
+//! The crate skips damaged pages; here, they are errors.
 
 use std::io::Cursor;
 use std::ops::Range;
@@ -15,32 +15,29 @@ use symphonia::core::formats::{FormatOptions, FormatReader, SeekMode, SeekTo, Tr
 use symphonia::core::io::MediaSourceStream;
 use symphonia::core::units::Timestamp;
 use symphonia::default::codecs::{FlacDecoder, VorbisDecoder};
-use symphonia::default::formats::{FlacReader, OggReader};
+use symphonia::default::formats::OggReader;
 
-use super::{Info, Stream, append, ogg_pages};
+use super::{Info, MAX_EXPANSION, Stream, append, ogg_pages};
 
-/// Maximum samples per byte: a FLAC frame of at least 11 bytes has at most 65,535 samples.
-const MAX_EXPANSION: u64 = 6000;
+const NAME: &str = "Ogg";
 /// Samples of Vorbis that are decoded before a clip: two blocks, which overlap.
 const VORBIS_WARM: u64 = 2 * 8192;
 
 /// Samples of a file that `symphonia` reads.
 pub(super) struct SymphoniaStream<'a> {
-    name: &'static str,
     place: &'a str,
-    reader: Box<dyn FormatReader + 'a>,
+    reader: OggReader<'a>,
     decoder: Box<dyn AudioDecoder>,
     track: u32,
     channels: usize,
     /// Samples to decode before a position after a seek.
     warm: u64,
     frames: u64,
-    /// Time of the next packet, if it is known, and the sample that is read next.
-    next: Option<i64>,
+    /// Sample that is read next.
     at: u64,
 }
 
-fn damaged(name: &str, place: &str, problem: &str) -> Error {
+pub(super) fn damaged(name: &str, place: &str, problem: &str) -> Error {
     Error::corrupt(place, format!("is a damaged {name} file: {problem}"))
 }
 
@@ -51,21 +48,16 @@ fn described(problem: &Problem) -> String {
     }
 }
 
-/// Opens a FLAC or Ogg file. `bytes` begins with its magic number.
+/// Opens an Ogg file. `bytes` begins with its magic number.
 pub(super) fn open<'a>(bytes: &'a [u8], place: &'a str) -> Result<(Info, SymphoniaStream<'a>)> {
-    let name = if bytes.starts_with(b"fLaC") { "FLAC" } else { "Ogg" };
-    let wrong = |problem: &str| damaged(name, place, problem);
-    let reader = || -> Result<Box<dyn FormatReader + 'a>> {
+    let wrong = |problem: &str| damaged(NAME, place, problem);
+    let reader = || {
         let source = MediaSourceStream::new(Box::new(Cursor::new(bytes)), Default::default());
-        let options = FormatOptions::default();
-        match name {
-            "FLAC" => FlacReader::try_new(source, options).map(|reader| Box::new(reader) as Box<dyn FormatReader>),
-            _ => OggReader::try_new(source, options).map(|reader| Box::new(reader) as Box<dyn FormatReader>),
-        }
-        .map_err(|problem| wrong(&described(&problem)))
+        OggReader::try_new(source, FormatOptions::default()).map_err(|problem| wrong(&described(&problem)))
     };
-    if name == "Ogg" {
-        ogg_pages::check(bytes, place)?;
+    ogg_pages::check(bytes, place)?;
+    if bytes.get(28..).is_some_and(|packet| packet.starts_with(b"Speex   ")) {
+        return Err(super::unsupported("Speex in Ogg", place));
     }
     let mut opened = reader()?;
     let track = opened.first_track(TrackType::Audio).ok_or_else(|| wrong("it has no audio"))?.clone();
@@ -73,6 +65,10 @@ pub(super) fn open<'a>(bytes: &'a [u8], place: &'a str) -> Result<(Info, Symphon
     let params = params.ok_or_else(|| wrong("it has no audio"))?;
     let options = AudioDecoderOptions::default();
     let (decoder, warm): (Result<Box<dyn AudioDecoder>, Problem>, u64) = match params.codec {
+        // The decoder has 32 bits, and a difference of channels would have 33.
+        CODEC_ID_FLAC if params.bits_per_sample == Some(32) => {
+            return Err(super::unsupported("FLAC of 32 bits in Ogg", place));
+        }
         CODEC_ID_FLAC => (FlacDecoder::try_new(params, &options).map(|made| Box::new(made) as _), 0),
         CODEC_ID_VORBIS => (VorbisDecoder::try_new(params, &options).map(|made| Box::new(made) as _), VORBIS_WARM),
         CODEC_ID_OPUS => return Err(super::unsupported("Opus in Ogg", place)),
@@ -85,7 +81,7 @@ pub(super) fn open<'a>(bytes: &'a [u8], place: &'a str) -> Result<(Info, Symphon
     let frames = match track.num_frames {
         Some(frames) => frames,
         None => {
-            let counted = counted(opened.as_mut(), track.id).map_err(|problem| wrong(&described(&problem)))?;
+            let counted = counted(&mut opened, track.id).map_err(|problem| wrong(&described(&problem)))?;
             opened = reader()?;
             counted
         }
@@ -96,11 +92,7 @@ pub(super) fn open<'a>(bytes: &'a [u8], place: &'a str) -> Result<(Info, Symphon
     }
     let channels = channels.count();
     let info = Info { rate, channels, frames };
-    let next = (name == "FLAC").then_some(0);
-    Ok((
-        info,
-        SymphoniaStream { name, place, reader: opened, decoder, track: track.id, channels, warm, frames, next, at: 0 },
-    ))
+    Ok((info, SymphoniaStream { place, reader: opened, decoder, track: track.id, channels, warm, frames, at: 0 }))
 }
 
 /// Number of samples in a stream that does not state it.
@@ -116,7 +108,7 @@ fn counted(reader: &mut dyn FormatReader, track: u32) -> Result<u64, Problem> {
 
 impl SymphoniaStream<'_> {
     fn wrong(&self, problem: &str) -> Error {
-        damaged(self.name, self.place, problem)
+        damaged(NAME, self.place, problem)
     }
 }
 
@@ -128,12 +120,11 @@ impl Stream for SymphoniaStream<'_> {
         }
         let ts = Timestamp::new((frame - self.warm) as i64);
         let to = SeekTo::Timestamp { ts, track_id: self.track };
-        let found = self.reader.seek(SeekMode::Accurate, to).map_err(|problem| {
+        self.reader.seek(SeekMode::Accurate, to).map_err(|problem| {
             let problem = described(&problem);
             self.wrong(&format!("sample {} cannot be found: {problem}", with_separators(frame)))
         })?;
         self.decoder.reset();
-        self.next = self.next.map(|_| found.actual_ts.get());
         Ok(())
     }
 
@@ -151,33 +142,20 @@ impl Stream for SymphoniaStream<'_> {
             }
         };
         let start = packet.pts.get();
-        if let Some(next) = self.next {
-            if start != next {
-                return Err(self.wrong(&format!("samples from {} to {start} are missing or damaged", next)));
-            }
-            self.next = start.checked_add_unsigned(packet.dur.get());
-        }
+        let place = self.place;
         let decoded = self.decoder.decode(&packet).map_err(|problem| {
-            damaged(
-                self.name,
-                self.place,
-                &format!("sample {shown} of {all} cannot be decoded: {}", described(&problem)),
-            )
+            damaged(NAME, place, &format!("sample {shown} of {all} cannot be decoded: {}", described(&problem)))
         })?;
         if decoded.num_planes() != self.channels {
             let planes = decoded.num_planes();
-            return Err(damaged(
-                self.name,
-                self.place,
-                &format!("it changes from {} to {planes} channels", self.channels),
-            ));
+            return Err(self.wrong(&format!("it changes from {} to {planes} channels", self.channels)));
         }
         let frames = decoded.frames() as u64;
         // Packets of Vorbis before the start have negative times, and their samples are removed by the decoder.
         let start = start.max(0) as u64;
         if start > self.at && frames > 0 {
             let start = with_separators(start);
-            return Err(damaged(self.name, self.place, &format!("samples {shown} to {start} are missing")));
+            return Err(self.wrong(&format!("samples {shown} to {start} are missing")));
         }
         let from = self.at.saturating_sub(start).min(frames);
         let until = self.frames.saturating_sub(start).min(frames).max(from);
@@ -185,7 +163,7 @@ impl Stream for SymphoniaStream<'_> {
         match decoded {
             GenericAudioBufferRef::F32(decoded) => append(decoded, range, planes),
             GenericAudioBufferRef::S32(decoded) => scaled(decoded, range, planes),
-            _ => return Err(Error::bug(format!("the {} decoder returned samples of another type", self.name))),
+            _ => return Err(Error::bug("a decoder of Ogg returned samples of another type")),
         }
         self.at = self.at.max(start + until);
         Ok(true)
@@ -193,7 +171,7 @@ impl Stream for SymphoniaStream<'_> {
 }
 
 /// Appends samples of 32 bits as floats in -1..1.
-fn scaled(decoded: &AudioBuffer<i32>, range: Range<usize>, planes: &mut [Vec<f32>]) {
+pub(super) fn scaled(decoded: &AudioBuffer<i32>, range: Range<usize>, planes: &mut [Vec<f32>]) {
     for (plane, to) in decoded.iter_planes().zip(planes) {
         to.extend(plane[range.clone()].iter().map(|&value| value as f32 / 2_147_483_648.0));
     }

@@ -3,7 +3,7 @@
 
 use penstock_types::{Error, Result, with_separators};
 
-use super::{Info, Stream};
+use super::{Info, Stream, unsupported};
 
 /// Frames per call of [`Stream::read`].
 const BLOCK: usize = 4096;
@@ -72,13 +72,15 @@ pub(super) fn open<'a>(bytes: &'a [u8], place: &str) -> Result<(Info, Wav<'a>)> 
             b"fmt " => format = Some(Format::read(bytes, body, is_big).ok_or_else(|| wrong("no format".to_owned()))?),
             b"data" => {
                 let format = format.ok_or_else(|| wrong("its samples come before its format".to_owned()))?;
-                let (encoding, channels) = format.check().map_err(wrong)?;
-                let (size, may_be_short) = match long_size {
-                    Some(long) if size == u64::from(u32::MAX) => (long, false),
-                    _ => (size, is_placeholder(size)),
-                };
+                let (encoding, channels) = format.check(place)?;
                 let rest = &bytes[body..];
                 let have = rest.len() as u64;
+                let (size, may_be_short) = match long_size {
+                    Some(long) if size == u64::from(u32::MAX) => (long, false),
+                    // A program that cannot seek back to the header: the file's size does not reach beyond it either.
+                    _ if size == 0 && number::<4>(bytes, 4, is_big).is_some_and(|all| all <= at as u64) => (have, true),
+                    _ => (size, is_placeholder(size)),
+                };
                 if have < size && !may_be_short {
                     let (size, have) = (with_separators(size), with_separators(have));
                     return Err(wrong(format!("it ends inside its samples (want {size} bytes, have {have})")));
@@ -112,18 +114,25 @@ impl Format {
         let short = |offset| number::<2>(bytes, at + offset, is_big).map(|value| value as u16);
         let mut tag = short(0)?;
         if tag == EXTENSIBLE {
-            tag = short(24)?;
+            tag = number::<4>(bytes, at + 24, is_big)? as u16;
         }
         let rate = number::<4>(bytes, at + 4, is_big)? as u32;
         Some(Self { tag, channels: short(2)?, rate, block: short(12)?, bits: short(14)? })
     }
 
-    fn check(&self) -> Result<(Encoding, usize), String> {
+    fn check(&self, place: &str) -> Result<(Encoding, usize)> {
         let Self { tag, channels, block, bits, .. } = *self;
-        if channels == 0 || block == 0 || block % channels != 0 {
-            return Err(format!("{channels} channels in blocks of {block} bytes"));
+        let is_even = channels != 0 && block != 0 && block % channels == 0;
+        if !is_even && matches!(tag, PCM | FLOAT | A_LAW | MU_LAW) {
+            let problem = format!("is a damaged WAV: {channels} channels in blocks of {block} bytes");
+            return Err(Error::corrupt(place, problem));
         }
-        let encoding = match (tag, block / channels) {
+        let bytes = if is_even { block / channels } else { 0 };
+        let encoding = match (tag, bytes) {
+            // Programs disagree about which bytes of a longer block are the sample.
+            (PCM, _) if bits.div_ceil(8) != bytes => {
+                return Err(unsupported(&format!("a WAV with samples of {bits} bits in {bytes} bytes"), place));
+            }
             (PCM, 1) => Encoding::U8,
             (PCM, 2) => Encoding::I16,
             (PCM, 3) => Encoding::I24,
@@ -132,7 +141,17 @@ impl Format {
             (FLOAT, 8) => Encoding::F64,
             (A_LAW, 1) => Encoding::ALaw,
             (MU_LAW, 1) => Encoding::MuLaw,
-            _ => return Err(format!("format {tag:#06x} with {bits} bits, which is not supported")),
+            _ => {
+                let name = match tag {
+                    2 => "Microsoft ADPCM",
+                    0x11 => "IMA ADPCM",
+                    0x31 => "GSM 6.10",
+                    0x50 | 0x55 => "MPEG",
+                    _ => "other",
+                };
+                let what = format!("a WAV with {name} samples (format {tag:#06x}, {bits} bits)");
+                return Err(unsupported(&what, place));
+            }
         };
         Ok((encoding, usize::from(channels)))
     }

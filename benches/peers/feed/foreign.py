@@ -2,7 +2,7 @@
 """Reads each file of a folder with Penstock and with the library of its format, and compares the values.
 
     uv venv /tmp/foreign-peers
-    uv pip install -p /tmp/foreign-peers/bin/python tensorflow-cpu webdataset pyarrow pillow h5py zarr soundfile zstandard lz4
+    uv pip install -p /tmp/foreign-peers/bin/python tensorflow-cpu webdataset pyarrow pillow h5py zarr soundfile av zstandard lz4
     PYTHONPATH=python /tmp/foreign-peers/bin/python benches/peers/feed/foreign.py FOLDER [--only FORMAT] [--json OUT]
 
 The files are not in this repository; docs/reference/foreign.md states where they are from. Each side reads in a child
@@ -50,6 +50,14 @@ PROOFS = (
     "convert it to PNG",
     "hex escape",
     "not closed",
+    "cut off",
+    "it ends ",
+    "damaged or missing",
+    "are missing",
+    "no MPEG frame at",
+    "in blocks of",
+    "frames of at most",
+    "minimum block length",
 )
 """Texts by which a message is recognised as clear: it describes damage that some libraries accept, or gives advice."""
 MEMORY_BYTES = 12 << 30

@@ -47,7 +47,8 @@ SUFFIXES = {
     "npz": ("npz",),
     "hdf5": ("h5", "hdf5", "he5", "nc"),
     "megatron": ("idx",),
-    "audio": ("wav", "flac", "mp3"),
+    "audio": ("wav", "wave", "bwf", "rf64", "flac", "mp3", "ogg", "oga"),
+    "other audio": ("aac", "aif", "aifc", "aiff", "ape", "au", "caf", "dsf", "m4a", "mp2", "opus", "snd", "spx", "w64"),
 }
 COMPRESSED = (".gz", ".zst", ".lz4", ".bz2", ".xz")
 
@@ -160,6 +161,7 @@ def theirs(case: Case) -> Columns | Failure:
         "mds": _mds,
         "megatron": _megatron,
         "audio": _audio,
+        "other audio": _audio,
     }
     if case.format not in readers:
         return Failure("none", "no library for this suffix", None)
@@ -402,5 +404,6 @@ def _megatron(path: Path) -> Columns:
 def _audio(path: Path) -> Columns:
     import soundfile
 
-    samples, _ = soundfile.read(path, dtype="float32", always_2d=True)
-    return {"audio": [samples]}
+    is_long = soundfile.info(path).frames > 1 << 40  # a FLAC file that does not state its length
+    samples, rate = soundfile.read(path, 1 << 24 if is_long else -1, dtype="float32", always_2d=True)
+    return {"audio": [samples] if len(samples) else [], "rate": [rate] if len(samples) else []}

@@ -40,7 +40,7 @@ struct Header {
 }
 
 impl Header {
-    /// Parses the header at the start of `bytes`; `None` if there is none.
+    /// Parses the header at the start of `bytes`; `None` for anything else.
     fn of(bytes: &[u8]) -> Option<Self> {
         let &[0xff, sync @ 0xf8..=0xf9, sizes, kind, first] = bytes.first_chunk()? else { return None };
         let (block, rate, channels, bits) = (sizes >> 4, sizes & 15, kind >> 4, kind >> 1 & 7);

@@ -305,6 +305,6 @@ def emulator(tmp_path: Path) -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture(scope="session")
 def versitygw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Peer]:
-    """The strict S3 peer, one for the session; each test uses a bucket of its own."""
+    """The strict S3 peer, one for the session; each test uses a separate bucket."""
     with peer_stores.versitygw(tmp_path_factory.mktemp("versitygw")) as peer:
         yield peer

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests `penstock probe URL`: the card of an emulated tier agrees with its limits, and emulating the card, too.
+"""Tests `penstock probe URL`: the card of an emulated tier has the tier's limits, even if the tier is itself a card.
 
 The probes here are short and the tolerances wide, because other tests use the same cores. benches/probe.py has the
 accuracy of full probes.

@@ -24,7 +24,7 @@ REPORT = re.compile(r"metrics=\{'loss': ([\d.]+), 'epoch': (\d+), 'samples': (\d
 
 @contextlib.contextmanager
 def example(name, *arguments, folder):
-    """Starts an example in a session of its own, whose processes all end with the block."""
+    """Starts an example in a separate session, whose processes all end with the block."""
     with (folder / "log").open("a") as log:
         process = subprocess.Popen(
             [PYTHON, ROOT / "examples" / name, *map(str, arguments)],

@@ -3,7 +3,7 @@
 
     python benches/peers/feed/buckets.py [--tf PYTHON] [--passes N] [--json FILE]
 
-Each pass reads one epoch of shuffled samples into padded batches of the same buckets, in a process of its own, by turns.
+Each pass reads one epoch of shuffled samples into padded batches of the same buckets, in a separate process, by turns.
 TensorFlow runs in its own environment (`kit.py tfdata`). Both start with files in the page cache.
 """
 

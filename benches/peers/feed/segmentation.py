@@ -127,7 +127,7 @@ SIDES = {
 
 
 def main(arguments: list[str]) -> None:
-    """Writes the data, runs every side in a process of its own, and prints the best rates as JSON lines."""
+    """Writes the data, runs every side in a separate process, and prints the best rates as JSON lines."""
     if len(arguments) == 2 and arguments[1] in SIDES:
         print(SIDES[arguments[1]](Path(arguments[0])))
         return

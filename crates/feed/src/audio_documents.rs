@@ -46,7 +46,7 @@ impl AudioDocument {
     }
 }
 
-/// Property of a recording, which is delivered as a field of its own.
+/// Property of a recording, which is delivered as a separate field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AudioFact {

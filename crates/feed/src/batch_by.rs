@@ -312,7 +312,7 @@ impl BatchBy {
         let mut rest = Open::new(0);
         for mut of in open {
             match self.rule {
-                // The rest of each bucket is a batch of its own.
+                // The rest of each bucket is a separate batch.
                 BatchRule::Buckets { .. } => made.emit(&mut of, usize::MAX, false),
                 // The rests of neighbouring buckets fill batches together.
                 BatchRule::Budget { .. } => {

@@ -73,7 +73,7 @@ Examples:
     type=click.IntRange(1, 100),
     default=1,
     show_default=True,
-    help="Number of copies of each training image, each with its own name, in shards of their own.",
+    help="Number of copies of each training image, each with its own name, in separate shards.",
 )
 @click.option("--median-bytes", type=BYTES, default="110kB", show_default=True, help="Median size of a JPEG.")
 @click.option(

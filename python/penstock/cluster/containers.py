@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Containers around the ranks of a command line: parses `RUNTIME:IMAGE`, and builds the prefix for each of two ways.
 
-`host-mpirun`: the launcher runs on the host, and starts every rank in a container of its own. `inside`: mpirun itself
+`host-mpirun`: the launcher runs on the host, and starts every rank in a separate container. `inside`: mpirun itself
 runs in the container, and starts its daemons on other nodes by ssh, wrapped in the same container.
 """
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks that the ranks of a launcher form one MPI job, natively or in a container.
 
-If the MPI of a container and that of the host's mpirun do not speak, every rank silently becomes a job of its own, with
-world size 1: the program runs, and all its figures are wrong.
+If the MPI of a container is incompatible with that of the host's mpirun, every rank silently becomes a separate job,
+with world size 1: the program runs, and all its figures are wrong.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def check_mpi(
         every = "every rank reports" if len(set(worlds)) == 1 else "ranks report"
         what = f"{every} world size {', '.join(map(str, sorted(set(worlds))))} instead of {len(exits)}"
     raise RankFailed(
-        f"{place} ({answers[0]['library']}) and the launcher ({_version(host_program)}) do not speak: {what}",
+        f"{place} ({answers[0]['library']}) and the launcher ({_version(host_program)}) are incompatible: {what}",
         hint="use the same MPI family on both sides, for example --set program=mpiexec.hydra for MPICH,"
         " --set srun=--mpi=pmix for srun, or --ways inside",
     )

@@ -420,7 +420,7 @@ def _limits(seen: Observation, roles: Roles, figures: Figures, verdict: Verdict)
         found.append(seen.connections.error)
     namespaces = {record.network_namespace for record in seen.records.values() if record.network_namespace}
     if namespaces and os.readlink("/proc/self/ns/net") not in namespaces:
-        found.append("the program has a network namespace of its own: its connections were not seen")
+        found.append("the program has a separate network namespace: its connections were not seen")
     if seen.denied["syscall"]:
         found.append("blocked system calls of some processes may not be read (another user or namespace)")
     if seen.denied["io"] or seen.denied["fd"]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """TCP sockets with the kernel's measurements of each connection, by netlink (sock_diag(7)). Needs no root.
 
-The kernel answers for the network namespace of the caller only. Sockets of containers with a network of their own are
+The kernel answers for the network namespace of the caller only. Sockets of containers with their own network are
 not seen.
 """
 

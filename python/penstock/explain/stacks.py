@@ -161,7 +161,7 @@ class StackSampler:
         argv += ["--duration", str(max(1, round(seconds))), "--rate", str(rate_per_s)]
         argv += ["--threads", "--idle", "--nonblocking", "--full-filenames"]
         with log.open("wb") as out:
-            # A session of its own, so that Ctrl-C in the terminal reaches the program first.
+            # A separate session, so that Ctrl-C in the terminal reaches the program first.
             child = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, close_fds=True
             )

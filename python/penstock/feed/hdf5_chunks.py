@@ -160,7 +160,7 @@ def chunk_table(file: Any, name: str, place: str) -> dict[str, Any]:
         raise Unsupported(
             f"{place}: `{name}` contains {kind}, not plain numbers",
             where=place,
-            hint="name other datasets, or write the numbers as datasets of their own",
+            hint="name other datasets, or write the numbers as separate datasets",
         )
     plist, space = found.id.get_create_plist(), found.id
     array: dict[str, Any] = {

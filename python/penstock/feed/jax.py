@@ -105,7 +105,7 @@ class Loader(BaseLoader[dict[str, Any]]):
                 raise ConfigError(
                     f"fields: {name} is padded to the longest sample of each process, but a sharded array has one shape",
                     where="fields",
-                    hint='pad it to a number of items, .padded(512), or with batch_by to "bucket"',
+                    hint='pad the field: .padded(512), or .padded("bucket") with batch_by',
                 )
 
     def _adapt(self, tensors: dict[str, Any]) -> tuple[dict[str, Any], float]:

@@ -63,7 +63,7 @@ class BaseLoader(Generic[Batch]):
     """
 
     _runs_in_data_worker = False
-    """Whether each worker of a torch DataLoader has a loader with a rank of its own."""
+    """Whether each worker of a torch DataLoader has its own loader and rank."""
 
     @renamed_parameters({"next_epoch": "prefetch_next_epoch", "deadline_s": "object_timeout_s"})
     def __init__(

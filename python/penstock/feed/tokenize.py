@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tokenize`: converts the texts of a feed's batches to tokens, in a thread of its own. Order and state are those of
+"""`tokenize`: converts the texts of a feed's batches to tokens, in a separate thread. Order and state are those of
 the samples.
 
 While the consumer works on a batch, the next batches are tokenized. The tokenizers of Hugging Face run without the GIL,

@@ -18,7 +18,7 @@ __all__ = ["Money", "ScenarioPrediction", "expected_spot_s", "predict"]
 
 
 class Money(msgspec.Struct, frozen=True):
-    """Cost of a job by item, in `currency`. An item is None if its price is unknown, and so is the total."""
+    """Cost of a job by item, in `currency`. If the price of an item is unknown, the item and the total are None."""
 
     currency: str
     compute: float | None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""States where the limits of a plan's stores are from, how sure they are, and what a plan cannot know about them."""
+"""States the origin and the uncertainty of the limits of a plan's stores, and what a plan cannot know about them."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class DiskProbe(Probe):
         return best
 
     def _written(self, path: Path) -> Path:
-        """Create the scratch file in a folder of its own, which `run` removes."""
+        """Create the scratch file in a separate folder, which `run` removes."""
         folder = tempfile.mkdtemp(prefix=".penstock-probe-", dir=path)
         self._scratch, self._identity = Path(folder) / "scratch", identity_of(folder)
         with self._scratch.open("xb") as out:

@@ -139,7 +139,7 @@ def _keep(spec: TrainSpec, record: results.RunRecord) -> dict[str, Any]:
 
 
 def run_under_torchrun(spec: TrainSpec, report: Report | None) -> dict[str, Any]:
-    """Run the ranks of a spec in processes of their own on this node; return the result of rank 0."""
+    """Run the ranks of a spec in separate processes on this node; return the result of rank 0."""
     from importlib.util import find_spec
 
     if find_spec("torch") is None:

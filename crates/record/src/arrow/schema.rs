@@ -24,7 +24,7 @@ pub enum Element {
         /// True for offsets of 8 bytes.
         wide: bool,
     },
-    /// Byte strings with descriptions of 16 bytes, as newer writers store them.
+    /// Byte strings in the view layout (16 bytes for each), as newer writers store them.
     Views,
     /// Byte strings of this fixed length.
     Fixed(usize),

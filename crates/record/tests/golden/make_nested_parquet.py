@@ -10,7 +10,7 @@ from archive import write_archive
 
 n = range(12)
 f32, i64 = pa.float32(), pa.int64()
-# Column: type, and rows. Struct fields are delivered as columns of their own.
+# Column: type, and rows. Struct fields are delivered as separate columns.
 columns = {
     "boxes": (pa.list_(pa.list_(f32)), [None if i == 4 else [[i, j, 2.5, -1] for j in range(i % 3)] for i in n]),
     "pages": (

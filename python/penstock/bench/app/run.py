@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Cell", "Run", "command_lines", "measure"]
 
-# Launchers that start MPI jobs; with the others, every rank of an MPI program is a job of its own.
+# Launchers that start MPI jobs; with the others, every rank of an MPI program is a separate job.
 _HOST_PROGRAMS = {"mpi": "mpirun", "slurm": "srun", "pbs": "mpirun"}
 
 

@@ -98,6 +98,16 @@ def test_convert_absent_members_stay_absent(tmp_path):
     assert (tmp_path / "c/shard-000000.tar").read_bytes() == content + bytes(1024)
 
 
+@pytest.mark.parametrize("target", FORMATS)
+def test_convert_of_json_lines_keeps_text(tmp_path, target):
+    texts = ["a", "ü", None, ""]
+    (tmp_path / "a.jsonl").write_text(
+        "".join(json.dumps({"text": text, "id": f"{at}x"}) + "\n" for at, text in enumerate(texts))
+    )
+    convert(tmp_path / "a.jsonl", tmp_path / "b", format=target)
+    assert read(tmp_path / "b") == [{"text": text or "", "id": f"{at}x"} for at, text in enumerate(texts)]
+
+
 def test_convert_after_a_complete_conversion_does_nothing(tmp_path):
     penstock.write(some(9), tmp_path / "a")
     first = convert(tmp_path / "a", tmp_path / "b", format="tar")

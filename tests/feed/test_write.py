@@ -147,9 +147,10 @@ def test_write_schema_sets_types_shapes_and_optional_fields(tmp_path):
         "ids": penstock.ragged("int64"),
         "names": penstock.raw_list(),
         "note": penstock.raw(default=b""),
+        "title": penstock.text(default="none"),
     }
     samples = [
-        {"x": [1, 2], "n": 5, "ids": [], "names": ["a", "b"], "note": "text"},
+        {"x": [1, 2], "n": 5, "ids": [], "names": ["a", "b"], "note": "text", "title": "ü"},
         {"x": np.array([0.5, 1], np.float16), "note": None},
     ]
     for kind in ("tfrecord", "parquet"):
@@ -157,6 +158,7 @@ def test_write_schema_sets_types_shapes_and_optional_fields(tmp_path):
         first, second = read(tmp_path / kind)
         assert (first["x"].tolist(), first["n"], first["names"], first["note"]) == ([1, 2], 5, [b"a", b"b"], b"text")
         assert (second["x"].tolist(), second["n"], second["ids"].tolist(), second["note"]) == ([0.5, 1], -1, [], b"")
+        assert (first["title"], second["title"]) == ("ü", "none")
 
 
 def test_write_tar_is_a_webdataset_of_plain_members(tmp_path):
@@ -197,6 +199,12 @@ def test_tar_member_of_core_equals_tarfile():
         info.size, info.mode = len(data), 0o644
         want = info.tobuf(tarfile.USTAR_FORMAT) + data + bytes(-len(data) % 512)
         assert _native.tar_member(name, data) == want
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_write_to_a_store_is_read_back(kind):
+    penstock.write(some(5), f"memory://written/{kind}/", format=kind, shard_bytes=200)
+    same(read(f"memory://written/{kind}/"), list(some(5)))
 
 
 def test_write_parquet_is_read_by_pyarrow(tmp_path):

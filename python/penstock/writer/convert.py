@@ -18,7 +18,7 @@ from penstock.extras import require
 from penstock.feed import Loader, states
 from penstock.feed import open as open_dataset
 from penstock.feed.columns import rows
-from penstock.feed.fields import NestedSpec, RawSpec
+from penstock.feed.fields import NestedSpec, RawSpec, TextSpec
 from penstock.stage import is_local, local_path
 from penstock.writer.destination import Destination
 from penstock.writer.journal import MANIFEST, Journal
@@ -84,7 +84,11 @@ class Conversion:
         if start and dataset.indexed:
             loader.load_state_dict(states.make(dataset, 0, start))
             skip = 0
-        optional = [name for name, spec in self.fields.items() if isinstance(spec, RawSpec) and spec.default == b""]
+        optional = [
+            name
+            for name, spec in self.fields.items()
+            if isinstance(spec, (RawSpec, TextSpec)) and spec.default in (b"", "")
+        ]
         for found in loader:
             columns = {name: found[name] for name in self.fields}
             for row in rows(columns):
@@ -92,7 +96,7 @@ class Conversion:
                     skip -= 1
                     continue
                 for name in optional:
-                    if row[name] == b"":
+                    if not row[name]:
                         row[name] = None
                 yield row
 

@@ -95,7 +95,7 @@ class Destination:
             NoSpace, Denied, SystemFault, ServerError: The shard cannot be written. Nothing appears under its name.
             Interrupted: `stop` was set.
         """
-        view = memoryview(data)
+        view = memoryview(data).cast("B")  # the elements of an Arrow buffer are int8
         pieces = [view[start : start + _PIECE] for start in range(0, len(view), _PIECE)]
         if self.path is not None:
             self._put_file(self.path / name, pieces)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.errors import ConfigError, Unsupported
-from penstock.feed.fields import FieldSpec, RaggedSpec, RawListSpec, RawSpec, TensorSpec
+from penstock.feed.fields import FieldSpec, RaggedSpec, RawListSpec, RawSpec, TensorSpec, TextSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -219,7 +219,7 @@ class Fields:
 
     @classmethod
     def of_schema(cls, schema: Mapping[str, FieldSpec], *, frees: bool) -> Fields:
-        """Fields of a schema: `penstock.tensor`, `ragged`, `raw` and `raw_list`.
+        """Fields of a schema: `penstock.tensor`, `ragged`, `raw`, `raw_list` and `text`.
 
         Raises:
             ConfigError: A field is of another kind.
@@ -232,9 +232,11 @@ class Fields:
                 made.append(Field(name, "array", spec.dtype, spec=spec, frees=frees))
             elif isinstance(spec, (RawSpec, RawListSpec)):
                 made.append(Field(name, "bytes" if isinstance(spec, RawSpec) else "bytes_list", spec=spec))
+            elif isinstance(spec, TextSpec):
+                made.append(Field(name, "str", spec=spec))
             else:
                 raise ConfigError(
-                    f"schema: `{name}` must be a penstock.tensor, ragged, raw or raw_list (got {spec!r})",
+                    f"schema: `{name}` must be a penstock.tensor, ragged, raw, raw_list or text (got {spec!r})",
                     where="schema",
                 )
         return cls(made)

@@ -100,6 +100,8 @@ def test_loader_has_one_iterator_at_a_time(shuffled):
         ({"batch_size": 2, "global_batch": 2}, "exactly one"),
         ({"batch_size": 0}, "0 is not a valid batch size"),
         ({"batch_size": 2**64}, "is not a valid batch size"),
+        ({"batch_size": 8.0}, r"batch_size: must be an integer \(got 8.0\)"),
+        ({"batch_size": 2, "threads": "2"}, r"threads: must be an integer \(got '2'\)"),
         ({"batch_size": 2, "rank": 1}, "both rank and world"),
         ({"batch_size": 2, "rank": 2, "world": 2}, "got 2, with a world of 2"),
         ({"batch_size": 2, "tail": "curly"}, "curly"),
@@ -120,6 +122,10 @@ def test_loader_epoch_that_cannot_be_is_refused(shuffled):
         loader.load_state_dict({**loader.state_dict(), "epoch": 2**64})
     with pytest.raises(TypeError):
         loader.set_epoch(1.5)
+    with pytest.raises(ConfigError, match=r"must be a dict that state_dict\(\) returned \(got a str\)"):
+        loader.load_state_dict("{}")
+    with pytest.raises(ConfigError, match=r"seed: must be an integer \(got 1.5\)"):
+        loader.dataset.shuffle(1.5)
 
 
 def test_loader_state_is_json_whatever_integers_were_given(made):

@@ -328,6 +328,10 @@ def test_tokenize_and_pack_refuse_what_they_cannot_do(tmp_path: Path) -> None:
     ):
         with pytest.raises(MapFailed, match=match):
             list(penstock.Loader(text.tokenize(function, key="f"), batch_size=9))
+    stored = text.fields(text=penstock.raw()).tokenize(lambda texts: ["".join(texts)], key="f")
+    with pytest.raises(MapFailed, match="the tokenizer raised") as caught:
+        list(penstock.Loader(stored, batch_size=9))
+    assert caught.value.hint == "read it as text: .fields(text=penstock.text())"
     with pytest.raises(ConfigError, match=r"tokenize: `body` is not a field of text \(the fields are text\)"):
         list(penstock.Loader(text.tokenize(Bytes(), "body"), batch_size=9))
 

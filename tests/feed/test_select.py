@@ -80,6 +80,7 @@ def test_invalid_selections_are_refused(plain, folder):
         (lambda: plain.select([0.5]), "must be a slice, a boolean mask"),
         (lambda: plain.select([[1]]), "must be a slice, a boolean mask"),
         (lambda: plain.select(["a"]), "must be a slice, a boolean mask"),
+        (lambda: plain.select(3), "must be a slice, a boolean mask"),
         (lambda: plain.select(slice(0, 4, 0)), "must not be 0"),
         (lambda: plain.select([18]).samples, "18 is not a position of 18 samples"),
         (lambda: plain.select([-1]).samples, "-1 is not a position"),
@@ -185,7 +186,7 @@ def test_filter_whose_function_fails_names_the_record(plain):
     def broken(sample):
         return 1 // (number(sample) - 7) >= 0
 
-    with pytest.raises(penstock.errors.MapFailed, match=r"record 0 of .*part-0003.*ZeroDivisionError"):
+    with pytest.raises(penstock.errors.MapFailed, match=r"^filter: record 0 of .*part-0003.*ZeroDivisionError"):
         read(plain.filter(broken))
     with pytest.raises(penstock.errors.MapFailed, match="must return True or False"):
         read(plain.filter(lambda sample: sample["y"]))

@@ -119,8 +119,11 @@ class BaseLoader(Generic[Batch]):
             BudgetExceeded: `memory_bytes` is below the required minimum; raised at the first iteration.
         """
         loader_arguments.check_policies(dataset, tail, on_error)
-        batch_size, global_batch, rank, world = map(loader_arguments.whole, (batch_size, global_batch, rank, world))
-        memory_bytes, read_ahead, threads = map(loader_arguments.whole, (memory_bytes, read_ahead, threads))
+        whole = loader_arguments.whole
+        batch_size, global_batch = whole("batch_size", batch_size), whole("global_batch", global_batch)
+        rank, world = whole("rank", rank), whole("world", world)
+        memory_bytes, read_ahead = whole("memory_bytes", memory_bytes), whole("read_ahead", read_ahead)
+        threads = whole("threads", threads)
         # Range of the ranks that share this node's disk; None if unknown.
         self._node: tuple[int, int] | None = None
         if (rank is None) != (world is None):

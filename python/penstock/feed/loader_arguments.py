@@ -28,9 +28,16 @@ _TAILS = ("ragged", "drop", "pad")
 _ON_ERROR = ("raise", "skip", "substitute")
 
 
-def whole(value: int | None) -> int | None:
-    """Convert any integer (also NumPy's) to a plain int. Raises TypeError for a float or a text."""
-    return None if value is None else operator.index(value)
+def whole(name: str, value: int | None) -> int | None:
+    """Convert any integer (also NumPy's) to a plain int.
+
+    Raises:
+        ConfigError: It is not an integer, but a float or a text, for example.
+    """
+    try:
+        return None if value is None else operator.index(value)
+    except TypeError:
+        raise ConfigError(f"{name}: must be an integer (got {value!r})", where=name) from None
 
 
 def epoch_number(epoch: int) -> int:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import hashlib
 import logging
 import operator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock import _native
 from penstock.errors import ConfigError
@@ -110,7 +111,7 @@ class Select:
         if isinstance(index, range):
             array = np.arange(index.start, index.stop, index.step)
         else:
-            array = np.array(index if hasattr(index, "__len__") or hasattr(index, "__array__") else list(index))
+            array = np.array(list(index) if isinstance(index, Iterator) else index)
         if array.size == 0 and array.dtype != bool:
             array = array.astype(np.int64)
         if array.ndim != 1 or array.dtype.kind not in "biu":
@@ -169,6 +170,7 @@ class Select:
 class _Predicate:
     """Function of a scan: whether a sample is kept."""
 
+    step: ClassVar = "filter"
     function: Callable[[dict[str, Any]], Any]
 
     def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:

@@ -66,7 +66,16 @@ def of_one_rank(state: Mapping[str, Any]) -> dict[str, Any]:
 def for_rank(state: Mapping[str, Any], rank: int) -> Mapping[str, Any]:
     """Return a state with the position of `rank`. If the state does not contain it, return that of another rank, so that
     an error can name both.
+
+    Raises:
+        ConfigError: The state is not a dict.
     """
+    if not isinstance(state, Mapping):
+        raise ConfigError(
+            f"state: must be a dict that state_dict() returned (got a {type(state).__name__})",
+            where="state",
+            hint="json.loads() converts a text to a dict",
+        )
     ranks = state.get("ranks")
     if not isinstance(ranks, Mapping) or not ranks:
         return state

@@ -220,10 +220,13 @@ def _tokenized(step: TokenizeStep, texts: list[Any], epoch: int) -> dict[str, An
     try:
         results = step.encode(*texts)
     except Exception as error:
+        columns = zip(step.fields, texts, strict=True)
+        raw = [name for name, rows in columns if isinstance(rows, list) and rows and isinstance(rows[0], bytes)]
         raise MapFailed(
             f"tokenize: the tokenizer raised {type(error).__name__}: {error} (epoch {epoch})",
             where="tokenize",
             epoch=epoch,
+            hint=f"read it as text: .fields({raw[0]}=penstock.text())" if raw else None,
         ) from error
     named: Mapping[str, Any] = results if isinstance(results, Mapping) else {step.into: results}
     return {name: _joined(rows, len(texts[0]), step.dtype, name) for name, rows in named.items()}

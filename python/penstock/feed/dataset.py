@@ -172,9 +172,10 @@ class Dataset(DatasetBase):
         if scope != "global" and not self.is_local:
             return self.local().shuffle(seed, window)
         # Convert to plain integers, so that a state can be written as JSON even if NumPy integers were given.
-        seed, window = whole("seed", seed), whole("window", window)
-        if seed is None or not 0 <= seed < 2**64:
-            raise ConfigError(f"seed: {seed} is not within 0 to 2^64 - 1", where="seed")
+        number, window = whole("seed", seed), whole("window", window)
+        if number is None or not 0 <= number < 2**64:
+            raise ConfigError(f"seed: {number} is not within 0 to 2^64 - 1", where="seed")
+        seed = number
         if window is not None and not 1 <= window < 2**63:
             raise ConfigError(f"window: {window} is not within 1 to 2^63 - 1", where="window")
         if self.takes_no_steps:

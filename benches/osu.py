@@ -4,7 +4,7 @@
 python -m benches.osu --osu-dir DIR [--mpirun mpirun.openmpi] [--rounds 9]
 
 DIR contains OSU's programs, compiled with the same MPI. Each figure is the best of the rounds, because other programs
-can only make a message slower; the ratio of the medians stands beside it.
+can only make a message slower; the ratio of the medians is printed beside it.
 """
 
 from __future__ import annotations

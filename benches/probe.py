@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Closes the loop of `penstock probe`: probes emulated tiers with known limits, emulates the cards, and probes those.
+"""Checks the cards of `penstock probe`: probes emulated tiers with known limits, emulates the cards, and probes those.
 
 Prints one line per limit: the tier's value, the card's, and the value that a probe of the emulated card finds. The
 largest errors are the result. Tiers run at a scale that one machine with two cores can serve without being the limit.

@@ -131,7 +131,7 @@ def test_convert_leaves_lists_of_lists_out(tmp_path):
     same(read(tmp_path / "b"), [{"n": 1}, {"n": 2}])
     with pytest.raises(Unsupported, match="`lists` is a list of lists, which the writer does not store"):
         plan_conversion(tmp_path / "a", "tfrecord", fields=["n", "lists"])
-    with pytest.raises(ConfigError, match=r"nothing of .* is selected"):
+    with pytest.raises(ConfigError, match=r"no part of .* is selected"):
         plan_conversion(tmp_path / "a", "tfrecord", fields=[])
 
 

@@ -146,7 +146,7 @@ def test_counted_pack_bad_input_is_one_clear_error(tmp_path: Path) -> None:
     made = dataset(tmp_path)
     state = penstock.Loader(made, batch_size=2).state_dict()
     for change, message in (
-        ({"cursor": 10**6}, "cursor 1000000 is not a number of windows"),
+        ({"cursor": 10**6}, "cursor 1000000 is not within the windows of the epoch"),
         ({"cursor": -1}, "cursor -1"),
         ({"epoch": None}, "epoch None"),
         ({"tokens": "0"}, "tokens is '0'"),

@@ -141,7 +141,7 @@ def test_memory_of_one_size_is_registered_once_whatever_the_budget_and_no_other(
     ran = _with_driver(driver, tmp_path, _ONE_SIZE, folder, tmp_path / "log")
     result = [[int(word) for word in line.split()] for line in ran.stdout.splitlines()]
     assert [row[:2] for row in result] == [[60, 0], [60, 60], [60, 60]], ran.stderr
-    # As many slots as are in use at once, for the six batches of an epoch and one of the epoch before.
+    # One registration per slot that is in use at the same time, not one for each of the batches.
     registered = result[0][2], result[1][2], result[2][2] - result[1][2]
     assert registered[0] == 0
     assert 1 <= registered[1] <= registered[2] <= 8

@@ -154,7 +154,7 @@ def test_first_batch_of_a_shuffle_waits_for_its_window_only(tmp_path, monkeypatc
 
 
 def test_scan_whose_pause_ends_after_its_last_object_reads_the_others(tmp_path):
-    # Regression: the scan took the order of the pause for the whole dataset, and failed as incomplete.
+    # Regression: the scan took the objects requested during the pause for the whole dataset, and failed as incomplete.
     scan = opened(write(tmp_path / "d", [3] * 5), seed=5).scan()
 
     class Ends:

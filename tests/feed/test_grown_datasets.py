@@ -60,7 +60,7 @@ def test_state_of_a_grown_dataset_finishes_the_old_epoch_then_uses_all(folder, n
     plain = penstock.Loader(dataset(folder).shuffle(seed=3), batch_size=4)
     plain.set_epoch(3)
     assert batches(loader) == batches(plain)
-    # A state of the old epoch goes on by the same rule, on another number of ranks.
+    # A state of the old epoch continues with the same rule, on a different number of ranks.
     rest = []
     for rank in range(2):
         again = penstock.Loader(dataset(folder).shuffle(seed=3), global_batch=4, rank=rank, world=2)

@@ -199,7 +199,7 @@ def test_mixture_source_reaches_map_and_random_access(parts):
     (batch,) = penstock.Loader(mapped, batch_size=22)
     assert batch["part"].tolist() == [leaf + 1 for leaf in leaves]
     clash = [part.fields(source=penstock.tensor("float32", (4,)).of("y")) for part in parts]
-    with pytest.raises(penstock.errors.ConfigError, match="`source` is the number of a sample's part"):
+    with pytest.raises(penstock.errors.ConfigError, match="`source` is reserved for the number of a sample's part"):
         next(iter(penstock.Loader(penstock.mix(dict.fromkeys(clash, 1), source=True), batch_size=2)))
 
 

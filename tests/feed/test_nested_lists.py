@@ -117,7 +117,7 @@ def test_lists_of_lists_that_do_not_fit_say_so(table):
 
 def test_list_refuses_items_with_settings_of_their_own():
     for item in (penstock.raw(default=b""), penstock.tensor("int8", ()).of("x"), penstock.ragged("int8", mask="m")):
-        with pytest.raises(ConfigError, match="for the list, not for its items"):
+        with pytest.raises(ConfigError, match="on the list, not on its items"):
             penstock.list(item)
     for item in (
         *(penstock.image(8), penstock.mask(), penstock.boxes(), penstock.keypoints(3)),

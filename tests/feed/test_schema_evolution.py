@@ -176,7 +176,7 @@ def test_masks_have_names_of_their_own(evolved):
         dataset.fields(a=penstock.raw(), b=penstock.raw(mask="a"))
     with pytest.raises(ConfigError, match="fields: b and another field both set m"):
         dataset.fields(a=penstock.raw(mask="m"), b=penstock.raw(mask="m"))
-    with pytest.raises(ConfigError, match=r"a list can only be empty, `\(\)` \(got 0\)"):
+    with pytest.raises(ConfigError, match=r"default: must be `\(\)`, an empty list \(got 0\)"):
         penstock.ragged("int64", default=0)
     assert str(penstock.tensor("int8", (), mask="m")) == "int8 [], default 0, mask m"
     assert np.dtype(bool) == loaded(dataset, id=penstock.tensor("int64", (), mask="m"))["m"].dtype

@@ -85,7 +85,7 @@ def test_invalid_selections_are_refused(plain, folder):
         (lambda: plain.select([18]).samples, "18 is not a position of 18 samples"),
         (lambda: plain.select([-1]).samples, "-1 is not a position"),
         (lambda: plain.select([True] * 17).samples, "a mask of 17 values for 18 samples"),
-        (lambda: plain.select([2, 2]).shuffle(1).samples, "1 of 2 positions repeat another one"),
+        (lambda: plain.select([2, 2]).shuffle(1).samples, "1 of 2 positions are repeated"),
         (lambda: plain.shuffle(1).take(4).select([1]), "must come before take"),
         (lambda: plain.repeat(2).select([1]), "must come before repeat"),
         (lambda: plain.map(dict).select([1]), "must come before map"),

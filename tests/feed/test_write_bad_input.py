@@ -85,7 +85,7 @@ def test_write_tar_names_are_checked(tmp_path):
         penstock.write([{"a/b": b""}], tmp_path / "b", format="tar")
     with pytest.raises(ConfigError, match=r"`JPG` and `jpg` would both be the tar member `\.jpg`"):
         penstock.write([{"JPG": b"", "jpg": b""}], tmp_path / "c", format="tar")
-    with pytest.raises(Unsupported, match="`x` is a list of bytes, which tar has no member for"):
+    with pytest.raises(Unsupported, match="`x` is a list of bytes, which a tar member cannot store"):
         penstock.write([{"x": [b"a"]}], tmp_path / "d", format="tar")
 
 

@@ -3,8 +3,8 @@
 
     .venv/bin/python benches/peers/arrays/foreign.py FOLDER
 
-Prints one line a file: the shape, the comparison, and whether the file that comes back has the same bytes. The files are
-not in this repository; docs/reference/foreign.md states where they are from. segyio reads formats 7 and 15 as IBM
+Prints one line per file: the shape, the comparison, and whether the file that comes back has the same bytes. The files
+are not in this repository; docs/reference/foreign.md states where they are from. segyio reads formats 7 and 15 as IBM
 numbers, so their samples are not compared.
 """
 

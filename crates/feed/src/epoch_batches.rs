@@ -154,7 +154,7 @@ impl EpochBatches {
             return Ok(slice.map(|slice| (number, slice)));
         };
         let Some((number, plan, batch)) = planned.batch_from(number, steps)? else { return Ok(None) };
-        // A budget also closes full batches below their capacity; only rests of a window are padded.
+        // With a budget, a full batch may also be below its capacity. Only the last batches of a window are padded.
         let is_padded = steps.tail == Tail::Pad && !batch.is_full;
         let rows = if is_padded { batch.capacity.max(batch.len()) } else { batch.len() };
         let start = plan.start + u64::from(batch.positions.start);

@@ -181,7 +181,7 @@ impl SidecarIndexes {
                     let want = dtype.as_deref().unwrap_or_default();
                     return Err(Error::corrupt(
                         place,
-                        format!("declares tokens of {have}, but the first index {want}"),
+                        format!("declares tokens of type {have}, but the first index declares {want}"),
                     ));
                 }
                 let documents = megatron::documents(&text, size, &place)?;

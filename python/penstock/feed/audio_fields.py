@@ -134,12 +134,12 @@ def audio(
     if seconds is None:
         if mask is not None or start != 0:
             raise ConfigError(
-                "audio: mask and start are for clips of fixed length",
+                "audio: mask and start are supported only for clips of fixed length",
                 where="audio",
                 hint="give seconds=, or pad whole recordings with .padded(mask=...)",
             )
         if default is not None and default != ():
-            raise ConfigError(f"default: whole recordings can only be empty, `()` (got {default!r})", where="audio")
+            raise ConfigError(f"default: must be `()`, an empty recording (got {default!r})", where="audio")
         if not 0 < max_seconds <= 1e9:
             raise ConfigError(f"max_seconds: {max_seconds} is not above 0 s", where="audio")
         whole = AudioDecoding(rate_hz, count, None, None, float(max_seconds), rate=rate)
@@ -148,11 +148,13 @@ def audio(
         raise ConfigError("audio: clips of fixed length need a sample_rate, such as 16_000", where="audio")
     samples = round(seconds * rate_hz) if math.isfinite(seconds) else 0
     if not 0 < samples < 2**31:
-        raise ConfigError(f"seconds: {seconds} s are {samples} samples at {rate_hz} Hz", where="audio")
+        raise ConfigError(f"seconds: {seconds} s at {rate_hz} Hz is not a clip of 1 to 2^31 - 1 samples", where="audio")
     if start != "random" and not (isinstance(start, (int, float)) and 0 <= start < 1e9):
         raise ConfigError(f"start: must be a time in seconds, or random (got {start!r})", where="audio")
     if mask is not None and mask == rate:
-        raise ConfigError(f"audio: mask and rate are both the field {mask}", where="audio", hint="name two fields")
+        raise ConfigError(
+            f"audio: mask and rate have the same name, {mask}", where="audio", hint="give them different names"
+        )
     if isinstance(default, tuple):
         raise ConfigError(f"default: must be the value of every sample (got {default!r})", where="audio")
     begin = None if isinstance(start, str) else float(start)

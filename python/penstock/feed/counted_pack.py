@@ -245,7 +245,7 @@ class CountedPacking:
         if not isinstance(epoch, int) or not 0 <= epoch < 2**63:
             raise ConfigError(f"state: epoch {epoch!r} is not valid", where="state")
         if not isinstance(cursor, int) or not 0 <= cursor <= -(-self.layout(epoch).tokens // self.step.length):
-            raise ConfigError(f"state: cursor {cursor!r} is not a number of windows of the epoch", where="state")
+            raise ConfigError(f"state: cursor {cursor!r} is not within the windows of the epoch", where="state")
         return epoch, cursor
 
 

@@ -367,7 +367,7 @@ def or_default(default: object, mask: str | None) -> str:
 def _empty(default: object, mask: str | None) -> tuple[()] | None:
     """Return the default of a list: `()`, if it was given or the field has a mask."""
     if default is not None and default != ():
-        raise ConfigError(f"default: a list can only be empty, `()` (got {default!r})", where="fields")
+        raise ConfigError(f"default: must be `()`, an empty list (got {default!r})", where="fields")
     return () if default is not None or mask is not None else None
 
 

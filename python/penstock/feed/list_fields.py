@@ -34,7 +34,7 @@ def list(  # noqa: A001 - the name in the API
         ConfigError: The item is another kind of field, follows a field, or has `of`, a default or a mask.
     """
     if getattr(item, "parts", ()) or getattr(item, "default", None) is not None or getattr(item, "presence", None):
-        raise ConfigError("list: set of, default and mask for the list, not for its items", where="fields")
+        raise ConfigError("list: .of(...), default and mask must be set on the list, not on its items", where="fields")
     is_other = any(getattr(item, name, None) for name in ("follows", "record", "audio"))
     if is_other or type(item) not in _ITEMS:
         raise ConfigError(

@@ -61,7 +61,7 @@ class Mixture(DatasetBase):
             return fields
         if SOURCE in fields:
             raise ConfigError(
-                "fields: `source` is the number of a sample's part in this mixture",
+                "fields: the name `source` is reserved for the number of a sample's part in this mixture",
                 where="fields",
                 hint='give the field another name: .fields(origin=....of("source"))',
             )

@@ -256,8 +256,8 @@ class TokenStream:
         self._ascending = np.arange(step.length, dtype=np.int32)
         self._has_padding = False
         self.tokens = 0
-        # Number of tokens in earlier windows. Then the documents: first token in the stream (counted from the first one
-        # that was ever added), and batch, document and token from which it was read.
+        # Number of tokens in earlier windows. For each document: its first token in the stream of all added tokens, and
+        # the batch, document and token from which it was read.
         self._taken = 0
         self._starts: list[int] = []
         self._places: list[tuple[int, int, int]] = []
@@ -271,7 +271,7 @@ class TokenStream:
         """Return the batch, document and token of the next window's first token, or None at the end."""
         if self.tokens == 0:
             return None
-        # Padding counts to the document before it. It ends at a window, so no window begins inside.
+        # Padding belongs to the document before it. It ends at the end of a window, so no window begins inside it.
         at = bisect_right(self._starts, self._taken) - 1
         place, row, token = self._places[at]
         return place, row, token + self._taken - self._starts[at]

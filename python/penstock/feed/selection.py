@@ -280,7 +280,7 @@ def sampler(dataset: Dataset, steps: Sequence[Step]) -> _native.Sampler:
     if not is_ascending and len(np.unique(chosen)) < len(chosen):
         twice = len(chosen) - len(np.unique(chosen))
         raise ConfigError(
-            f"select: {twice:,} of {len(chosen):,} positions repeat another one, which shuffle() does not support",
+            f"select: {twice:,} of {len(chosen):,} positions are repeated, which shuffle() does not support",
             where="select",
             hint="use resample(weights) with the number of repeats of each sample as its weight",
         )

@@ -83,7 +83,7 @@ class Loader(BaseLoader[dict[str, Any]]):
     def _place(self) -> tuple[int, int]:
         group = torch.distributed
         if group.is_available() and group.is_initialized():
-            # Also a rank that is alone on its node, if the dataset is local: new_group is a call of all ranks.
+            # True even if the dataset is local and this rank is alone on its node: all ranks must call new_group.
             self._asks_group = group.get_world_size() > 1
             return int(group.get_rank()), int(group.get_world_size())
         return super()._place()

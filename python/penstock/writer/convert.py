@@ -142,7 +142,7 @@ def plan_conversion(
         spec = known[old]
         chosen[new] = spec if getattr(spec, "parts", ()) else spec.of(old)
     if not chosen:
-        raise ConfigError(f"fields: nothing of {dataset.url} is selected", where="fields")
+        raise ConfigError(f"fields: no part of  {dataset.url} is selected", where="fields")
     left_out = list(schema.left_out)
     if fields is None:
         left_out += [(name, "the writer stores no lists of lists") for name in nested]

@@ -199,7 +199,7 @@ class TarEncoder:
         match field.kind:
             case "bytes_list":
                 raise Unsupported(
-                    f"write: `{field.name}` is a list of bytes, which tar has no member for",
+                    f"write: `{field.name}` is a list of bytes, which a tar member cannot store",
                     where="samples",
                     hint='use format="tfrecord" or "parquet", or a field for each item',
                 )

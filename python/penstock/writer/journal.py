@@ -92,7 +92,7 @@ class Journal:
 
     def end(self, settings: dict[str, Any]) -> None:
         """Delete all objects. A write that is killed meanwhile cannot be continued, only overwritten."""
-        # The settings come first and go last, so that the shards which are left are known to be the writer's.
+        # The settings are written first and deleted last, so that they prove that any remaining shards are the writer's.
         self._at.put(_SETTINGS, json.dumps({**settings, "version": None}).encode())
         self._at.delete([MANIFEST])  # so that the dataset is never complete with shards missing
         self._at.delete(name for name in self._listed if name != _SETTINGS)

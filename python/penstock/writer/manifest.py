@@ -41,8 +41,8 @@ def write_manifest(
     """
     known = {shard.name: shard for shard in shards}
     listed = at.listed()
-    # Shards of an earlier attempt that were written ahead, if the samples then went on longer. Other objects may have
-    # appeared during the write; they stay.
+    # Delete surplus shards of an earlier attempt, in which the samples did not end here. Other objects, which may have
+    # appeared during the write, stay.
     pattern = shard_names(settings["name"])
     at.delete(name for name in listed if pattern.fullmatch(name) and name not in known)
     for shard in shards:

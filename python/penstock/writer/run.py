@@ -278,7 +278,8 @@ class _Writer:
                     pending.append(pool.submit(self._store, at_shard, shard, start, fields.to_dict()))
                 self._wait(pending, 0)
             except BaseException as error:
-                # Shards under way are whole soon, and a rerun need not write them again. An interruption waits less.
+                # Wait for the shards in progress, so that the next run need not write them again. After an interruption,
+                # the wait is shorter.
                 if not isinstance(error, Exception):
                     self._at.stop.set()
                 for future in pending:

@@ -137,7 +137,7 @@ class Field:
             return float(value)
         if isinstance(value, (float, int, np.floating, np.integer)) and not isinstance(value, bool):
             number = np.asarray(value)
-            # As for arrays, a wider type of NumPy is another type. Python's floats have only one.
+            # A NumPy number of a wider type is refused, as for arrays. A Python float is accepted, because it has no type.
             is_other = isinstance(value, np.floating) and not np.can_cast(number.dtype, self._numpy)
             if not is_other and _fits(number, self._numpy):
                 return float(value)

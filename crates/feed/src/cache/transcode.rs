@@ -285,7 +285,7 @@ impl NodeCache {
 
     /// Creates the transposed copy of an object whose stored bytes are in memory, and caches it in place of the stored
     /// bytes. Returns `None` if a copy does not pay off, if there is no space, or if another process is creating it.
-    /// `check` is how the object's reader verifies gzip's own checksum; the measurements do the same.
+    /// `check` sets how the object's reader verifies gzip's own checksum; the measurements verify it in the same way.
     pub async fn keep_planes(
         &self,
         object: &ObjectRef,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Megatron-LM's token files: a record is a document of a `.bin` file. Its position comes from the `.idx` file beside,
-//! which is imported as a record index.
+//! Megatron-LM's token files: a record is a document of a `.bin` file. Its position comes from the `.idx` file of the same
+//! name, which is imported as a record index.
 
 use std::borrow::Cow;
 
@@ -19,7 +19,7 @@ pub(super) struct Megatron {
 
 impl Framing for Megatron {
     fn spans(&self, _content: &[u8], place: &str, _spans: &mut Vec<Span>) -> Result<()> {
-        Err(Error::corrupt(place, "has no index (.idx) that matches it, and cannot be divided into documents without"))
+        Err(Error::corrupt(place, "cannot be divided into documents, because no index (.idx) matches it"))
     }
 
     fn read(&self, bytes: &[u8], _head: &[u8], id: RecordId<'_>, each: Each<'_>) -> Result<()> {

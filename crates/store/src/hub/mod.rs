@@ -3,8 +3,8 @@
 //! redirects to the server that has a file's bytes.
 //!
 //! This module sends the requests and follows redirects. The token is sent only to the Hub itself, never to the target
-//! of a redirect, and no error or `Debug` output contains it. All requests of a store read one commit: the one that its
-//! revision meant at the first request. The version of a file is the hash of its content (SHA-256 for files in LFS, the
+//! of a redirect, and no error or `Debug` output contains it. All requests of a store read one commit: the one that the
+//! revision named at the first request. The version of a file is the hash of its content (SHA-256 for files in LFS, the
 //! Git object otherwise).
 
 mod list;

@@ -2,8 +2,8 @@
 """Measures on one rank: OSU's tests, nccl-tests' tests, and the matrix of pairs. All ranks make the same calls.
 
 Clocks: OSU's point-to-point tests time all iterations on the first rank; its collectives time each call by itself on
-every rank, with a barrier after it outside the clock, so that late entry is not counted. nccl-tests times its calls
-back to back between two barriers, and averages over ranks.
+every rank, and a barrier that is not timed follows, so that the wait for a late rank does not count. nccl-tests times
+its calls back to back between two barriers, and averages over ranks.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 """Messages through MPI by mpi4py. Buffers are passed by address, the cheapest form that mpi4py has.
 
 GPU buffers are torch tensors, which a CUDA-aware MPI reads by their CUDA array interface. **Experimental**: they have
-never met a GPU.
+not run on a GPU yet.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of tf_cnn_benchmarks' lines, by its formulas and by expressions that existing scripts use."""
+"""Tests the lines in the format of tf_cnn_benchmarks, with its formulas and with expressions of existing scripts."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def dataset(ds: DatasetBase, *, batch: int | None = None, epoch: int = 0, **argu
     loader.set_epoch(epoch)
     fields = {} if ds.is_mapped else ds.batch_fields()
     if ds.is_mapped:
-        # The first batch, which is read twice, shows the types that the functions or the tokenizer return.
+        # Read the first batch twice, to find the types that the functions or the tokenizer return.
         signature = {name: _type_of(name, column) for name, column in next(iter(loader), {}).items()}
         loader.set_epoch(epoch)
     else:

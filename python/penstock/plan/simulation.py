@@ -4,7 +4,7 @@
 The step model (`plan.model`) has no randomness and no queues. The simulation adds what it leaves out: stragglers,
 first-byte latency with a tail, random data nodes, a metadata server that slows down under load, refusals with
 back-off, burst credits, slow ramps, and failures with restarts. Without all of these, both give the same epoch within
-2 %. With them, each cause is simulated alone, so that the difference has a reason.
+2 %. To explain the difference, each cause is also simulated alone.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks, before a shot is claimed, that the memory that a job's workers need is available."""
+"""Checks that the memory for a job's workers is available, before a shot is claimed."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ __all__ = [
     "operations_of",
 ]
 
-# Operation -> program of the convention whose semantics it follows.
+# For each operation, the program of this convention whose semantics it follows.
 OSU_NAMES = {
     "latency": "osu_latency",
     "bw": "osu_bw",

@@ -54,6 +54,12 @@ def plain(batches):
     ]
 
 
+def test_decode_empty_slice_has_the_columns_of_other_batches(numbers):
+    dataset = numbers.take(8).decode(lambda record: {"number": np.float32(record), "text": record.decode()})
+    *_, last = loader(dataset, batch_size=None, global_batch=6, world=3)
+    assert (last["number"].dtype, last["number"].shape, last["text"]) == (np.float32, (0,), [])
+
+
 def order(dataset, epoch=0):
     """The numbers of an epoch, in order."""
     plain_loader = loader(dataset, batch_size=dataset.samples)

@@ -41,6 +41,15 @@ def stopped(folder, batches_done):
     return seen, json.loads(json.dumps(loader.state_dict()))
 
 
+def test_state_of_a_mixture_whose_part_grew_says_that_no_rule_applies(folder):
+    state = penstock.Loader(penstock.mix({dataset(folder).shuffle(seed=3): 1}), batch_size=4).state_dict()
+    add(folder, "z-new", 100, 7)
+    loader = penstock.Loader(penstock.mix({dataset(folder).shuffle(seed=3): 1}), batch_size=4)
+    with pytest.raises(ConfigError, match=r"18 samples then and 25 now \(\+7\)") as caught:
+        loader.load_state_dict(state, grown=GROWN)
+    assert caught.value.hint.startswith("a mixture cannot go on after its parts grew")
+
+
 @pytest.mark.parametrize("name", ["z-new", "a-new"])  # behind the old objects by name, and before them
 def test_state_of_a_grown_dataset_finishes_the_old_epoch_then_uses_all(folder, name):
     whole = penstock.Loader(dataset(folder).shuffle(seed=3), batch_size=4)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.errors import BudgetExceeded, ConfigError
+from penstock.errors import BudgetExceeded, ConfigError, Unsupported
 from penstock.feed import TensorSpec
 
 from .conftest import SHAPE, batches, dataset, samples
@@ -111,6 +111,12 @@ def test_loader_has_one_iterator_at_a_time(shuffled):
 def test_loader_arguments_that_cannot_be_are_refused(shuffled, arguments, words):
     with pytest.raises(ConfigError, match=words):
         penstock.Loader(shuffled, **arguments)
+
+
+def test_dataset_without_a_loader_names_the_loader(shuffled):
+    with pytest.raises(Unsupported, match="neither iteration nor indexing") as caught:
+        next(iter(shuffled))
+    assert "penstock.Loader(dataset" in caught.value.hint
 
 
 def test_loader_epoch_that_cannot_be_is_refused(shuffled):

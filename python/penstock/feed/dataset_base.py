@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -89,6 +89,14 @@ class DatasetBase:
     tokenizing: TokenizeStep | None = None
     packing: PackStep | None = None
     _made: _Computed = field(default_factory=_Computed, init=False, repr=False, compare=False)
+
+    def __getitem__(self, index: object) -> Any:
+        """Not supported: a dataset only describes the data. Python calls this also for iteration."""
+        raise Unsupported(
+            f"a dataset without a loader supports neither iteration nor indexing (got {index!r})",
+            hint="read batches by penstock.Loader(dataset, batch_size=...); for a torch DataLoader, use "
+            "penstock.torch.MapDataset(dataset)",
+        )
 
     def take(self, count: int) -> Self:
         """Return the first `count` samples of each epoch, or all samples if there are fewer.

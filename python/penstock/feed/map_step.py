@@ -167,6 +167,8 @@ class MapRun:
         self._pass = _Pass(epoch, cursor, skip_rows)
         self._functions, self._pool = loader.functions, loader.worker_pool()
         self._skipped, self._errors = 0, list[str]()
+        # Columns of an empty slice of the last batch, from an earlier batch of this pass: no function is called for it.
+        self._empty: dict[str, Any] = {}
         if self._pool is not None:
             try:
                 self._pool.settle()
@@ -190,7 +192,10 @@ class MapRun:
                     where="decode",
                     hint="use decode(fn, rebatch=True), which fills batches, or larger batches",
                 )
-        return {**passed, **results.arrays, **results.lists}, rows, task.cursor
+        made = {**results.arrays, **results.lists}
+        if made and not self._empty:
+            self._empty = {name: [] if isinstance(column, list) else column[:0].copy() for name, column in made.items()}
+        return {**passed, **(made or self._empty)}, rows, task.cursor
 
     def _next_results(self) -> tuple[MapTask, Results] | None:
         """Return the next batch's task and results, or None after the last."""

@@ -161,6 +161,8 @@ def _changed(state: Mapping[str, Any], mine: Mapping[str, Any], *, has_old_part:
             "open the dataset as it was with its manifest (penstock index URL -o FILE; penstock.open(url, FILE)), "
             "or start a new run without the state"
         )
+        if "objects" not in mine:
+            hint = f"a mixture cannot go on after its parts grew; {hint}"
     return ConfigError(
         f"state: saved from a different dataset: {change}; the state's fingerprint is "
         f"{state.get('fingerprint')!r}, but this loader's is {mine['fingerprint']!r}",

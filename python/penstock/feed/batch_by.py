@@ -130,6 +130,12 @@ def _whole(name: str, value: Any, most: int = 2**31 - 1) -> int:
     return whole
 
 
+def _all_whole(name: str, values: Any) -> tuple[int, ...]:
+    if not hasattr(values, "__iter__"):
+        raise ConfigError(f"{name}: must be a list of whole numbers (got {values!r})", where="batch_by")
+    return tuple(_whole(name, value) for value in values)
+
+
 def _one_of(per_rank: Any, all_ranks: Any, names: tuple[str, str]) -> tuple[Any, bool]:
     """Return the value that was given, and whether it counts over all ranks."""
     if (per_rank is None) == (all_ranks is None):
@@ -167,8 +173,7 @@ def buckets(
         ConfigError: A number is invalid.
     """
     given, is_global = _one_of(batch_sizes, global_batch_sizes, ("batch_sizes", "global_batch_sizes"))
-    bounds = tuple(_whole("boundaries", bound) for bound in boundaries)
-    sizes = tuple(_whole("batch_sizes", size) for size in given)
+    bounds, sizes = _all_whole("boundaries", boundaries), _all_whole("batch_sizes", given)
     if any(a >= b for a, b in pairwise(bounds)):
         raise ConfigError(f"boundaries: must be ascending (got {list(bounds)})", where="batch_by")
     if not sizes or len(sizes) - len(bounds) not in (0, 1):

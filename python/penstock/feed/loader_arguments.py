@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 from penstock.errors import ConfigError
 
@@ -20,6 +20,7 @@ __all__ = [
     "check_policies",
     "epoch_number",
     "global_size",
+    "number",
     "whole",
 ]
 
@@ -28,7 +29,15 @@ _TAILS = ("ragged", "drop", "pad")
 _ON_ERROR = ("raise", "skip", "substitute")
 
 
-def whole(name: str, value: int | None) -> int | None:
+@overload
+def whole(name: str, value: SupportsIndex) -> int: ...
+
+
+@overload
+def whole(name: str, value: SupportsIndex | None) -> int | None: ...
+
+
+def whole(name: str, value: SupportsIndex | None) -> int | None:
     """Convert any integer (also NumPy's) to a plain int.
 
     Raises:
@@ -40,13 +49,27 @@ def whole(name: str, value: int | None) -> int | None:
         raise ConfigError(f"{name}: must be an integer (got {value!r})", where=name) from None
 
 
+def number(name: str, value: Any) -> float:
+    """Convert any number to a float.
+
+    Raises:
+        ConfigError: It is not a number, but a text, for example.
+    """
+    try:
+        if not isinstance(value, str):
+            return float(value)
+    except TypeError:
+        pass
+    raise ConfigError(f"{name}: must be a number (got {value!r})", where=name)
+
+
 def epoch_number(epoch: int) -> int:
     """Convert an epoch number to a plain int.
 
     Raises:
-        ConfigError: The number is negative, or does not fit into 63 bits.
+        ConfigError: The number is not an integer, is negative, or does not fit into 63 bits.
     """
-    epoch = operator.index(epoch)
+    epoch = whole("epoch", epoch)
     if not 0 <= epoch < 2**63:
         raise ConfigError(f"epoch: {epoch} is not within 0 to 2^63 - 1", where="epoch")
     return epoch
@@ -160,5 +183,5 @@ def check_limits(object_timeout_s: float, read_ahead: int | None, **positive: in
             raise ConfigError(f"{name}: must be at least 1 (got {value})", where=name)
     if read_ahead is not None and read_ahead < 0:
         raise ConfigError(f"read_ahead: must be at least 0 (got {read_ahead})", where="read_ahead")
-    if not 0 <= object_timeout_s < 2**63:
+    if not 0 <= number("object_timeout_s", object_timeout_s) < 2**63:
         raise ConfigError(f"object_timeout_s: {object_timeout_s} is not within 0 to 2^63 s", where="object_timeout_s")

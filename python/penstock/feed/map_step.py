@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import operator
 import pickle
 import time
 from collections import deque
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import ConfigError, MapFailed
 from penstock.feed import global_seeds, map_functions, whole_record
 from penstock.feed.columns import Ragged, ragged, string_rows
+from penstock.feed.loader_arguments import whole
 from penstock.feed.map_functions import Function, Functions, Results, Rows
 from penstock.feed.map_pool import MapTask, WorkerPool
 from penstock.feed.map_threads import ThreadPool
@@ -72,7 +72,7 @@ class MapStep:
                 there are workers.
         """
         name = "decode" if how.get("decodes") else "map"
-        workers, threads = operator.index(workers), operator.index(0 if threads is None else threads)
+        workers, threads = whole("workers", workers), whole("threads", threads or 0)
         if not callable(function):
             raise ConfigError(f"{name}: {function!r} is not callable", where=name)
         for what, count in (("workers", workers), ("threads", threads)):

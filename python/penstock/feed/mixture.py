@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -23,6 +22,7 @@ from penstock.feed import optional_parts
 from penstock.feed.dataset import Dataset
 from penstock.feed.dataset_base import SOURCE, DatasetBase
 from penstock.feed.fields import tensor
+from penstock.feed.loader_arguments import whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -208,7 +208,7 @@ def mix(
                 hint="give every part the same .fields(...)",
             )
     if samples is not None:
-        samples = operator.index(samples)
+        samples = whole("samples", samples)
         if not 1 <= samples < 2**63:
             raise ConfigError(f"samples: {samples} is not a valid epoch length", where="samples")
     if names is not None and len(names) != len(pairs):
@@ -252,7 +252,7 @@ def _schedule(
     elif given:
         stages.append((0, given))
     for start, weights in schedule:
-        stages.append((operator.index(start), _weights(weights, sources, start)))
+        stages.append((whole("schedule", start), _weights(weights, sources, start)))
     starts = [start for start, _ in stages]
     if not stages or starts[0] != 0:
         raise ConfigError("mix: give weights, a temperature, or a schedule that starts at position 0", where="mix")

@@ -7,7 +7,6 @@ The frame at a time is the one that a player shows then: the last one that begin
 from __future__ import annotations
 
 import io
-import operator
 import random
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import av
 import numpy as np
 
 from penstock.errors import ConfigError, Corrupt, Mismatch
+from penstock.feed.loader_arguments import number, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -88,14 +88,14 @@ class ClipSpec:
         Raises:
             ConfigError: One of them is not valid.
         """
-        height, width = (size, size) if isinstance(size, int) else size
-        frames, stride = operator.index(frames), operator.index(stride)
-        height, width = operator.index(height), operator.index(width)
+        height, width = size if isinstance(size, (tuple, list)) and len(size) == 2 else (size, size)
+        frames, stride = whole("frames", frames), whole("stride", stride)
+        height, width = whole("size", height), whole("size", width)
         if not (1 <= frames <= 2**16 and 1 <= stride <= 2**16):
             raise ConfigError(f"video: {frames} frames with stride {stride} are out of range", where="video")
         if not (0 < height < 2**15 and 0 < width < 2**15):
             raise ConfigError(f"size: {height} x {width} is not a valid size", where="video")
-        if fps is not None and (stride != 1 or not 0 < fps <= 1000):
+        if fps is not None and (stride != 1 or not 0 < number("fps", fps) <= 1000):
             raise ConfigError(f"fps: give either stride or fps, above 0 (got {stride} and {fps})", where="video")
         if crop not in ("center", "none"):
             raise ConfigError(f"crop: {crop!r} is neither center nor none", where="video")

@@ -334,6 +334,15 @@ def test_audio_vorbis_clips_equal_the_whole_at_all_positions(tmp_path, rate):
             assert np.array_equal(clip[: len(part)], part), start
 
 
+def test_audio_folder_of_several_formats_is_one_dataset(tmp_path):
+    for name, kind in (("a/0.wav", "wav16"), ("b/1.flac", "flac16"), ("b/2.ogg", "vorbis")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(encoded(signal(), kind))
+    (tmp_path / "notes.md").write_text("few words")
+    dataset = penstock.open(tmp_path).fields(wave=penstock.audio(16_000, seconds=0.1, start=0).of("record"))
+    assert dataset.samples == 3
+
+
 def test_audio_few_samples_become_many(tmp_path):
     data = encoded(signal(300, rate=10), "wav_float", 10)
     want = resampled(reference(data)[0][:, 0], 10, 8000)

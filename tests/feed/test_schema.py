@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
 import zipfile
 
 import numpy as np
@@ -64,3 +66,28 @@ def test_feature_and_feature_list_of_one_name_are_told_apart(tmp_path):
         whole(dataset.fields(x=penstock.tensor("int64", ())))
     named = dataset.fields(label=penstock.tensor("int64", ()).of("context/x"))
     assert whole(named)["label"].tolist() == [0, 1, 2]
+
+
+def test_schema_of_arrays_that_differ_in_rows_is_ragged(tmp_path):
+    boxes = [np.arange(4 * rows, dtype=np.float32).reshape(rows, 4) for rows in (0, 1, 2)]
+    with tarfile.open(tmp_path / "a.tar", "w") as out:
+        for number, values in enumerate([*boxes, None]):
+            content = io.BytesIO(b"no boxes")
+            if values is not None:
+                np.save(content, values)
+            member = tarfile.TarInfo(f"{number}.{'txt' if values is None else 'boxes.npy'}")
+            member.size = len(content.getvalue())
+            out.addfile(member, io.BytesIO(content.getvalue()))
+    dataset = penstock.open(tmp_path)
+    assert dict(dataset.schema().specs)["boxes.npy"] == penstock.ragged("float32", (4,))
+    batch = whole(dataset)["boxes.npy"]
+    assert batch.offsets.tolist() == [0, 0, 1, 3, 3]
+    assert np.array_equal(batch.values, np.concatenate(boxes))
+
+
+def test_empty_list_of_json_is_a_value(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"l": [], "t": []}\n{"t": [1]}\n{"l": [1.5], "t": null}\n')
+    fields = {"l": penstock.ragged("float64", default=(), mask="is_there"), "t": penstock.text(default="none")}
+    batch = whole(penstock.open(tmp_path).fields(**fields))
+    assert batch["is_there"].tolist() == [True, False, True]
+    assert list(batch["t"]) == ["[]", "[1]", "none"]

@@ -46,6 +46,26 @@ def test_list_that_names_what_is_not_there_is_refused(shards):
 
 
 @pytest.mark.parametrize(
+    ("pattern", "missing"),
+    [
+        ("train/s-{006..009}.npy", "2 of 4 objects of the braces are not in .*/train/: s-008.npy, s-009.npy"),
+        ("{train/s-000,val/s-{010,11}}.npy", "1 of 3 objects of the braces .*: val/s-11.npy"),
+        ("train/s-00{6..10}.npy", "3 of 5 objects"),
+    ],
+)
+def test_braces_that_name_what_is_not_there_are_refused(shards, pattern, missing):
+    with pytest.raises(NotFound, match=missing):
+        opened(f"{shards}/{pattern}")
+
+
+def test_braces_beside_wildcards_and_literal_braces_select(shards):
+    assert numbers(opened(f"{shards}/train/{{s,t}}-*[67].npy")) == [12, 13, 14, 15]
+    (shards / "train/s-{x}.npy").write_bytes((shards / "train/s-000.npy").read_bytes())
+    assert numbers(opened(f"{shards}/train/s-{{x}}.npy")) == [0, 1]
+    assert numbers(opened(f"{shards}/train/s-{{x}}.n*")) == [0, 1]
+
+
+@pytest.mark.parametrize(
     ("place", "problem"),
     [
         ([], "the list is empty"),

@@ -430,6 +430,17 @@ fn joined(known: Kind, other: &Kind) -> Kind {
             lists_of(a.dtype)
         }
         (Kind::BytesList, Kind::Nested { item: None, depth: 2 }) => other.clone(),
+        // Arrays that differ only in their number of rows, such as boxes [n, 4].
+        (Kind::Tensor(a), Kind::Tensor(b))
+            if known != *other && a.dtype == b.dtype && a.shape.len() > 1 && a.shape.get(1..) == b.shape.get(1..) =>
+        {
+            rows_of(a)
+        }
+        (Kind::Ragged(rows), Kind::Tensor(array)) | (Kind::Tensor(array), Kind::Ragged(rows))
+            if rows.dtype == array.dtype && !rows.shape.is_empty() && array.shape.get(1..) == Some(&rows.shape[..]) =>
+        {
+            rows_of(array)
+        }
         (Kind::Tensor(a) | Kind::Ragged(a), Kind::Tensor(b) | Kind::Ragged(b))
             if known != *other && a.dtype == b.dtype && a.shape.len() <= 1 && b.shape.len() <= 1 =>
         {
@@ -461,13 +472,15 @@ fn is_wider(wide: DType, narrow: DType) -> bool {
 /// Returns the field for a value that some records lack. For a record without it, the field has no numbers or no bytes.
 fn optional(field: Field) -> Field {
     match &field.kind {
-        Kind::Tensor(spec) if spec.shape.len() <= 1 => {
-            let kind = Kind::Ragged(TensorSpec { dtype: spec.dtype, shape: Vec::new() });
-            Field { kind, ..field }
-        }
+        Kind::Tensor(spec) => Field { kind: rows_of(spec), ..field },
         Kind::Bytes | Kind::Text(_) => Field { default: Some([].into()), ..field },
         _ => field,
     }
+}
+
+/// Kind of arrays like this one with any number of rows.
+fn rows_of(array: &TensorSpec) -> Kind {
+    Kind::Ragged(TensorSpec { dtype: array.dtype, shape: array.shape.get(1..).unwrap_or_default().to_vec() })
 }
 
 /// Kind of a feature list whose steps have different lengths.

@@ -135,7 +135,8 @@ impl<'a> Value<'a> {
             Self::Null | Self::NullAs(_) => true,
             Self::Feature(feature) => feature.is_empty(),
             Self::Steps(steps) => steps.is_empty(),
-            Self::Empty(_) => true,
+            // An empty cell of CSV; an empty list of JSON is a value.
+            Self::Empty(text) => text.is_empty(),
             _ => false,
         }
     }

@@ -91,8 +91,8 @@ def open(  # noqa: A001 - the verb is the API
         found, ignored = source.manifest(), source.ignored
         source = _native.Source.open(source.url, found, dict(env.read()), known.to_json())
         source = _native.Source.restore(found, ignored, source.format)
-    if listed_urls is not None and len(listed_urls) > 1:
-        url_list_pattern.check(source, listed_urls)
+    if len(listed_urls or [text]) > 1 or ("{" in text and not Path(text).exists()):
+        url_list_pattern.check(source, listed_urls or [text])
     if source.ignored:
         _warn_of_ignored(source, is_chosen=declared is not None)
     if declared is not None and declared.name == "hdf5":

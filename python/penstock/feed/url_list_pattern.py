@@ -18,6 +18,7 @@ __all__ = ["check", "joined"]
 
 _MAX_URLS = 100_000
 _WILD = re.compile(r"[*?\[{]")
+_BRACE = re.compile(r"\{([^{}]*)\}")
 _SHOWN = 3
 
 
@@ -64,18 +65,49 @@ def joined(urls: Sequence[str]) -> str:
 
 
 def check(source: _native.Source, urls: Sequence[str]) -> None:
-    """Raise NotFound if the listing lacks an object of the list."""
+    """Raise NotFound if the listing lacks an object that these URLs name, also by braces. A reader of all shards would
+    otherwise miss a lost one silently.
+    """
     folder = _folder(urls)
-    names = [name for url in urls if not _WILD.search(name := _below(url, folder))]
+    names = [name for url in urls for name in _named(_below(url, folder))]
     if source.objects + source.ignored >= len(names) and source.ignored:
         return
     found = {source.key(number) for number in range(source.objects)}
     missing = [name for name in names if name not in found]
     if missing:
         shown = ", ".join(missing[:_SHOWN]) + (", …" if len(missing) > _SHOWN else "")
+        what = "list" if len(urls) > 1 else "braces"
         raise NotFound(
-            f"{len(missing):,} of {len(names):,} objects of the list are not in {folder}: {shown}", where=folder
+            f"{len(missing):,} of {len(names):,} objects of the {what} are not in {folder}: {shown}", where=folder
         )
+
+
+def _named(name: str) -> list[str]:
+    """Return the names that braces expand to; none for other patterns and for too many names."""
+    names, done = [name], []
+    while names:
+        each = names.pop()
+        brace = _BRACE.search(each)  # an inner brace
+        if brace is None:
+            done.append(each)
+            continue
+        choices = _choices(brace[1])
+        if not choices or len(choices) + len(names) + len(done) > _MAX_URLS:
+            return []
+        names += [each[: brace.start()] + choice + each[brace.end() :] for choice in reversed(choices)]
+    return [] if any(_WILD.search(each) for each in done) else list(dict.fromkeys(done))
+
+
+def _choices(inner: str) -> list[str]:
+    """Return the choices of a brace; none if it is literal."""
+    low, mark, high = inner.partition("..")
+    if not mark:
+        return inner.split(",") if "," in inner else []
+    if len(low) == len(high) == 1 and low.isascii() and high.isascii() and low.isalpha() and high.isalpha():
+        return [chr(letter) for letter in range(ord(low), ord(high) + 1)]
+    if not (low.isdecimal() and high.isdecimal()) or (len(low) != len(high) and low[0] == "0" and low != "0"):
+        return []
+    return [f"{number:0{len(low)}d}" for number in range(int(low), min(int(high), int(low) + _MAX_URLS) + 1)]
 
 
 def _folder(urls: Sequence[str]) -> str:

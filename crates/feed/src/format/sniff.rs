@@ -18,6 +18,9 @@ use penstock_dataset::manifest::{Entry, Manifest};
 /// Number of stored bytes that are read from the inspected object.
 const HEAD: u64 = 16 << 10;
 
+/// Suffixes of the audio formats that are decoded.
+const AUDIO: [&str; 5] = [".wav", ".flac", ".ogg", ".oga", ".mp3"];
+
 /// Maximum suffix length. A longer suffix counts as part of the name.
 const MAX_SUFFIX: usize = 12;
 
@@ -41,6 +44,12 @@ fn suffix(entry: &Entry) -> String {
     if is_suffix { String::from_utf8_lossy(&suffix).into_owned() } else { String::new() }
 }
 
+/// Returns the suffix of an object's name; one for all audio, which a folder may mix.
+fn group(entry: &Entry) -> String {
+    let suffix = suffix(entry);
+    if AUDIO.contains(&suffix.as_str()) { "audio".to_owned() } else { suffix }
+}
+
 /// Keeps only the objects whose suffix accounts for the most bytes. Returns the number of removed objects.
 ///
 /// Returns `Unsupported` if no object is data.
@@ -48,8 +57,8 @@ pub fn keep_likely(manifest: &mut Manifest) -> Result<usize> {
     let all = manifest.objects.len();
     let mut groups: HashMap<String, (u64, usize)> = HashMap::new();
     for entry in manifest.objects.iter().filter(|entry| !is_aside(entry)) {
-        let group = groups.entry(suffix(entry)).or_default();
-        *group = (group.0 + entry.size, group.1 + 1);
+        let sum = groups.entry(group(entry)).or_default();
+        *sum = (sum.0 + entry.size, sum.1 + 1);
     }
     let largest = groups.into_iter().max_by(|(a, x), (b, y)| (x, b).cmp(&(y, a)));
     let Some((likely, _)) = largest else {
@@ -57,7 +66,7 @@ pub fn keep_likely(manifest: &mut Manifest) -> Result<usize> {
         let (url, all) = (&manifest.url, with_separators(all as u64));
         return Err(unread(format!("a folder without data ({url}{first}, the first of {all} objects)")));
     };
-    manifest.objects.retain(|entry| !is_aside(entry) && suffix(entry) == likely);
+    manifest.objects.retain(|entry| !is_aside(entry) && group(entry) == likely);
     Ok(all - manifest.objects.len())
 }
 

@@ -157,6 +157,20 @@ def test_mask_that_is_wrong_gets_one_clear_error(tmp_path, part, data, dtype, te
         batches(dataset)
 
 
+def test_mask_that_a_sample_lacks_has_the_default_label(tmp_path):
+    blank, labels = encoded(np.zeros((8, 8, 3), np.uint8)), encoded(np.full((8, 8), 3, np.uint8))
+    dataset = write(tmp_path / "d", [{"img.png": blank, "mask.png": labels}, {"img.png": blank}])
+    spec = penstock.mask(default=255, mask="has_mask").of("mask.png").like("image")
+    (batch,) = batches(dataset.fields(image=penstock.image(8).of("img.png"), mask=spec))
+    assert (batch["mask"][0] == 3).all()
+    assert (batch["mask"][1] == 255).all()
+    assert batch["has_mask"].tolist() == [True, False]
+    assert penstock.mask(mask="has_mask").default == 0
+    for default in (256, "x"):
+        with pytest.raises(errors.ConfigError, match="default"):
+            penstock.mask(default=default)
+
+
 def test_mask_follows_an_image_that_is_rotated_by_exif(tmp_path):
     image, mask = grid(60, 40)
     exif = Image.Exif()

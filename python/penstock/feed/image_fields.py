@@ -296,7 +296,14 @@ class KeypointsSpec(RaggedSpec):
         return f"keypoints {list(self.shape)} like {self.follows}"
 
 
-def mask(*, dtype: object = "uint8", fill: int = 0, max_pixels: int = MAX_PIXELS) -> MaskSpec:
+def mask(
+    *,
+    dtype: object = "uint8",
+    fill: int = 0,
+    max_pixels: int = MAX_PIXELS,
+    default: int | None = None,
+    mask: str | None = None,
+) -> MaskSpec:
     """Create a field of masks with the crop, size and flip of an image: `mask().of("png").like("image")`.
 
     A batch contains the labels as [batch, height, width]. They are the indices of a palette, grey values of 1 to 16 bits
@@ -307,8 +314,16 @@ def mask(*, dtype: object = "uint8", fill: int = 0, max_pixels: int = MAX_PIXELS
         dtype: Integer type of the labels. A label that it cannot represent is `Mismatch`.
         fill: Label of pixels that come from outside of the image, such as the index that the loss ignores.
         max_pixels: As for `image`.
+        default, mask: As in `penstock.tensor`: the label of every pixel if a sample lacks the mask, and the name of a
+            boolean field.
+    Raises:
+        ConfigError: An argument is not an integer, or the default is not a label of `dtype`.
     """
-    return MaskSpec(dtype_name(dtype), (), fill=whole("fill", fill), max_pixels=whole("max_pixels", max_pixels))
+    default = 0 if mask is not None and default is None else whole("default", default)
+    pixels = whole("max_pixels", max_pixels)
+    spec = MaskSpec(dtype_name(dtype), (), default=default, fill=whole("fill", fill), max_pixels=pixels, presence=mask)
+    spec.to_dict()
+    return spec
 
 
 def boxes(

@@ -157,8 +157,8 @@ def buckets(
     the next batch. All ranks get a part of the same batch, so their steps cost about the same.
 
     Args:
-        length: Name of a field: the number of items of a `ragged` or `padded` field, the bytes of a `raw` field, or the
-            value of an integer field of shape (). Or an array of one length per sample of the dataset, in stored order
+        length: Name of a field: the number of items of a `ragged` or `padded` field (of boxes and keypoints: as stored,
+            before a crop removes some), the bytes of a `raw` field, or the value of an integer field of shape (). Or an array of one length per sample of the dataset, in stored order
             (before `shuffle`, `take` and so on); for a mixture, a list of arrays, one per dataset.
         boundaries: Largest length of each bucket, ascending. A length that is equal to a boundary belongs to its bucket
             (in `tf.data`, to the next).

@@ -14,6 +14,7 @@ from penstock.errors import ConfigError
 from penstock.extras import require
 from penstock.feed import sample_scan
 from penstock.feed.fields import RaggedSpec, RawListSpec, RawSpec, TensorSpec, TextSpec
+from penstock.feed.image_fields import BoxesSpec, KeypointsSpec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -103,10 +104,15 @@ def _measured(dataset: Dataset, name: str) -> FieldSpec:
     spec = specs[name].unpadded if name in specs else None
     if isinstance(spec, RaggedSpec) and spec.audio is not None:
         return TensorSpec("int64", (), spec.parts or (name,), audio=replace(spec.audio, measures=True))
+    if isinstance(spec, RaggedSpec) and spec.follows:  # the stored number; the crop of the image may remove some
+        is_split = isinstance(spec, BoxesSpec) and spec.is_split
+        parts, shape = (spec.parts[:1], ()) if is_split else (spec.parts, spec.shape)
+        dtype = "float64" if isinstance(spec, (BoxesSpec, KeypointsSpec)) else spec.dtype
+        return RaggedSpec(dtype, shape, parts, default=spec.default, presence=spec.presence)
     if isinstance(spec, TextSpec):  # a text that cannot be decoded is an error of its batch, not of its length
         default = None if spec.default is None else spec.default.encode()
         return RawSpec(presence=spec.presence, parts=spec.parts, default=default)
-    if isinstance(spec, (RaggedSpec, RawSpec, RawListSpec)) and not getattr(spec, "follows", ""):
+    if isinstance(spec, (RaggedSpec, RawSpec, RawListSpec)):
         return spec
     if isinstance(spec, TensorSpec) and spec.shape == () and "int" in spec.dtype:
         return spec

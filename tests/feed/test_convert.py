@@ -122,6 +122,16 @@ def test_convert_after_a_complete_conversion_does_nothing(tmp_path):
         convert(tmp_path / "a", tmp_path / "b", format="tar")
 
 
+def test_convert_of_a_list_of_texts_to_tar_names_the_fields_that_remain(tmp_path):
+    (tmp_path / "a").mkdir()
+    pq.write_table(pa.table({"n": [1, 2], "tags": [["x"], ["y", "z"]]}), tmp_path / "a/x.parquet")
+    with pytest.raises(Unsupported, match="`tags` is a list of bytes or texts") as found:
+        plan_conversion(tmp_path / "a", "tar")
+    assert "--fields n," in str(found.value.hint)
+    plan = plan_conversion(tmp_path / "a", "tar", fields=["n"])
+    assert convert(plan, tmp_path / "b", format="tar").samples == 2
+
+
 def test_convert_leaves_lists_of_lists_out(tmp_path):
     (tmp_path / "a").mkdir()
     pq.write_table(pa.table({"n": [1, 2], "lists": [[[1], [2, 3]], []]}), tmp_path / "a/x.parquet")

@@ -18,7 +18,7 @@ from penstock.extras import require
 from penstock.feed import Loader, states
 from penstock.feed import open as open_dataset
 from penstock.feed.columns import rows
-from penstock.feed.fields import NestedSpec, RawSpec, TextSpec
+from penstock.feed.fields import NestedSpec, RawListSpec, RawSpec, TextSpec
 from penstock.stage import is_local, local_path
 from penstock.writer.destination import Destination
 from penstock.writer.journal import MANIFEST, Journal
@@ -114,7 +114,8 @@ def plan_conversion(
 
     Raises:
         ConfigError: A name is not a part of the source, or nothing is selected.
-        Unsupported: A selected part is a list of lists, which the writer does not store.
+        Unsupported: A selected part is a list of lists, which the writer does not store, or a list of bytes or texts,
+            which a tar cannot store.
     """
     dataset = open_dataset(source)
     schema = dataset.schema()
@@ -141,6 +142,13 @@ def plan_conversion(
             raise Unsupported(f"fields: `{old}` is a list of lists, which the writer does not store", where="fields")
         spec = known[old]
         chosen[new] = spec if getattr(spec, "parts", ()) else spec.of(old)
+    if format == "tar" and (lists := [name for name, spec in chosen.items() if isinstance(spec, RawListSpec)]):
+        rest = [text for text in fields or known if text.partition("=")[0] not in lists and text not in nested]
+        raise Unsupported(
+            f"fields: `{lists[0]}` is a list of bytes or texts, which a tar member cannot store",
+            where="fields",
+            hint=f"leave it out by --fields {','.join(rest)}, or use --format tfrecord or parquet",
+        )
     if not chosen:
         raise ConfigError(f"fields: no part of  {dataset.url} is selected", where="fields")
     left_out = list(schema.left_out)

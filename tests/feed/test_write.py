@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock import _native
-from penstock.errors import Unsupported
+from penstock.errors import ConfigError, Unsupported
+from penstock.writer import convert
 
 from .written import DTYPES, FORMATS, files, read, same, some
 
@@ -220,3 +221,19 @@ def test_write_parquet_is_read_by_pyarrow(tmp_path):
     table = pq.read_table(tmp_path / "d" / "shard-000000.parquet")
     assert table.column("text").to_pylist() == [sample["text"] for sample in some(9)]
     assert table.column("ids").to_pylist() == [sample["ids"].tolist() for sample in some(9)]
+
+
+@pytest.mark.parametrize("target", FORMATS)
+def test_write_with_masks_reads_and_converts_them_without_fields(tmp_path, target):
+    schema = {"x": penstock.tensor("int64", (), default=-1, mask="has_x"), "n": penstock.tensor("int64", ())}
+    samples = [{"x": 5, "n": 0}, {"n": 1}]
+    written = penstock.write(samples, tmp_path / "a", format=target, schema=schema)
+    assert set(written.fields) == {"x", "n", "has_x"}
+    convert(tmp_path / "a", tmp_path / "b", format=target)
+    for folder in ("a", "b"):
+        (batch,) = penstock.Loader(penstock.open(tmp_path / folder), batch_size=2, rank=0, world=1)
+        assert batch["x"].tolist() == [5, -1]
+        assert batch["has_x"].tolist() == [True, False]
+    taken = {"x": penstock.tensor("int64", (), mask="n"), "n": penstock.tensor("int64", ())}
+    with pytest.raises(ConfigError, match="x and another field both set n"):
+        penstock.write(samples, tmp_path / "c", format=target, schema=taken)

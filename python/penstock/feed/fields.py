@@ -515,6 +515,8 @@ def from_json(text: str) -> tuple[tuple[str, FieldSpec], ...]:
                 return NestedSpec(spec_dict["dtype"], tuple(spec_dict["shape"]), spec_dict["depth"], parts, empty)
             case "record":
                 return RawSpec(record=True)
+            case "present":
+                return PresentSpec(parts)
             case "text":
                 default = spec_dict.get("default")
                 return TextSpec(
@@ -524,4 +526,10 @@ def from_json(text: str) -> tuple[tuple[str, FieldSpec], ...]:
                 default = spec_dict.get("default")
                 return RawSpec(parts, None if default is None else bytes.fromhex(default))
 
-    return tuple((spec_dict["name"], spec(spec_dict)) for spec_dict in json.loads(text))
+    made = {spec_dict["name"]: spec(spec_dict) for spec_dict in json.loads(text)}
+    masks = {spec.parts: name for name, spec in made.items() if isinstance(spec, PresentSpec)}
+    for name, made_spec in made.items():
+        mask = masks.get(getattr(made_spec, "parts", ()) or (name,))
+        if mask is not None and name != mask:
+            made[name] = replace(made_spec, presence=mask)
+    return tuple(made.items())

@@ -18,7 +18,7 @@ from penstock.extras import require
 from penstock.feed import Loader, states
 from penstock.feed import open as open_dataset
 from penstock.feed.columns import rows
-from penstock.feed.fields import NestedSpec, RawListSpec, RawSpec, TextSpec
+from penstock.feed.fields import NestedSpec, PresentSpec, RawListSpec, RawSpec, TextSpec
 from penstock.stage import is_local, local_path
 from penstock.writer.destination import Destination
 from penstock.writer.journal import MANIFEST, Journal
@@ -85,19 +85,22 @@ class Conversion:
             loader.load_state_dict(states.make(dataset, 0, start))
             skip = 0
         optional = [
-            name
+            (name, spec.presence or name)
             for name, spec in self.fields.items()
-            if isinstance(spec, (RawSpec, TextSpec)) and spec.default in (b"", "")
+            if spec.presence or (isinstance(spec, (RawSpec, TextSpec)) and spec.default in (b"", ""))
         ]
+        masks = {spec.presence for spec in self.fields.values() if spec.presence}
         for found in loader:
-            columns = {name: found[name] for name in self.fields}
+            columns = {name: found[name] for name in (*self.fields, *masks)}
             for row in rows(columns):
                 if skip:
                     skip -= 1
                     continue
-                for name in optional:
-                    if not row[name]:
+                for name, mask in optional:
+                    if not row[mask]:
                         row[name] = None
+                for mask in masks:
+                    del row[mask]
                 yield row
 
 
@@ -119,7 +122,7 @@ def plan_conversion(
     """
     dataset = open_dataset(source)
     schema = dataset.schema()
-    known = dict(schema.specs)
+    known = {name: spec for name, spec in schema.specs if not isinstance(spec, PresentSpec)}
     nested = [name for name, spec in known.items() if isinstance(spec, NestedSpec)]
     chosen: dict[str, FieldSpec] = {}
     for text in known if fields is None else fields:

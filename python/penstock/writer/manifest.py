@@ -31,7 +31,7 @@ def write_manifest(
     at: Destination,
     settings: dict[str, Any],
     shards: list[ShardRecord],
-    specs: list[tuple[str, FieldSpec]],
+    specs: dict[str, FieldSpec],
     names: list[str],
 ) -> None:
     """Check that all shards are there, and write the manifest and the log of record offsets.
@@ -63,7 +63,7 @@ def write_manifest(
         entry["records"] = shard.samples
         digest = f"crc32c:{shard.crc32c}"
         entry["digests"] = sorted({*entry.get("digests", ()), digest})
-    document["fields"] = json.loads(to_json(specs))
+    document["fields"] = json.loads(to_json(specs.items()))
     document["written"] = {"settings": settings, "samples": sum(shard.samples for shard in shards)}
     document["statistics"] = {name: _merged(shards, number) for number, name in enumerate(names)}
     head = json.dumps(document)

@@ -316,14 +316,14 @@ class _Writer:
 
     def complete(self, fields: Fields) -> Written:
         """Write the manifest, and remove the journal."""
+        from penstock.feed.fields import with_masks
         from penstock.writer.encoders import encoder_of
         from penstock.writer.manifest import write_manifest
 
         shards = [self._shards[number] for number in range(len(self._shards))]
-        specs = encoder_of(self._settings, fields).specs()
-        write_manifest(self._at, self._settings.to_dict(), shards, specs, [field.name for field in fields.fields])
+        known = with_masks(dict(encoder_of(self._settings, fields).specs()))
+        write_manifest(self._at, self._settings.to_dict(), shards, known, [field.name for field in fields.fields])
         self._journal.remove()
-        known = dict(specs)
         return Written(
             url=self._at.url,
             samples=sum(shard.samples for shard in shards),

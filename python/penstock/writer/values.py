@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.errors import ConfigError, Unsupported
-from penstock.feed.fields import FieldSpec, RaggedSpec, RawListSpec, RawSpec, TensorSpec, TextSpec
+from penstock.feed.fields import FieldSpec, RaggedSpec, RawListSpec, RawSpec, TensorSpec, TextSpec, with_masks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -222,8 +222,9 @@ class Fields:
         """Fields of a schema: `penstock.tensor`, `ragged`, `raw`, `raw_list` and `text`.
 
         Raises:
-            ConfigError: A field is of another kind.
+            ConfigError: A field is of another kind, or a mask has the name of another field.
         """
+        with_masks(dict(schema))  # checks the names
         made = []
         for name, spec in schema.items():
             if isinstance(spec, TensorSpec) and spec.shape == () and np.dtype(spec.dtype).kind in "biu":

@@ -119,6 +119,19 @@ def test_arrow_rows_of_several_files_are_shuffled_and_resumed(tmp_path: Path) ->
     assert [row for batch in loader for row in batch["last"].tolist()] == whole[7:]
 
 
+def test_save_to_disk_folder_is_read_without_a_warning_of_its_own_json_files(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = shutil.copytree(HERE / "saved", tmp_path / "train")
+    assert {"state.json", "dataset_info.json"} <= {path.name for path in folder.iterdir()}
+    penstock.open(folder)
+    penstock.open(folder, format="arrow")
+    assert "ignored" not in caplog.text
+    (folder / "notes.md").write_text("x")
+    penstock.open(folder)
+    assert "1 objects are ignored" in caplog.text
+
+
 def test_save_to_disk_folder_is_read_without_its_caches(tmp_path: Path) -> None:
     shutil.copytree(HERE / "saved", tmp_path / "train")
     shutil.copy(HERE / "types.arrow", tmp_path / "train/cache-0123.arrow")

@@ -94,7 +94,9 @@ def open(  # noqa: A001 - the verb is the API
     if len(listed_urls or [text]) > 1 or ("{" in text and not Path(text).exists()):
         url_list_pattern.check(source, listed_urls or [text])
     if source.ignored:
-        _warn_of_ignored(source, is_chosen=declared is not None)
+        ignored = source.ignored - (_saved_facts(text, listed) if json.loads(source.format)["name"] == "arrow" else 0)
+        if ignored > 0:
+            _warn_of_ignored(source, ignored, is_chosen=declared is not None)
     if declared is not None and declared.name == "hdf5":
         resolved = hdf5_chunks.read(source, declared)
         source = _native.Source.open(text, source.manifest(), dict(env.read()), resolved.to_json())
@@ -110,20 +112,27 @@ def open(  # noqa: A001 - the verb is the API
     )
 
 
-def _warn_of_ignored(source: _native.Source, *, is_chosen: bool) -> None:
+def _saved_facts(url: str, listed: bytes | None) -> int:
+    """Return the number of objects beside Arrow files that `datasets.Dataset.save_to_disk` always writes."""
+    found = _native.Source.open(url, listed, dict(env.read()), formats.files().to_json())
+    keys = (entry.get("key", "") for entry in json.loads(found.manifest())["objects"])
+    return sum(key.rpartition("/")[2] in ("state.json", "dataset_info.json", "dataset_dict.json") for key in keys)
+
+
+def _warn_of_ignored(source: _native.Source, ignored: int, *, is_chosen: bool) -> None:
     kind = json.loads(source.format)["name"]
-    if is_chosen or source.ignored <= source.objects:
+    if is_chosen or ignored <= source.objects:
         _LOG.warning(
             "%s: %d objects are ignored, because their names are not names of %s objects",
             source.url,
-            source.ignored,
+            ignored,
             kind,
         )
         return
     # Warn, not only log: this is probably not the folder that the user meant, and a program may hide its log.
     warnings.warn(
-        f"{source.url}: {source.objects:,} of {source.objects + source.ignored:,} objects are read as {kind}; "
-        f"the other {source.ignored:,} are ignored. To avoid this, select objects by a pattern (`*.suffix`) or set "
+        f"{source.url}: {source.objects:,} of {source.objects + ignored:,} objects are read as {kind}; "
+        f"the other {ignored:,} are ignored. To avoid this, select objects by a pattern (`*.suffix`) or set "
         "format=.",
         stacklevel=3,
     )

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock.errors import ConfigError, MapFailed, Unsupported
+from penstock.feed import lengths
 from penstock.feed.states import for_rank
 from tests.feed import decoders
 
@@ -389,3 +390,13 @@ def test_decode_that_hangs_ends_at_once_with_ctrl_c(tmp_path, where):
         finally:
             child.kill()
     assert errors.rstrip().endswith("KeyboardInterrupt")
+
+
+def test_decode_does_not_change_lengths_and_says_so(tmp_path, caplog):
+    (tmp_path / "a.jsonl").write_text('{"text": "x"}\n{"text": "xyz"}\n')
+    dataset = penstock.open(tmp_path / "a.jsonl").decode(lambda sample: {"text": sample["text"] * 100})
+    assert [found.tolist() for found in lengths.of(dataset, "text")] == [[1, 3]]
+    assert "These are the lengths of the stored field, before decode()." in caplog.text
+    with pytest.raises(ConfigError, match="`tokens` does not exist") as missing:
+        lengths.of(dataset, "tokens")
+    assert "a field that decode() makes, give an array" in str(missing.value.hint)

@@ -203,6 +203,14 @@ def test_video_index_is_made_once(tmp_path, caplog):
     assert sum("are read once" in record.message for record in caplog.records) == 2
 
 
+def test_video_has_no_length_for_batch_by(tmp_path):
+    write_video(tmp_path / "a.mp4", 10)
+    dataset = penstock.video.open(tmp_path / "a.mp4", 2, size=16)
+    rule = penstock.budget(8, length="video")
+    with pytest.raises(ConfigError, match="`video` is made by decoding the dataset's files"):
+        len(penstock.Loader(dataset, batch_by=rule, rank=0, world=1))
+
+
 def test_video_in_a_tar_is_decoded_from_its_bytes(tmp_path):
     data = write_video(tmp_path / "a.webm").read_bytes()
     path = tar(

@@ -158,8 +158,10 @@ def buckets(
 
     Args:
         length: Name of a field: the number of items of a `ragged` or `padded` field (of boxes and keypoints: as stored,
-            before a crop removes some), the bytes of a `raw` field, or the value of an integer field of shape (). Or an array of one length per sample of the dataset, in stored order
-            (before `shuffle`, `take` and so on); for a mixture, a list of arrays, one per dataset.
+            before a crop removes some), the bytes of a `raw` field, or the value of an integer field of shape ().
+            After `decode` and `map`, it is the stored field, not one that the function returns. Or an array of one
+            length per sample of the dataset, in stored order (before `shuffle`, `take` and so on); for a mixture, a
+            list of arrays, one per dataset.
         boundaries: Largest length of each bucket, ascending. A length that is equal to a boundary belongs to its bucket
             (in `tf.data`, to the next).
         batch_sizes: Number of samples in this rank's batch, for each bucket. One size more than boundaries adds a

@@ -92,12 +92,20 @@ def of_field(dataset: Dataset, name: str, on_error: str = "raise") -> Lengths:
     whole = replace(dataset, seed=None, steps=(), map_steps=(), tokenizing=None, packing=None, specs=((name, spec),))
     key = f"lengths:{json.dumps([name, spec.to_dict(), on_error])}"
     hint = "To avoid this, give an array of lengths."
+    if dataset.map_steps:
+        hint = f"These are the lengths of the stored field, before {_functions(dataset)}. {hint}"
     compute = partial(_scan, whole, name, on_error)
     return sample_scan.scanned(whole, f"batch_by `{name}`", key, compute, hint)  # type: ignore[no-any-return]
 
 
 def _measured(dataset: Dataset, name: str) -> FieldSpec:
     """Return the specification with which the lengths of a field are read."""
+    if any(step.is_source for step in dataset.map_steps):
+        raise ConfigError(
+            f"length: `{name}` is made by decoding the dataset's files, so its length is not known beforehand",
+            where="batch_by",
+            hint="give an array of one length per sample",
+        )
     specs = dataset.batch_fields()
     if name not in specs:
         specs = {**dict(dataset.schema().specs), **specs}
@@ -124,12 +132,18 @@ def _measured(dataset: Dataset, name: str) -> FieldSpec:
     else:
         found = f"is {spec}" if spec is not None else f"does not exist (fields: {', '.join(specs)})"
         hint = None
+        if dataset.map_steps:
+            hint = f"for a field that {_functions(dataset)} makes, give an array of one length per sample"
     raise ConfigError(
         f"length: `{name}` {found}, but lengths are those of a ragged, padded, raw, text or raw_list field, or the value "
         "of an integer field of shape ()",
         where="batch_by",
         hint=hint,
     )
+
+
+def _functions(dataset: Dataset) -> str:
+    return " and ".join(sorted({"decode()" if step.decodes else "map()" for step in dataset.map_steps}))
 
 
 def _scan(dataset: Dataset, name: str, on_error: str) -> Lengths:

@@ -126,7 +126,7 @@ def test_loader_epoch_that_cannot_be_is_refused(shuffled):
             loader.set_epoch(epoch)
     with pytest.raises(ConfigError, match="is not a whole number from 0"):
         loader.load_state_dict({**loader.state_dict(), "epoch": 2**64})
-    with pytest.raises(TypeError):
+    with pytest.raises(ConfigError, match=r"epoch: must be an integer \(got 1.5\)"):
         loader.set_epoch(1.5)
     with pytest.raises(ConfigError, match=r"must be a dict that state_dict\(\) returned \(got a str\)"):
         loader.load_state_dict("{}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from penstock.errors import ConfigError
 from penstock.feed.fields import RaggedSpec, TensorSpec, dtype_name
-from penstock.feed.loader_arguments import number, whole
+from penstock.feed.number_arguments import as_float, as_int
 
 if TYPE_CHECKING:
     from penstock.feed.fields import FieldSpec
@@ -122,10 +122,10 @@ def audio(
         ConfigError: An argument is not valid, or `seconds` is given without `sample_rate`. While reading, damaged files
             are `Corrupt`, and files whose channels or length do not match are `Mismatch` (see `on_error`).
     """
-    rate_hz = whole("sample_rate", sample_rate)
+    rate_hz = as_int("sample_rate", sample_rate)
     if rate_hz is not None and not 1 <= rate_hz <= 768_000:
         raise ConfigError(f"sample_rate: {rate_hz} is not between 1 and 768,000 Hz", where="audio")
-    count = whole("channels", channels)
+    count = as_int("channels", channels)
     if not 1 <= count <= 255:
         raise ConfigError(f"channels: {count} is not between 1 and 255", where="audio")
     if dtype_name(dtype) not in ("float32", "int16"):
@@ -140,13 +140,13 @@ def audio(
             )
         if default is not None and default != ():
             raise ConfigError(f"default: must be `()`, an empty recording (got {default!r})", where="audio")
-        if not 0 < number("max_seconds", max_seconds) <= 1e9:
+        if not 0 < as_float("max_seconds", max_seconds) <= 1e9:
             raise ConfigError(f"max_seconds: {max_seconds} is not above 0 s", where="audio")
         recording = AudioDecoding(rate_hz, count, None, None, float(max_seconds), rate=rate)
         return RaggedSpec(dtype_name(dtype), inner, default=default, audio=recording)
     if rate_hz is None:
         raise ConfigError("audio: clips of fixed length need a sample_rate, such as 16_000", where="audio")
-    samples = round(seconds * rate_hz) if math.isfinite(number("seconds", seconds)) else 0
+    samples = round(seconds * rate_hz) if math.isfinite(as_float("seconds", seconds)) else 0
     if not 0 < samples < 2**31:
         raise ConfigError(f"seconds: {seconds} s at {rate_hz} Hz is not a clip of 1 to 2^31 - 1 samples", where="audio")
     if start != "random" and not (isinstance(start, (int, float)) and 0 <= start < 1e9):

@@ -26,7 +26,7 @@ from penstock.feed import patches as array_patches
 from penstock.feed import resample as resampling
 from penstock.feed.dataset_base import STORED_STEPS, DatasetBase, expected_reads, stored_steps
 from penstock.feed.first_epoch import FirstEpochFeed
-from penstock.feed.loader_arguments import whole
+from penstock.feed.number_arguments import as_int
 from penstock.feed.record_index_dir import record_index_dir
 from penstock.feed.record_scan import RecordScan
 
@@ -172,10 +172,9 @@ class Dataset(DatasetBase):
         if scope != "global" and not self.is_local:
             return self.local().shuffle(seed, window)
         # Convert to plain integers, so that a state can be written as JSON even if NumPy integers were given.
-        number, window = whole("seed", seed), whole("window", window)
-        if number is None or not 0 <= number < 2**64:
-            raise ConfigError(f"seed: {number} is not within 0 to 2^64 - 1", where="seed")
-        seed = number
+        seed, window = as_int("seed", seed), as_int("window", window)
+        if not 0 <= seed < 2**64:
+            raise ConfigError(f"seed: {seed} is not within 0 to 2^64 - 1", where="seed")
         if window is not None and not 1 <= window < 2**63:
             raise ConfigError(f"window: {window} is not within 1 to 2^63 - 1", where="window")
         if self.takes_no_steps:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, Unsupported
-from penstock.feed.loader_arguments import whole
+from penstock.feed.number_arguments import as_int
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -104,7 +104,7 @@ class DatasetBase:
         Before `shuffle`, these are the first samples in stored order, the same in every epoch. After it, they are the
         first in each epoch's order.
         """
-        count = whole("count", count)
+        count = as_int("count", count)
         if not 0 <= count < 2**63:
             raise ConfigError(f"take: {count} is not a valid number of samples", where="take")
         return self._step("take", count, 0)
@@ -117,7 +117,7 @@ class DatasetBase:
         part of each epoch's order, with different samples every epoch. Do not use it for ranks: a `Loader` already
         slices batches by rank.
         """
-        index, count = whole("index", index), whole("count", count)
+        index, count = as_int("index", index), as_int("count", count)
         if not 0 <= index < count < 2**63:
             raise ConfigError(
                 f"shard: must be from 0 to the number of shards - 1 (got {index} of {count})", where="shard"
@@ -128,7 +128,7 @@ class DatasetBase:
         """Join `times` epochs into one: epoch e of the result is epochs e x times to (e + 1) x times - 1, each in its
         own order.
         """
-        times = whole("times", times)
+        times = as_int("times", times)
         if not 1 <= times < 2**63:
             raise ConfigError(f"repeat: {times} is not a valid number of repeats", where="repeat")
         return self._step("repeat", times, 0)
@@ -288,14 +288,14 @@ class DatasetBase:
                 f"pack: pad names `{min(unknown)}`, which is not one of the fields ({', '.join(names)})", where="pack"
             )
         step = PackStep(
-            length=whole("length", length),
+            length=as_int("length", length),
             fields=names,
-            bos=whole("bos", bos),
-            eos=whole("eos", eos),
-            pads=tuple(whole("pad", by_name.get(name, 0)) for name in names),
+            bos=as_int("bos", bos),
+            eos=as_int("eos", eos),
+            pads=tuple(as_int("pad", by_name.get(name, 0)) for name in names),
             dtype=dtype_name(dtype),
             split=bool(split),
-            documents=whole("documents", documents),
+            documents=as_int("documents", documents),
             count_tokens=bool(count_tokens),
         )
         step.check()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex
 
 from penstock.errors import ConfigError
-from penstock.feed.loader_arguments import whole
+from penstock.feed.number_arguments import as_int
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -177,8 +177,8 @@ class RaggedSpec(FieldSpec):
         Raises:
             ConfigError: A number is invalid, or the value is not of the field's type.
         """
-        to = to if isinstance(to, str) else whole("to", to)
-        multiple_of = whole("multiple_of", multiple_of)
+        to = to if isinstance(to, str) else as_int("to", to)
+        multiple_of = as_int("multiple_of", multiple_of)
         if to not in ("longest", "bucket") if isinstance(to, str) else not 1 <= to < 2**31:
             raise ConfigError(
                 f"to: must be longest, bucket or a number of items of at least 1 (got {to!r})", where="fields"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from penstock.deprecation import renamed_parameters
 from penstock.errors import ConfigError
 from penstock.feed.fields import FieldSpec, RaggedSpec, TensorSpec, dtype_name, or_default, packed
-from penstock.feed.loader_arguments import number, whole
+from penstock.feed.number_arguments import as_float, as_int
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -72,14 +72,14 @@ class ImageSpec(FieldSpec):
 
         Masks, boxes and keypoints get the geometric ones too. `fill` is the value of pixels from outside of the image.
         """
-        if whole("num_ops", num_ops) < 0:
+        if as_int("num_ops", num_ops) < 0:
             raise ConfigError(f"image: num_ops must be at least 0 (got {num_ops})", where="image")
-        values = (num_ops, whole("magnitude", magnitude), whole("num_magnitude_bins", num_magnitude_bins))
+        values = (num_ops, as_int("magnitude", magnitude), as_int("num_magnitude_bins", num_magnitude_bins))
         return self._then("randaugment", values, 1.0, fill)
 
     def trivialaugment(self, *, num_magnitude_bins: int = 31, fill: int = 0) -> Self:
         """Return the field with one random operation, as by torchvision's `TrivialAugmentWide`."""
-        return self._then("trivialaugment", (whole("num_magnitude_bins", num_magnitude_bins),), 1.0, fill)
+        return self._then("trivialaugment", (as_int("num_magnitude_bins", num_magnitude_bins),), 1.0, fill)
 
     def augment(self, operation: str, value: float | tuple[float, float] = 0, *, p: float = 1.0, fill: int = 0) -> Self:
         """Return the field with one more operation: `augment("rotate", (-10, 10), p=0.5)`.
@@ -98,10 +98,10 @@ class ImageSpec(FieldSpec):
         return self._then(operation, value if isinstance(value, tuple) else (value, value), p, fill)
 
     def _then(self, operation: str, values: Sequence[float], p: float, fill: int) -> Self:
-        fill = whole("fill", fill)
+        fill = as_int("fill", fill)
         if not 0 <= fill <= 255:
             raise ConfigError(f"image: fill must be 0 to 255 (got {fill})", where="image")
-        values, p = [number(operation, value) for value in values], number("p", p)
+        values, p = [as_float(operation, value) for value in values], as_float("p", p)
         if not all(math.isfinite(value) for value in (*values, p)):
             raise ConfigError(f"image: {operation} must have finite values (got {tuple(values)}, p={p})", where="image")
         return replace(self, steps=(*self.steps, (operation, tuple(values), p, fill)))
@@ -182,8 +182,8 @@ def image(
         ConfigError: A size is missing, or mean or std does not have one value per colour channel. The loader rejects
             other invalid values.
     """
-    height = whole("height", height)
-    width = height if width is None else whole("width", width)
+    height = as_int("height", height)
+    width = height if width is None else as_int("width", width)
     if not (0 < height < 2**31 and 0 < width < 2**31):
         raise ConfigError(f"image: {height} x {width} is not a valid size", where="image")
     colours = 1 if channels == 1 else 3
@@ -195,7 +195,7 @@ def image(
                 f"image: {name} must have {colours} values, one per channel (got {len(values)})", where="image"
             )
         found[name] = values * (3 // colours)
-    shorter = -(-max(height, width) * 256 // 224) if resize is None else whole("resize", resize)
+    shorter = -(-max(height, width) * 256 // 224) if resize is None else as_int("resize", resize)
     return ImageSpec(
         height=height,
         width=width,
@@ -203,14 +203,14 @@ def image(
         resize=shorter if crop == "center" else 0,
         area=(float(area[0]), float(area[1])),
         ratio=(float(ratio[0]), float(ratio[1])),
-        flip=(0.5 if flip else 0.0) if isinstance(flip, bool) else number("flip", flip),
+        flip=(0.5 if flip else 0.0) if isinstance(flip, bool) else as_float("flip", flip),
         dtype=dtype_name(dtype),
         layout=layout,
         mean=found["mean"],
         std=found["std"],
-        channels=whole("channels", channels),
+        channels=as_int("channels", channels),
         orient=orient,
-        max_pixels=whole("max_pixels", max_pixels),
+        max_pixels=as_int("max_pixels", max_pixels),
         exact=bool(exact),
         default=0 if mask is not None and default is None else default,
         presence=mask,
@@ -319,9 +319,9 @@ def mask(
     Raises:
         ConfigError: An argument is not an integer, or the default is not a label of `dtype`.
     """
-    default = 0 if mask is not None and default is None else whole("default", default)
-    pixels = whole("max_pixels", max_pixels)
-    spec = MaskSpec(dtype_name(dtype), (), default=default, fill=whole("fill", fill), max_pixels=pixels, presence=mask)
+    default = 0 if mask is not None and default is None else as_int("default", default)
+    pixels = as_int("max_pixels", max_pixels)
+    spec = MaskSpec(dtype_name(dtype), (), default=default, fill=as_int("fill", fill), max_pixels=pixels, presence=mask)
     spec.to_dict()
     return spec
 
@@ -352,7 +352,7 @@ def boxes(
     """
     if format not in {"xyxy", "xywh", "cxcywh"}:
         raise ConfigError(f"boxes: format {format!r} is not one of xyxy, xywh, cxcywh", where="boxes")
-    area, visibility = number("min_area", min_area), number("min_visibility", min_visibility)
+    area, visibility = as_float("min_area", min_area), as_float("min_visibility", min_visibility)
     if not (0 <= area < float("inf") and 0 <= visibility <= 1):
         raise ConfigError(f"boxes: min_area {area} or min_visibility {visibility} is out of range", where="boxes")
     return BoxesSpec(
@@ -387,8 +387,8 @@ def keypoints(
     Raises:
         ConfigError: `flip_order` is not a permutation of the keypoints.
     """
-    each = 1 if count is None else whole("count", count)
-    order = tuple(whole("flip_order", at) for at in flip_order)
+    each = 1 if count is None else as_int("count", count)
+    order = tuple(as_int("flip_order", at) for at in flip_order)
     if each < 1 or (order and sorted(order) != list(range(each))):
         raise ConfigError(
             f"keypoints: flip_order must contain each number from 0 to {each - 1} once (got {list(order)})",

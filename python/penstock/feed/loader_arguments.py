@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import operator
-from typing import TYPE_CHECKING, Any, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
+from penstock.feed.number_arguments import as_float, as_int
 
 if TYPE_CHECKING:
     from penstock.feed.batch_by import BatchBy
@@ -20,47 +20,11 @@ __all__ = [
     "check_policies",
     "epoch_number",
     "global_size",
-    "number",
-    "whole",
 ]
 
 _TAILS = ("ragged", "drop", "pad")
 
 _ON_ERROR = ("raise", "skip", "substitute")
-
-
-@overload
-def whole(name: str, value: SupportsIndex) -> int: ...
-
-
-@overload
-def whole(name: str, value: SupportsIndex | None) -> int | None: ...
-
-
-def whole(name: str, value: SupportsIndex | None) -> int | None:
-    """Convert any integer (also NumPy's) to a plain int.
-
-    Raises:
-        ConfigError: It is not an integer, but a float or a text, for example.
-    """
-    try:
-        return None if value is None else operator.index(value)
-    except TypeError:
-        raise ConfigError(f"{name}: must be an integer (got {value!r})", where=name) from None
-
-
-def number(name: str, value: Any) -> float:
-    """Convert any number to a float.
-
-    Raises:
-        ConfigError: It is not a number, but a text, for example.
-    """
-    try:
-        if not isinstance(value, str):
-            return float(value)
-    except TypeError:
-        pass
-    raise ConfigError(f"{name}: must be a number (got {value!r})", where=name)
 
 
 def epoch_number(epoch: int) -> int:
@@ -69,7 +33,7 @@ def epoch_number(epoch: int) -> int:
     Raises:
         ConfigError: The number is not an integer, is negative, or does not fit into 63 bits.
     """
-    epoch = whole("epoch", epoch)
+    epoch = as_int("epoch", epoch)
     if not 0 <= epoch < 2**63:
         raise ConfigError(f"epoch: {epoch} is not within 0 to 2^63 - 1", where="epoch")
     return epoch
@@ -183,5 +147,5 @@ def check_limits(object_timeout_s: float, read_ahead: int | None, **positive: in
             raise ConfigError(f"{name}: must be at least 1 (got {value})", where=name)
     if read_ahead is not None and read_ahead < 0:
         raise ConfigError(f"read_ahead: must be at least 0 (got {read_ahead})", where="read_ahead")
-    if not 0 <= number("object_timeout_s", object_timeout_s) < 2**63:
+    if not 0 <= as_float("object_timeout_s", object_timeout_s) < 2**63:
         raise ConfigError(f"object_timeout_s: {object_timeout_s} is not within 0 to 2^63 s", where="object_timeout_s")

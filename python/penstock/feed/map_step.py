@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import ConfigError, MapFailed
 from penstock.feed import global_seeds, map_functions, whole_record
 from penstock.feed.columns import Ragged, ragged, string_rows
-from penstock.feed.loader_arguments import whole
 from penstock.feed.map_functions import Function, Functions, Results, Rows
 from penstock.feed.map_pool import MapTask, WorkerPool
 from penstock.feed.map_threads import ThreadPool
+from penstock.feed.number_arguments import as_int
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -72,7 +72,7 @@ class MapStep:
                 there are workers.
         """
         name = "decode" if how.get("decodes") else "map"
-        workers, threads = whole("workers", workers), whole("threads", threads or 0)
+        workers, threads = as_int("workers", workers), as_int("threads", threads or 0)
         if not callable(function):
             raise ConfigError(f"{name}: {function!r} is not callable", where=name)
         for what, count in (("workers", workers), ("threads", threads)):

@@ -22,7 +22,7 @@ from penstock.feed import optional_parts
 from penstock.feed.dataset import Dataset
 from penstock.feed.dataset_base import SOURCE, DatasetBase
 from penstock.feed.fields import tensor
-from penstock.feed.loader_arguments import whole
+from penstock.feed.number_arguments import as_int
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -208,7 +208,7 @@ def mix(
                 hint="give every part the same .fields(...)",
             )
     if samples is not None:
-        samples = whole("samples", samples)
+        samples = as_int("samples", samples)
         if not 1 <= samples < 2**63:
             raise ConfigError(f"samples: {samples} is not a valid epoch length", where="samples")
     if names is not None and len(names) != len(pairs):
@@ -252,7 +252,7 @@ def _schedule(
     elif given:
         stages.append((0, given))
     for start, weights in schedule:
-        stages.append((whole("schedule", start), _weights(weights, sources, start)))
+        stages.append((as_int("schedule", start), _weights(weights, sources, start)))
     starts = [start for start, _ in stages]
     if not stages or starts[0] != 0:
         raise ConfigError("mix: give weights, a temperature, or a schedule that starts at position 0", where="mix")

@@ -16,7 +16,7 @@ import av
 import numpy as np
 
 from penstock.errors import ConfigError, Corrupt, Mismatch
-from penstock.feed.loader_arguments import number, whole
+from penstock.feed.number_arguments import as_float, as_int
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -89,13 +89,13 @@ class ClipSpec:
             ConfigError: One of them is not valid.
         """
         height, width = size if isinstance(size, (tuple, list)) and len(size) == 2 else (size, size)
-        frames, stride = whole("frames", frames), whole("stride", stride)
-        height, width = whole("size", height), whole("size", width)
+        frames, stride = as_int("frames", frames), as_int("stride", stride)
+        height, width = as_int("size", height), as_int("size", width)
         if not (1 <= frames <= 2**16 and 1 <= stride <= 2**16):
             raise ConfigError(f"video: {frames} frames with stride {stride} are out of range", where="video")
         if not (0 < height < 2**15 and 0 < width < 2**15):
             raise ConfigError(f"size: {height} x {width} is not a valid size", where="video")
-        if fps is not None and (stride != 1 or not 0 < number("fps", fps) <= 1000):
+        if fps is not None and (stride != 1 or not 0 < as_float("fps", fps) <= 1000):
             raise ConfigError(f"fps: give either stride or fps, above 0 (got {stride} and {fps})", where="video")
         if crop not in ("center", "none"):
             raise ConfigError(f"crop: {crop!r} is neither center nor none", where="video")

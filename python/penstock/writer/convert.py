@@ -153,7 +153,7 @@ def plan_conversion(
             hint=f"leave it out by --fields {','.join(rest)}, or use --format tfrecord or parquet",
         )
     if not chosen:
-        raise ConfigError(f"fields: no part of  {dataset.url} is selected", where="fields")
+        raise ConfigError(f"fields: no part of {dataset.url} is selected", where="fields")
     left_out = list(schema.left_out)
     if fields is None:
         left_out += [(name, "the writer stores no lists of lists") for name in nested]

@@ -36,6 +36,13 @@ from penstock.feed.loader_arguments import epoch_number
         (lambda: penstock.video.open("a", "3", size=3), "frames: must be an integer (got '3')"),
         (lambda: penstock.video.open("a", 3, size="3"), "size: must be an integer (got '3')"),
         (lambda: penstock.video.open("a", 3, size=3, fps="2"), "fps: must be a number (got '2')"),
+        (
+            lambda: penstock.video.open("a", 3, size=(3, 3, 3)),
+            "size: must be one side, or height and width (got (3, 3, 3))",
+        ),
+        (lambda: penstock.image(None), "height: must be an integer (got None)"),
+        (lambda: penstock.mask(fill=None), "fill: must be an integer (got None)"),
+        (lambda: penstock.image(224).augment("rotate", b"a"), "rotate: must be a number (got b'a')"),
         (lambda: epoch_number("2"), "epoch: must be an integer (got '2')"),
     ],
 )
@@ -49,6 +56,9 @@ def test_argument_of_the_wrong_type_is_named_with_its_value(call, text):
     ("step", "text"),
     [
         (lambda ds: ds.take("a"), "count: must be an integer (got 'a')"),
+        (lambda ds: ds.shuffle(None), "seed: must be an integer (got None)"),
+        (lambda ds: ds.filter(bool, workers="a"), "workers: must be an integer (got 'a')"),
+        (lambda ds: ds.resample([1], samples="a"), "samples: must be an integer (got 'a')"),
         (lambda ds: ds.shard("a", 2), "index: must be an integer (got 'a')"),
         (lambda ds: ds.repeat(2.0), "times: must be an integer (got 2.0)"),
         (lambda ds: ds.map(dict, workers="a"), "workers: must be an integer (got 'a')"),

@@ -182,7 +182,10 @@ def test_pack_state_is_small_and_refuses_another_tokenizer_or_window(tmp_path: P
         penstock.Loader(dataset(tmp_path), batch_size=1).load_state_dict(
             penstock.Loader(text, batch_size=1).state_dict()
         )
-    flat = for_rank(state, 0)  # the form of earlier versions
+    flat = dict(for_rank(state, 0))  # the form of earlier versions
+    with pytest.raises(ConfigError, match="order is 0, but"):
+        penstock.Loader(dataset(tmp_path), batch_size=1).load_state_dict({**flat, "order": 0})
+    del flat["order"]
     penstock.Loader(dataset(tmp_path), batch_size=1).load_state_dict(flat)
     for name, value in (("document", -1), ("token", 1.5), ("cursor", None), ("epoch", 2**63)):
         with pytest.raises(ConfigError, match=f"state: {name} .* is not valid"):

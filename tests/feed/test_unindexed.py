@@ -65,6 +65,11 @@ def test_state_goes_on_exactly_in_its_own_world_and_is_refused_by_others(made):
         again.load_state_dict(state)
         assert batches(again) == whole[stop:]
         assert again.epoch == 1
+    earlier = {name: value for name, value in state.items() if name != "order"}  # the form of earlier versions
+    again.load_state_dict(earlier)
+    assert batches(again) == whole[stop:]
+    with pytest.raises(ConfigError, match="order is 0, but"):
+        again.load_state_dict({**state, "order": 0})
     for arguments in ({"rank": 0, "world": 2}, {"rank": 1, "world": 3}):
         with pytest.raises(ConfigError, match="only with the same rank and world"):
             penstock.Loader(data, batch_size=3, **arguments).load_state_dict(state)

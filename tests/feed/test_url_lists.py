@@ -58,6 +58,17 @@ def test_braces_that_name_what_is_not_there_are_refused(shards, pattern, missing
         opened(f"{shards}/{pattern}")
 
 
+def test_braces_may_name_objects_that_are_not_data(shards):
+    (shards / "train/s-000.idx").write_bytes(b"0 1")
+    (shards / "train/notes.md").write_bytes(b"words")
+    assert numbers(opened(f"{shards}/train/s-000.{{npy,idx}}")) == [0, 1]
+    assert penstock.open(f"{shards}/train/{{s-000.npy,notes.md}}").source.objects == 1
+    with pytest.raises(NotFound, match=r"1 of 3 objects of the braces are not in .*: s-099\.npy"):
+        penstock.open(f"{shards}/train/{{s-000.npy,notes.md,s-099.npy}}")
+    with pytest.raises(NotFound, match=r"1 of 1 objects of the list are not in .*: train/s-099\.npy"):
+        penstock.open([f"{shards}/*/*.{{npy,md}}", f"{shards}/train/s-099.npy"])
+
+
 def test_braces_beside_wildcards_and_literal_braces_select(shards):
     assert numbers(opened(f"{shards}/train/{{s,t}}-*[67].npy")) == [12, 13, 14, 15]
     (shards / "train/s-{x}.npy").write_bytes((shards / "train/s-000.npy").read_bytes())

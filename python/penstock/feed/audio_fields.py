@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from penstock.errors import ConfigError
 from penstock.feed.fields import RaggedSpec, TensorSpec, dtype_name
-from penstock.feed.number_arguments import as_float, as_int
+from penstock.feed.number_arguments import as_float, as_int, as_int_or_none
 
 if TYPE_CHECKING:
     from penstock.feed.fields import FieldSpec
@@ -122,7 +122,7 @@ def audio(
         ConfigError: An argument is not valid, or `seconds` is given without `sample_rate`. While reading, damaged files
             are `Corrupt`, and files whose channels or length do not match are `Mismatch` (see `on_error`).
     """
-    rate_hz = as_int("sample_rate", sample_rate)
+    rate_hz = as_int_or_none("sample_rate", sample_rate)
     if rate_hz is not None and not 1 <= rate_hz <= 768_000:
         raise ConfigError(f"sample_rate: {rate_hz} is not between 1 and 768,000 Hz", where="audio")
     count = as_int("channels", channels)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import logging
-import operator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 
@@ -26,7 +25,7 @@ from penstock.feed import patches as array_patches
 from penstock.feed import resample as resampling
 from penstock.feed.dataset_base import STORED_STEPS, DatasetBase, expected_reads, stored_steps
 from penstock.feed.first_epoch import FirstEpochFeed
-from penstock.feed.number_arguments import as_int
+from penstock.feed.number_arguments import as_int, as_int_or_none
 from penstock.feed.record_index_dir import record_index_dir
 from penstock.feed.record_scan import RecordScan
 
@@ -172,7 +171,7 @@ class Dataset(DatasetBase):
         if scope != "global" and not self.is_local:
             return self.local().shuffle(seed, window)
         # Convert to plain integers, so that a state can be written as JSON even if NumPy integers were given.
-        seed, window = as_int("seed", seed), as_int("window", window)
+        seed, window = as_int("seed", seed), as_int_or_none("window", window)
         if not 0 <= seed < 2**64:
             raise ConfigError(f"seed: {seed} is not within 0 to 2^64 - 1", where="seed")
         if window is not None and not 1 <= window < 2**63:
@@ -240,7 +239,7 @@ class Dataset(DatasetBase):
         selection.check_indexed(self, "filter")
         if not callable(fn):
             raise ConfigError(f"filter: {fn!r} is not callable", where="filter")
-        step = selection.Filter(selection.before(self), fn, operator.index(workers), key)
+        step = selection.Filter(selection.before(self), fn, as_int("workers", workers), key)
         return selection.add(self, "filter", step)
 
     def resample(
@@ -278,7 +277,7 @@ class Dataset(DatasetBase):
                 wrong number) are reported when the order is first used.
         """
         selection.check_indexed(self, "resample")
-        if seed is not None and self.seed is not None and operator.index(seed) != self.seed:
+        if seed is not None and self.seed is not None and as_int("seed", seed) != self.seed:
             raise ConfigError(f"seed: the dataset is already shuffled with seed {self.seed}", where="seed")
         shuffled = self if seed is None or self.seed is not None else self.shuffle(seed)
         step = resampling.of(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, Unsupported
-from penstock.feed.number_arguments import as_int
+from penstock.feed.number_arguments import as_int, as_int_or_none
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -290,8 +290,8 @@ class DatasetBase:
         step = PackStep(
             length=as_int("length", length),
             fields=names,
-            bos=as_int("bos", bos),
-            eos=as_int("eos", eos),
+            bos=as_int_or_none("bos", bos),
+            eos=as_int_or_none("eos", eos),
             pads=tuple(as_int("pad", by_name.get(name, 0)) for name in names),
             dtype=dtype_name(dtype),
             split=bool(split),

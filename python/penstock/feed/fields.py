@@ -228,7 +228,7 @@ class PaddedSpec(FieldSpec):
         return replace(self, items=self.items.of(names))
 
     def like(self, name: str) -> Self:
-        """Return the field with the items following the field `name`, as by the same method of the field without padding."""
+        """Return the field with its items following the field `name`: see `RaggedSpec.like`."""
         return replace(self, items=self.items.like(name))
 
     def to_dict(self) -> dict[str, Any]:
@@ -530,6 +530,6 @@ def from_json(text: str) -> tuple[tuple[str, FieldSpec], ...]:
     masks = {spec.parts: name for name, spec in made.items() if isinstance(spec, PresentSpec)}
     for name, made_spec in made.items():
         mask = masks.get(getattr(made_spec, "parts", ()) or (name,))
-        if mask is not None and name != mask:
+        if mask is not None and not isinstance(made_spec, PresentSpec):
             made[name] = replace(made_spec, presence=mask)
     return tuple(made.items())

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from penstock.deprecation import renamed_parameters
 from penstock.errors import ConfigError
 from penstock.feed.fields import FieldSpec, RaggedSpec, TensorSpec, dtype_name, or_default, packed
-from penstock.feed.number_arguments import as_float, as_int
+from penstock.feed.number_arguments import as_float, as_int, as_int_or_none
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -319,7 +319,7 @@ def mask(
     Raises:
         ConfigError: An argument is not an integer, or the default is not a label of `dtype`.
     """
-    default = 0 if mask is not None and default is None else as_int("default", default)
+    default = 0 if mask is not None and default is None else as_int_or_none("default", default)
     pixels = as_int("max_pixels", max_pixels)
     spec = MaskSpec(dtype_name(dtype), (), default=default, fill=as_int("fill", fill), max_pixels=pixels, presence=mask)
     spec.to_dict()

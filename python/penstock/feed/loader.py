@@ -30,7 +30,7 @@ from penstock.feed.dataset_base import SOURCE
 from penstock.feed.epoch import BatchRun, Delivery, Epoch
 from penstock.feed.equal_batches import FilledRun
 from penstock.feed.first_epoch import FirstEpochFeed
-from penstock.feed.number_arguments import as_int
+from penstock.feed.number_arguments import as_int_or_none
 from penstock.feed.pack import Packing
 from penstock.feed.unindexed import NOTICE, Unindexed
 
@@ -120,10 +120,16 @@ class BaseLoader(Generic[Batch]):
             BudgetExceeded: `memory_bytes` is below the required minimum; raised at the first iteration.
         """
         loader_arguments.check_policies(dataset, tail, on_error)
-        batch_size, global_batch = as_int("batch_size", batch_size), as_int("global_batch", global_batch)
-        rank, world = as_int("rank", rank), as_int("world", world)
-        memory_bytes, read_ahead = as_int("memory_bytes", memory_bytes), as_int("read_ahead", read_ahead)
-        threads = as_int("threads", threads)
+        batch_size, global_batch = (
+            as_int_or_none("batch_size", batch_size),
+            as_int_or_none("global_batch", global_batch),
+        )
+        rank, world = as_int_or_none("rank", rank), as_int_or_none("world", world)
+        memory_bytes, read_ahead = (
+            as_int_or_none("memory_bytes", memory_bytes),
+            as_int_or_none("read_ahead", read_ahead),
+        )
+        threads = as_int_or_none("threads", threads)
         # Range of the ranks that share this node's disk; None if unknown.
         self._node: tuple[int, int] | None = None
         if (rank is None) != (world is None):

@@ -116,7 +116,7 @@ class Functions:
     @property
     def name(self) -> str:
         """Name of the dataset's method in messages."""
-        return "decode" if self.decodes else getattr(self.steps[0].call, "step", "map")
+        return "decode" if self.decodes else getattr(self.steps[0].call, "penstock_step", "map")
 
     def outputs(self, sample: dict[str, Any], seed: int) -> list[Any]:
         """Run the functions over one sample, and return their outputs."""

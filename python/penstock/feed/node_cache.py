@@ -5,7 +5,6 @@ limits. The core decides which objects are evicted.
 
 from __future__ import annotations
 
-import operator
 import os
 import shutil
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from penstock.errors import ConfigError, NotFound
+from penstock.feed.number_arguments import as_int_or_none
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -72,7 +72,7 @@ def cache_request(
     """
     if transcode not in get_args(Transcode):
         raise ConfigError(f"transcode: {transcode!r} is not one of {', '.join(get_args(Transcode))}", where="transcode")
-    limit = None if limit_bytes is None else operator.index(limit_bytes)
+    limit = as_int_or_none("limit_bytes", limit_bytes)
     if limit is not None and limit < 1:
         raise ConfigError(f"limit_bytes: must be at least 1 (got {limit})", where="limit_bytes")
     if isinstance(folder, bool) or folder is None:

@@ -4,31 +4,28 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, SupportsIndex, overload
+from typing import Any, SupportsIndex
 
 from penstock.errors import ConfigError
 
-__all__ = ["as_float", "as_int"]
+__all__ = ["as_float", "as_int", "as_int_or_none"]
 
 
-@overload
-def as_int(name: str, value: SupportsIndex) -> int: ...
-
-
-@overload
-def as_int(name: str, value: SupportsIndex | None) -> int | None: ...
-
-
-def as_int(name: str, value: SupportsIndex | None) -> int | None:
+def as_int(name: str, value: SupportsIndex) -> int:
     """Convert any integer (also NumPy's) to a plain int.
 
     Raises:
-        ConfigError: It is not an integer, but a float or a text, for example.
+        ConfigError: It is not an integer, but a float, a text or None, for example.
     """
     try:
-        return None if value is None else operator.index(value)
+        return operator.index(value)
     except TypeError:
         raise ConfigError(f"{name}: must be an integer (got {value!r})", where=name) from None
+
+
+def as_int_or_none(name: str, value: SupportsIndex | None) -> int | None:
+    """Convert any integer to a plain int, as `as_int` does; None stays None."""
+    return None if value is None else as_int(name, value)
 
 
 def as_float(name: str, value: Any) -> float:
@@ -40,6 +37,6 @@ def as_float(name: str, value: Any) -> float:
     try:
         if not isinstance(value, str):
             return float(value)
-    except TypeError:
+    except (TypeError, ValueError, OverflowError):
         pass
     raise ConfigError(f"{name}: must be a number (got {value!r})", where=name)

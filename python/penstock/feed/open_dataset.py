@@ -54,7 +54,7 @@ def open(  # noqa: A001 - the verb is the API
             ranks have different numbers of batches. A state is valid only for the same rank and the same
             number of ranks.
     Raises:
-        NotFound: No object matches, or an object of a list is missing.
+        NotFound: No object matches, or an object of a list or of braces is missing.
         Unsupported: The format of the objects is not supported; the message contains its name.
         ConfigError: The folder contains an object and its decompressed copy, so that each sample would be read twice.
         Denied, Unreachable, Throttled: The store rejected a request or did not respond.
@@ -92,7 +92,7 @@ def open(  # noqa: A001 - the verb is the API
         source = _native.Source.open(source.url, found, dict(env.read()), known.to_json())
         source = _native.Source.restore(found, ignored, source.format)
     if len(listed_urls or [text]) > 1 or ("{" in text and not Path(text).exists()):
-        url_list_pattern.check(source, listed_urls or [text])
+        url_list_pattern.check(source, listed_urls or [text], lambda: _all_keys(text, listed))
     if source.ignored:
         ignored = source.ignored - (_saved_facts(text, listed) if json.loads(source.format)["name"] == "arrow" else 0)
         if ignored > 0:
@@ -114,9 +114,14 @@ def open(  # noqa: A001 - the verb is the API
 
 def _saved_facts(url: str, listed: bytes | None) -> int:
     """Return the number of objects beside Arrow files that `datasets.Dataset.save_to_disk` always writes."""
+    names = ("state.json", "dataset_info.json", "dataset_dict.json")
+    return sum(key.rpartition("/")[2] in names for key in _all_keys(url, listed))
+
+
+def _all_keys(url: str, listed: bytes | None) -> list[str]:
+    """List the objects of a URL again, also those that the format ignores."""
     found = _native.Source.open(url, listed, dict(env.read()), formats.files().to_json())
-    keys = (entry.get("key", "") for entry in json.loads(found.manifest())["objects"])
-    return sum(key.rpartition("/")[2] in ("state.json", "dataset_info.json", "dataset_dict.json") for key in keys)
+    return [found.key(number) for number in range(found.objects)]
 
 
 def _warn_of_ignored(source: _native.Source, ignored: int, *, is_chosen: bool) -> None:

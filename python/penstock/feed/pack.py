@@ -166,7 +166,7 @@ def check_identity(state: Mapping[str, Any], identity: Mapping[str, Any]) -> Non
     if "packed" not in state:
         raise ConfigError("state: saved from a dataset that was not packed, but this one is", where="state")
     for name, value in identity.items():
-        if state.get(name) != value:
+        if state.get(name, 1 if name == "order" else None) != value:
             raise ConfigError(
                 f"state: {name} is {state.get(name)!r}, but this loader's {name} is {value!r}",
                 where="state",

@@ -8,7 +8,6 @@ Owns the conversion of weights to whole numbers, and the number of passes of an 
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -19,6 +18,7 @@ from penstock.errors import ConfigError
 from penstock.extras import require
 from penstock.feed import classes as class_folders
 from penstock.feed import sample_scan, selection
+from penstock.feed.number_arguments import as_int, as_int_or_none
 from penstock.feed.sample_values import values_of
 
 if TYPE_CHECKING:
@@ -176,14 +176,14 @@ def of(
     """
     require("resample", "numpy")
     stages = [] if weights is None else [(0, weights)]
-    stages += [(operator.index(epoch), spec) for epoch, spec in schedule or ()]
+    stages += [(as_int("schedule", epoch), spec) for epoch, spec in schedule or ()]
     epochs = [epoch for epoch, _ in stages]
     if not stages or epochs[0] != 0:
         raise ConfigError("resample: give weights, or a schedule that starts at epoch 0", where="resample")
     if any(later <= earlier for earlier, later in pairwise(epochs)) or epochs[-1] >= 2**40:
         raise ConfigError(f"schedule: the epochs must increase (got {epochs})", where="schedule")
     for name, value in (("samples", samples), ("passes", passes)):
-        if value is not None and not 1 <= operator.index(value) < 2**40:
+        if value is not None and not 1 <= as_int(name, value) < 2**40:
             raise ConfigError(f"{name}: must be at least 1 (got {value})", where=name)
     if not replacement and samples is None:
         raise ConfigError(
@@ -196,9 +196,9 @@ def of(
         dataset,
         tuple((epoch, _checked(spec)) for epoch, spec in stages),
         labels,
-        None if samples is None else operator.index(samples),
+        as_int_or_none("samples", samples),
         bool(replacement),
-        None if passes is None else operator.index(passes),
+        as_int_or_none("passes", passes),
     )
 
 

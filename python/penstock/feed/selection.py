@@ -170,7 +170,8 @@ class Select:
 class _Predicate:
     """Function of a scan: whether a sample is kept."""
 
-    step: ClassVar = "filter"
+    penstock_step: ClassVar = "filter"
+    """Name of the step in messages."""
     function: Callable[[dict[str, Any]], Any]
 
     def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:

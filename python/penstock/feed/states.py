@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 __all__ = ["VERSIONS", "Grown", "advice", "check", "for_rank", "make", "of_one_rank", "old_part"]
 
 VERSIONS = {"version": 1, "order": _native.ORDER_VERSION}
-"""Versions of the states and of the order of samples, which every state contains."""
+"""Versions of the states and of the order of samples, which every state contains. Before 0.1, the states of packed and
+unindexed datasets lacked the second, which was 1.
+"""
 
 Grown = Literal["refuse", "finish-old-then-new"]
 """Rule for a state of a dataset that has more objects now."""
@@ -162,7 +164,7 @@ def _changed(state: Mapping[str, Any], mine: Mapping[str, Any], *, has_old_part:
             "or start a new run without the state"
         )
         if "objects" not in mine:
-            hint = f"a mixture cannot go on after its parts grew; {hint}"
+            hint = f"a mixture cannot be resumed after its parts grew; {hint}"
     return ConfigError(
         f"state: saved from a different dataset: {change}; the state's fingerprint is "
         f"{state.get('fingerprint')!r}, but this loader's is {mine['fingerprint']!r}",

@@ -107,7 +107,7 @@ class Unindexed:
             )
         mine = self.identity()
         for name, value in mine.items():
-            if state.get(name) != value:
+            if state.get(name, 1 if name == "order" else None) != value:
                 raise ConfigError(
                     f"state: {name} is {state.get(name)!r}, but this loader's {name} is {value!r}"
                     + (

@@ -88,7 +88,12 @@ class ClipSpec:
         Raises:
             ConfigError: One of them is not valid.
         """
-        height, width = size if isinstance(size, (tuple, list)) and len(size) == 2 else (size, size)
+        sides: tuple[Any, ...] = (size, size)
+        if not isinstance(size, (int, str)) and hasattr(size, "__len__"):
+            sides = tuple(size)
+        if len(sides) != 2:
+            raise ConfigError(f"size: must be one side, or height and width (got {size!r})", where="video")
+        height, width = sides
         frames, stride = as_int("frames", frames), as_int("stride", stride)
         height, width = as_int("size", height), as_int("size", width)
         if not (1 <= frames <= 2**16 and 1 <= stride <= 2**16):

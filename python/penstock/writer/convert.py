@@ -146,11 +146,13 @@ def plan_conversion(
         spec = known[old]
         chosen[new] = spec if getattr(spec, "parts", ()) else spec.of(old)
     if format == "tar" and (lists := [name for name, spec in chosen.items() if isinstance(spec, RawListSpec)]):
-        rest = [text for text in fields or known if text.partition("=")[0] not in lists and text not in nested]
+        parts = {text: known[text.partition("=")[2] or text] for text in fields or known if text not in nested}
+        rest = [text for text, spec in parts.items() if not isinstance(spec, RawListSpec)]
+        leave = f"leave it out by --fields {','.join(rest)}, or " if rest else ""
         raise Unsupported(
             f"fields: `{lists[0]}` is a list of bytes or texts, which a tar member cannot store",
             where="fields",
-            hint=f"leave it out by --fields {','.join(rest)}, or use --format tfrecord or parquet",
+            hint=f"{leave}use --format tfrecord or parquet",
         )
     if not chosen:
         raise ConfigError(f"fields: no part of {dataset.url} is selected", where="fields")

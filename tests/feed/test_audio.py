@@ -334,6 +334,28 @@ def test_audio_vorbis_clips_equal_the_whole_at_all_positions(tmp_path, rate):
             assert np.array_equal(clip[: len(part)], part), start
 
 
+def test_audio_mp3_clips_after_a_damaged_frame_are_corrupt_or_right(tmp_path):
+    data = encoded(signal(60_000, rate=44_100), "mp3", 44_100)
+    want = whole(tmp_path, data)
+    start = data.index(b"\xff\xfb", len(data) // 2)
+    damaged = bytearray(data)
+    damaged[start + 4 : start + 36] = b"\xff" * 32  # its side information
+    with pytest.raises(Corrupt, match="cannot be decoded"):
+        whole(tmp_path, bytes(damaged))
+    found = []
+    for at in range(20_000, 50_000, 576):
+        try:
+            clip = one(tmp_path, bytes(damaged), penstock.audio(44_100, seconds=0.01, start=at / 44_100))["wave"][0]
+        except Corrupt:
+            found.append(False)
+            continue
+        found.append(True)
+        assert np.array_equal(clip, want[at : at + 441]), at
+    assert found[0]
+    assert found[-1]
+    assert not all(found)
+
+
 def test_audio_folder_of_several_formats_is_one_dataset(tmp_path):
     for name, kind in (("a/0.wav", "wav16"), ("b/1.flac", "flac16"), ("b/2.ogg", "vorbis")):
         (tmp_path / name).parent.mkdir(exist_ok=True)

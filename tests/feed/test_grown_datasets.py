@@ -47,7 +47,7 @@ def test_state_of_a_mixture_whose_part_grew_says_that_no_rule_applies(folder):
     loader = penstock.Loader(penstock.mix({dataset(folder).shuffle(seed=3): 1}), batch_size=4)
     with pytest.raises(ConfigError, match=r"18 samples then and 25 now \(\+7\)") as caught:
         loader.load_state_dict(state, grown=GROWN)
-    assert caught.value.hint.startswith("a mixture cannot go on after its parts grew")
+    assert caught.value.hint.startswith("a mixture cannot be resumed after its parts grew")
 
 
 @pytest.mark.parametrize("name", ["z-new", "a-new"])  # behind the old objects by name, and before them

@@ -91,3 +91,8 @@ def test_empty_list_of_json_is_a_value(tmp_path):
     batch = whole(penstock.open(tmp_path).fields(**fields))
     assert batch["is_there"].tolist() == [True, False, True]
     assert list(batch["t"]) == ["[]", "[1]", "none"]
+
+
+def test_schema_counts_empty_lists_of_json(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"b": []}\n{"b": [1]}\n{}\n')
+    assert "a value in 2 of 3 records" in str(penstock.open(tmp_path).schema())

@@ -342,6 +342,7 @@ impl Survey {
             });
             let Some(found) = at.map(|at| &mut self.found[at]) else { continue };
             if matches!(part, Value::Null | Value::Empty(_)) {
+                found.count += usize::from(!part.is_absent());
                 continue;
             }
             if matches!(&part, Value::Steps(steps) if steps.steps().iter().flatten().all(Feature::is_empty)) {
@@ -381,7 +382,7 @@ impl Survey {
                     refused.push((name, Error::Unsupported { what, by: "fields".to_owned() }));
                     continue;
                 }
-                schema.left_out.push((name, format!("null in {} of {0} records", self.records)));
+                schema.left_out.push((name, format!("null or empty in {} of {0} records", self.records)));
                 continue;
             };
             let kind = match kind {

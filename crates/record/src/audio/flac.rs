@@ -87,10 +87,9 @@ impl Header {
         })
     }
 
-    /// Whether this frame may be the next one after `last`. Old encoders number samples without saying so.
-    fn follows(&self, last: &Self) -> bool {
-        let step = self.number.checked_sub(last.number);
-        step == Some(last.samples) || (!self.is_by_sample && step == Some(1))
+    /// Whether this frame may be the next one after `last`, if frames have the number of their first sample or not.
+    fn follows(&self, last: &Self, is_by_sample: bool) -> bool {
+        self.number.checked_sub(last.number) == Some(if is_by_sample { last.samples } else { 1 })
     }
 }
 
@@ -125,7 +124,10 @@ pub(super) struct Flac<'a> {
     bits: u32,
     max_block: u64,
     decoder: FlacDecoder,
-    frames: u64,
+    /// Number of samples.
+    total: u64,
+    /// Whether frames have the number of their first sample, not their own.
+    is_by_sample: bool,
     /// Frame to decode next, and the sample that is read next.
     frame: Option<Frame>,
     at: u64,
@@ -166,7 +168,8 @@ pub(super) fn open<'a>(bytes: &'a [u8], place: &'a str) -> Result<(Info, Flac<'a
         max_block: number(2..4),
         decoder: FlacDecoder::try_new(&params, &AudioDecoderOptions::default())
             .map_err(|problem| wrong(&problem.to_string()))?,
-        frames: packed & 0xf_ffff_ffff,
+        total: packed & 0xf_ffff_ffff,
+        is_by_sample: false,
         frame: memchr_iter(0xff, &bytes[at..]).find_map(|found| {
             let offset = at + found;
             Some(Frame { offset, start: 0, header: Header::of(&bytes[offset..])? })
@@ -174,12 +177,13 @@ pub(super) fn open<'a>(bytes: &'a [u8], place: &'a str) -> Result<(Info, Flac<'a
         at: 0,
     };
     if let Some(Frame { header, .. }) = flac.frame.filter(|first| first.header.number > 0) {
-        return Err(wrong(&format!("it begins with frame {}, not 0", with_separators(header.number))));
+        return Err(wrong(&format!("it begins with frame or sample {}, not 0", with_separators(header.number))));
     }
-    if flac.frames == 0 {
-        flac.frames = flac.counted()?;
+    flac.is_by_sample = flac.finds_numbers_of_samples();
+    if flac.total == 0 {
+        flac.total = flac.counted()?;
     }
-    let frames = flac.frames;
+    let frames = flac.total;
     if frames > (bytes.len() as u64).saturating_mul(MAX_EXPANSION) {
         let (frames, bytes) = (with_separators(frames), with_separators(bytes.len() as u64));
         return Err(wrong(&format!("it states {frames} samples in {bytes} bytes")));
@@ -188,42 +192,68 @@ pub(super) fn open<'a>(bytes: &'a [u8], place: &'a str) -> Result<(Info, Flac<'a
 }
 
 impl Flac<'_> {
+    /// Whether frames have the number of their first sample. Old encoders do this without saying so; then the second
+    /// frame shows it, which is found by the checksum of the first.
+    fn finds_numbers_of_samples(&mut self) -> bool {
+        let Some(first) = self.frame else { return false };
+        if first.header.is_by_sample || self.end_of(&first).is_ok() {
+            return first.header.is_by_sample;
+        }
+        self.is_by_sample = true;
+        matches!(self.end_of(&first), Ok((_, Some(_))))
+    }
+
+    /// Rate and bits of a frame; those of the file if the frame does not state them.
+    fn format_of(&self, header: &Header) -> (u32, u32) {
+        let or = |stated: u32, other: u32| if stated == 0 { other } else { stated };
+        (or(header.rate, self.rate), or(header.bits, self.bits))
+    }
+
     /// Number of samples in a file that does not state it.
     fn counted(&self) -> Result<u64> {
         let Some(mut frame) = self.frame else { return Ok(0) };
         loop {
             // The last frame, and one before a change of the format, are found by their checksum.
-            let next = self.following(&frame).map_or_else(|| Ok(self.end_of(&frame)?.1), |next| Ok(Some(next)))?;
-            let Some(next) = next else { return Ok(frame.until()) };
+            let next = match self.following(&frame) {
+                Some(next) => next,
+                None => match self.end_of(&frame)? {
+                    (_, Some(next)) => next,
+                    (_, None) => return Ok(frame.until()),
+                },
+            };
+            self.check(&next.header)?;
             frame = next;
         }
     }
 
     /// The frame after a frame, by the headers only: they must be alike, so that none is found inside a frame.
     fn following(&self, frame: &Frame) -> Option<Frame> {
-        let (start, Header { rate, bits, .. }) = (frame.offset + 1, frame.header);
-        memchr_iter(0xff, &self.bytes[start..])
-            .filter_map(|found| frame.next(start + found, self.bytes))
-            .find(|Frame { header: next, .. }| next.follows(&frame.header) && (next.rate, next.bits) == (rate, bits))
+        let (start, format) = (frame.offset + 1, self.format_of(&frame.header));
+        memchr_iter(0xff, &self.bytes[start..]).filter_map(|found| frame.next(start + found, self.bytes)).find(
+            |Frame { header: next, .. }| {
+                next.follows(&frame.header, self.is_by_sample) && self.format_of(next) == format
+            },
+        )
     }
 
     /// End of a frame, by its checksum, and the next frame.
     fn end_of(&self, frame: &Frame) -> Result<(usize, Option<Frame>)> {
         let (mut crc, mut done) = (Crc16Ansi::new(0), frame.offset);
         let mut is_end = |end: usize| {
-            let Some(unread) = self.bytes.get(done..end - 2) else { return false };
+            let Some(checksum) = end.checked_sub(2) else { return false };
+            let Some(unread) = self.bytes.get(done..checksum) else { return false };
             crc.process_buf_bytes(unread);
-            done = end - 2;
-            self.bytes[done..end] == crc.crc().to_be_bytes()
+            done = checksum;
+            self.bytes[checksum..end] == crc.crc().to_be_bytes()
         };
         let start = frame.offset + 2;
         for found in memchr_iter(0xff, self.bytes.get(start..self.end).unwrap_or_default()) {
             let Some(next) = frame.next(start + found, self.bytes).filter(|next| is_end(next.offset)) else { continue };
             // After the last sample, anything may follow.
-            if frame.until() >= self.frames && self.frames > 0 {
+            if frame.until() >= self.total && self.total > 0 {
                 return Ok((next.offset, None));
             }
-            if !next.header.follows(&frame.header) {
+            if !next.header.follows(&frame.header, self.is_by_sample) {
                 let problem = format!("samples from {} are missing", with_separators(next.start));
                 return Err(damaged(NAME, self.place, &problem));
             }
@@ -273,7 +303,7 @@ impl Stream for Flac<'_> {
     }
 
     fn read(&mut self, planes: &mut [Vec<f32>]) -> Result<bool> {
-        let Some(frame) = self.frame.filter(|_| self.at < self.frames) else { return Ok(false) };
+        let Some(frame) = self.frame.filter(|_| self.at < self.total) else { return Ok(false) };
         let (end, next) = self.end_of(&frame)?;
         self.check(&frame.header)?;
         let packet = PacketRef::new(0, Timestamp::new(0), Duration::new(0), &self.bytes[frame.offset..end]);
@@ -284,7 +314,7 @@ impl Stream for Flac<'_> {
         let GenericAudioBufferRef::S32(decoded) = decoded else {
             return Err(Error::bug("the FLAC decoder returned samples of another type"));
         };
-        let until = self.frames.min(frame.until());
+        let until = self.total.min(frame.until());
         scaled(decoded, (self.at - frame.start) as usize..(until - frame.start) as usize, planes);
         (self.at, self.frame) = (until, next);
         Ok(true)
@@ -297,7 +327,16 @@ mod tests {
 
     /// A frame of 16 equal samples of 16 bits.
     fn frame(sync: u8, number: u8, kind: u8, value: i16) -> Vec<u8> {
-        let mut frame = vec![0xff, sync, 0x64, kind, number, 15];
+        framed(&[0xff, sync, 0x64, kind, number, 15], kind, value)
+    }
+
+    /// The same, with a code of the rate.
+    fn rated(number: u8, rate: u8) -> Vec<u8> {
+        framed(&[0xff, 0xf8, 0x60 | rate, 8, number, 15], 8, 1)
+    }
+
+    fn framed(header: &[u8], kind: u8, value: i16) -> Vec<u8> {
+        let mut frame = header.to_vec();
         let mut crc = Crc8Ccitt::new(0);
         crc.process_buf_bytes(&frame);
         frame.push(crc.crc());
@@ -312,8 +351,8 @@ mod tests {
     }
 
     /// A mono file of 8 kHz, whose second metadata block is nonsense.
-    fn file(total: u8, frames: &[Vec<u8>]) -> Vec<u8> {
-        let info = [&[0, 16, 0, 16][..], &[0; 6], &[1, 0xf4, 0, 0xf0, 0, 0, 0, total], &[0; 16]].concat();
+    fn file(total: u16, frames: &[Vec<u8>]) -> Vec<u8> {
+        let info = [&[0, 16, 0, 16][..], &[0; 6], &[1, 0xf4, 0, 0xf0, 0, 0], &total.to_be_bytes(), &[0; 16]].concat();
         [b"fLaC\0\0\0\x22", &info[..], &[0x85, 0, 0, 3, 255, 255, 255], &frames.concat()].concat()
     }
 
@@ -345,9 +384,24 @@ mod tests {
             assert_eq!(read(&file(48, &longer), 0).unwrap(), want);
             assert!(read(&file(0, &longer), 0).is_err());
         }
+        // A frame whose number is that of the sample after the damaged one is not the next frame.
+        let mut many: Vec<_> = (0..60).map(|at| frame(0xf8, at, 8, i16::from(at))).collect();
+        assert_eq!(read(&file(0, &many), 700).unwrap().len(), 260);
+        many[20][4] ^= 1;
+        for (total, from) in [(0, 0), (960, 0), (960, 21 * 16), (960, 59 * 16)] {
+            let error = read(&file(total, &many), from).unwrap_err().to_string();
+            assert!(error.contains("damaged"), "{error}");
+        }
+        // Rates that are stated by some frames only, and others.
+        let mixed = |rate: u8| (0..40).map(|at| rated(at, if at % 2 == 0 { 0 } else { rate })).collect::<Vec<_>>();
+        for total in [0, 240] {
+            assert_eq!(read(&file(total, &mixed(4)), 99).unwrap().len(), if total == 0 { 541 } else { 141 });
+            let error = read(&file(total, &mixed(5)), 0).unwrap_err().to_string();
+            assert!(error.contains("changes from 8000 to 16000 Hz"), "{error}");
+        }
         for (frames, problem) in [
             (vec![by_frame[0].clone(), by_frame[2].clone()], "samples from 16 are missing"),
-            (by_frame[1..].to_vec(), "it begins with frame 1, not 0"),
+            (by_frame[1..].to_vec(), "it begins with frame or sample 1, not 0"),
             (vec![by_frame[0].clone(), by_frame[1][..9].to_vec()], "samples 16 to 32 are damaged or cut off"),
             (vec![by_frame[0].clone(), frame(0xf8, 1, 0x18, 2)], "changes from 1 to 2 channels"),
             (vec![by_frame[0].clone(), frame(0xf8, 1, 10, 1)], "changes from 16 to 20 bits per sample"),

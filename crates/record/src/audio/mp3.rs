@@ -20,7 +20,7 @@ const DECODER_DELAY: u64 = 529;
 const MAX_JUNK: usize = 64 << 10;
 /// Maximum number of bytes by which a frame's data may begin before the frame (bit reservoir).
 const RESERVOIR: usize = 512;
-/// Frames after which the overlap and the filter bank no longer depend on what was decoded before.
+/// Number of frames after which the overlap and the filter bank no longer depend on what was decoded before.
 const WARM_FRAMES: usize = 3;
 
 const RATES: [u32; 3] = [44_100, 48_000, 32_000];
@@ -240,6 +240,19 @@ impl Mp3<'_> {
         }
         start
     }
+
+    /// Decodes a frame. The decoder keeps what the next frames need, also after an error.
+    fn decoded(&mut self, at: usize) -> Result<GenericAudioBufferRef<'_>> {
+        let (frame, place, header) = (self.frames.get(at), self.place, &self.header);
+        let decoded = self.decoder.decode_ref(&packet(frame)).map_err(|error| {
+            let (at, all) = (with_separators(at as u64), with_separators(self.frames.len() as u64));
+            Error::corrupt(place, format!("is a damaged MP3: frame {at} of {all} cannot be decoded: {error}"))
+        })?;
+        if has_mixed_blocks(frame, header) {
+            return Err(unsupported("an MP3 with mixed blocks", place));
+        }
+        Ok(decoded)
+    }
 }
 
 impl Stream for Mp3<'_> {
@@ -249,8 +262,8 @@ impl Stream for Mp3<'_> {
         self.at = frame;
         self.decoder.reset();
         for warm in self.next..at.min(self.frames.len()) {
-            // A frame whose data begin in frames that were not decoded may fail; it is not delivered.
-            let _ = self.decoder.decode_ref(&packet(self.frames.get(warm)));
+            // Without the frames before it, the decoder fills the bit reservoir with zeros, and does not fail.
+            self.decoded(warm)?;
             self.next = warm + 1;
         }
         Ok(())
@@ -260,24 +273,18 @@ impl Stream for Mp3<'_> {
         if self.at >= self.len || self.next >= self.frames.len() {
             return Ok(false);
         }
-        let frame = self.frames.get(self.next);
-        if has_mixed_blocks(frame, &self.header) {
-            return Err(unsupported("an MP3 with mixed blocks", self.place));
-        }
-        let packet = packet(frame);
-        let decoded = self.decoder.decode_ref(&packet).map_err(|error| {
-            let (next, all) = (with_separators(self.next as u64), with_separators(self.frames.len() as u64));
-            Error::corrupt(self.place, format!("is a damaged MP3: frame {next} of {all} cannot be decoded: {error}"))
-        })?;
+        let (number, skip, len, samples) = (self.next as u64, self.skip, self.len, self.header.samples);
+        let at = self.at;
+        let decoded = self.decoded(self.next)?;
         let GenericAudioBufferRef::F32(decoded) = decoded else {
             return Err(Error::bug("the MP3 decoder returned other samples than float32"));
         };
         // Position of the frame's first sample in the recording.
-        let start = self.next as u64 * self.header.samples;
-        let from = (self.at + self.skip).saturating_sub(start);
-        let until = (self.len + self.skip - start).min(self.header.samples);
+        let start = number * samples;
+        let from = (at + skip).saturating_sub(start);
+        let until = (len + skip - start).min(samples);
         append(decoded, from.min(until) as usize..until as usize, planes);
-        self.at = (start + until).saturating_sub(self.skip).max(self.at);
+        self.at = (start + until).saturating_sub(skip).max(at);
         self.next += 1;
         Ok(true)
     }

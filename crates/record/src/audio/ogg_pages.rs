@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Pages of an Ogg file: finds damaged and missing ones. `symphonia` skips them silently.
 
+use std::collections::HashMap;
+
 use penstock_types::{Error, Result, with_separators};
 use symphonia::core::checksum::Crc32;
 use symphonia::core::io::Monitor;
@@ -46,7 +48,7 @@ pub(super) fn check(bytes: &[u8], place: &str) -> Result<()> {
     let wrong = |problem: String| Error::corrupt(place, format!("is a damaged Ogg file: {problem}"));
     let chained = || Error::mismatch(place, "is a chained Ogg file, which penstock.audio does not read");
     // Serial number and next sequence number of each stream that has not ended.
-    let mut streams: Vec<(u32, u32)> = Vec::new();
+    let mut streams: HashMap<u32, u32> = HashMap::new();
     let (mut at, mut is_started) = (0, false);
     for number in 1u64.. {
         if at == bytes.len() {
@@ -61,13 +63,15 @@ pub(super) fn check(bytes: &[u8], place: &str) -> Result<()> {
             if is_started {
                 return Err(chained());
             }
-            streams.push((page.serial, page.sequence));
+            if streams.insert(page.serial, page.sequence).is_some() {
+                return Err(missing());
+            }
         }
         is_started |= page.flags & FIRST == 0;
-        let found = streams.iter().position(|stream| *stream == (page.serial, page.sequence)).ok_or_else(missing)?;
-        streams[found].1 = page.sequence.wrapping_add(1);
+        let next = streams.get_mut(&page.serial).filter(|next| **next == page.sequence).ok_or_else(missing)?;
+        *next = next.wrapping_add(1);
         if page.flags & LAST != 0 {
-            streams.swap_remove(found);
+            streams.remove(&page.serial);
         }
         at += page.len;
         if streams.is_empty() {

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tags before and after the audio of a file: ID3, APE and Lyrics3.
 
+/// Maximum length of a Lyrics3 tag of version 1.
+const LYRICS3_V1: usize = 11 + 5100 + 9;
+
 /// Length of the ID3v2 tags at the start of `bytes`; 0 without one.
 pub(super) fn id3_len(bytes: &[u8]) -> usize {
     let mut len = 0;
@@ -16,44 +19,24 @@ pub(super) fn end(bytes: &[u8]) -> usize {
     let mut end = bytes.len();
     loop {
         let rest = &bytes[..end];
-        let tag = match rest {
-            _ if rest.len() >= 128 && rest[end - 128..].starts_with(b"TAG") => 128,
-            [.., b'L', b'Y', b'R', b'I', b'C', b'S', b'2', b'0', b'0'] => rest
-                .get(end.wrapping_sub(15)..end - 9)
-                .and_then(|size| std::str::from_utf8(size).ok()?.parse::<usize>().ok())
-                .map_or(0, |size| size + 15),
-            _ => match rest.last_chunk::<32>() {
-                Some(
-                    &[
-                        b'A',
-                        b'P',
-                        b'E',
-                        b'T',
-                        b'A',
-                        b'G',
-                        b'E',
-                        b'X',
-                        _,
-                        _,
-                        _,
-                        _,
-                        a,
-                        b,
-                        c,
-                        d,
-                        _,
-                        _,
-                        _,
-                        _,
-                        _,
-                        _,
-                        _,
-                        flags,
-                        ..,
-                    ],
-                ) => u32::from_le_bytes([a, b, c, d]) as usize + if flags & 0x80 != 0 { 32 } else { 0 },
-                _ => 0,
-            },
+        let tag = if rest.len() >= 128 && rest[end - 128..].starts_with(b"TAG") {
+            // The enhanced tag of 227 bytes is before the old one.
+            if end >= 355 && rest[end - 355..].starts_with(b"TAG+") { 355 } else { 128 }
+        } else if rest.ends_with(b"LYRICS200") {
+            let size = rest.get(end.wrapping_sub(15)..end - 9).and_then(|size| std::str::from_utf8(size).ok());
+            size.and_then(|size| size.parse::<usize>().ok()).map_or(0, |size| size + 15)
+        } else if rest.ends_with(b"LYRICSEND") {
+            let start = rest[end.saturating_sub(LYRICS3_V1)..].windows(11).position(|start| start == b"LYRICSBEGIN");
+            start.map_or(0, |start| end - end.saturating_sub(LYRICS3_V1) - start)
+        } else if let Some([b'3', b'D', b'I', _, _, _, a, b, c, d]) = rest.last_chunk() {
+            // The footer of an ID3v2 tag, which has a header of the same length.
+            [a, b, c, d].iter().fold(0, |size, part| size << 7 | usize::from(**part & 127)) + 20
+        } else {
+            let ape = rest.last_chunk::<32>().filter(|tag| tag.starts_with(b"APETAGEX"));
+            ape.map_or(0, |tag| {
+                let size = u32::from_le_bytes([tag[12], tag[13], tag[14], tag[15]]) as usize;
+                size + if tag[23] & 0x80 != 0 { 32 } else { 0 }
+            })
         };
         if tag == 0 || tag > end {
             return end;
@@ -77,7 +60,11 @@ mod tests {
         let new = [&ape(0xa0)[..], b"item", &ape(0x80)].concat();
         let lyrics = b"LYRICSBEGINwords000016LYRICS200";
         let v1 = [&b"TAG"[..], &[32; 125]].concat();
-        for tags in [&old[..], &new, lyrics, &v1, &[&new[..], lyrics, &v1].concat()] {
+        let enhanced = [&b"TAG+"[..], &[32; 223], &v1].concat();
+        let footer = [&b"ID3\x04\0\x10\0\0\0\x05words3DI\x04\0\x10\0\0\0\x05"[..]].concat();
+        let lyrics_1 = b"LYRICSBEGINwordsLYRICSEND";
+        let more = [&enhanced[..], &footer, lyrics_1];
+        for tags in [&old[..], &new, lyrics, &v1, &[&new[..], lyrics, &v1].concat()].into_iter().chain(more) {
             assert_eq!(end(&[b"audio", tags].concat()), 5);
         }
         for broken in [&b"LYRICS200"[..], b"audioLYRICS200", &ape(0x80)] {

@@ -15,8 +15,7 @@ use symphonia::core::packet::PacketRef;
 use symphonia::core::units::{Duration, Timestamp};
 use symphonia::default::codecs::FlacDecoder;
 
-use super::symphonia_stream::{damaged, scaled};
-use super::{Info, MAX_EXPANSION, Stream, tags, unsupported};
+use super::{Info, Stream, damaged, scaled, tags, unsupported};
 
 const NAME: &str = "FLAC";
 /// Length of the block STREAMINFO.
@@ -183,12 +182,7 @@ pub(super) fn open<'a>(bytes: &'a [u8], place: &'a str) -> Result<(Info, Flac<'a
     if flac.total == 0 {
         flac.total = flac.counted()?;
     }
-    let frames = flac.total;
-    if frames > (bytes.len() as u64).saturating_mul(MAX_EXPANSION) {
-        let (frames, bytes) = (with_separators(frames), with_separators(bytes.len() as u64));
-        return Err(wrong(&format!("it states {frames} samples in {bytes} bytes")));
-    }
-    Ok((Info { rate, channels, frames }, flac))
+    Ok((Info { rate, channels, frames: flac.total }, flac))
 }
 
 impl Flac<'_> {
@@ -282,7 +276,8 @@ impl Flac<'_> {
                 Err(unsupported("FLAC of 32 bits with joint stereo", self.place))
             }
             Header { samples, .. } if *samples > self.max_block => {
-                let problem = format!("it states frames of at most {} samples, but has {samples}", self.max_block);
+                let most = self.max_block;
+                let problem = format!("its header states at most {most} samples per frame, but a frame has {samples}");
                 Err(damaged(NAME, self.place, &problem))
             }
             _ => Ok(()),

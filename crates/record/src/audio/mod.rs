@@ -11,9 +11,9 @@
 
 mod flac;
 mod mp3;
+mod ogg;
 mod ogg_pages;
 mod resample;
-mod symphonia_stream;
 mod tags;
 mod wav;
 
@@ -130,6 +130,17 @@ fn append(decoded: &AudioBuffer<f32>, range: Range<usize>, planes: &mut [Vec<f32
     }
 }
 
+/// Appends samples of 32 bits as floats in -1..1.
+fn scaled(decoded: &AudioBuffer<i32>, range: Range<usize>, planes: &mut [Vec<f32>]) {
+    for (plane, to) in decoded.iter_planes().zip(planes) {
+        to.extend(plane[range.clone()].iter().map(|&value| value as f32 / 2_147_483_648.0));
+    }
+}
+
+fn damaged(name: &str, place: &str, problem: &str) -> Error {
+    Error::corrupt(place, format!("is a damaged {name} file: {problem}"))
+}
+
 fn unsupported(what: &str, place: &str) -> Error {
     Error::mismatch(
         place,
@@ -167,7 +178,7 @@ fn open<'a>(bytes: &'a [u8], place: &'a str) -> Result<(Info, Box<dyn Stream + '
     match bytes {
         [] => Err(Error::corrupt(place, "is empty (0 bytes), but should be audio")),
         _ if wav::is_wav(bytes) => wav::open(bytes, place).map(boxed),
-        [b'O', b'g', b'g', b'S', ..] => symphonia_stream::open(bytes, place).map(boxed),
+        [b'O', b'g', b'g', b'S', ..] => ogg::open(bytes, place).map(boxed),
         _ if after_id3.starts_with(b"fLaC") => flac::open(after_id3, place).map(boxed),
         _ if let Some(kind) = other_kind(after_id3) => Err(unsupported(kind, place)),
         _ if mp3::is_mp3(bytes) => mp3::open(bytes, place).map(boxed),
@@ -215,6 +226,10 @@ fn decode_file(
     }
     if frames == 0 {
         return Err(Error::corrupt(place, "has no samples (0), but should be audio"));
+    }
+    if frames > (bytes.len() as u64).saturating_mul(MAX_EXPANSION) {
+        let (frames, bytes) = (with_separators(frames), with_separators(bytes.len() as u64));
+        return Err(Error::corrupt(place, format!("is damaged audio: it states {frames} samples in {bytes} bytes")));
     }
     if spec.channels != channels && spec.channels != 1 && channels != 1 {
         let problem = format!("has {channels} channels, but the field has {} (1 mixes any number)", spec.channels);

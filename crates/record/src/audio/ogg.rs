@@ -4,10 +4,9 @@
 //! The crate skips damaged pages; here, they are errors.
 
 use std::io::Cursor;
-use std::ops::Range;
 
 use penstock_types::{Error, Result, with_separators};
-use symphonia::core::audio::{Audio, AudioBuffer, GenericAudioBufferRef};
+use symphonia::core::audio::GenericAudioBufferRef;
 use symphonia::core::codecs::audio::well_known::{CODEC_ID_FLAC, CODEC_ID_OPUS, CODEC_ID_VORBIS};
 use symphonia::core::codecs::audio::{AudioDecoder, AudioDecoderOptions};
 use symphonia::core::errors::Error as Problem;
@@ -17,14 +16,14 @@ use symphonia::core::units::Timestamp;
 use symphonia::default::codecs::{FlacDecoder, VorbisDecoder};
 use symphonia::default::formats::OggReader;
 
-use super::{Info, MAX_EXPANSION, Stream, append, ogg_pages};
+use super::{Info, Stream, append, damaged, ogg_pages, scaled};
 
 const NAME: &str = "Ogg";
 /// Samples of Vorbis that are decoded before a clip: two blocks, which overlap.
 const VORBIS_WARM: u64 = 2 * 8192;
 
-/// Samples of a file that `symphonia` reads.
-pub(super) struct SymphoniaStream<'a> {
+/// Samples of an Ogg file.
+pub(super) struct Ogg<'a> {
     place: &'a str,
     reader: OggReader<'a>,
     decoder: Box<dyn AudioDecoder>,
@@ -37,10 +36,6 @@ pub(super) struct SymphoniaStream<'a> {
     at: u64,
 }
 
-pub(super) fn damaged(name: &str, place: &str, problem: &str) -> Error {
-    Error::corrupt(place, format!("is a damaged {name} file: {problem}"))
-}
-
 fn described(problem: &Problem) -> String {
     match problem {
         Problem::IoError(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => "it is cut off".to_owned(),
@@ -49,7 +44,7 @@ fn described(problem: &Problem) -> String {
 }
 
 /// Opens an Ogg file. `bytes` begins with its magic number.
-pub(super) fn open<'a>(bytes: &'a [u8], place: &'a str) -> Result<(Info, SymphoniaStream<'a>)> {
+pub(super) fn open<'a>(bytes: &'a [u8], place: &'a str) -> Result<(Info, Ogg<'a>)> {
     let wrong = |problem: &str| damaged(NAME, place, problem);
     let reader = || {
         let source = MediaSourceStream::new(Box::new(Cursor::new(bytes)), Default::default());
@@ -86,13 +81,9 @@ pub(super) fn open<'a>(bytes: &'a [u8], place: &'a str) -> Result<(Info, Symphon
             counted
         }
     };
-    if frames > (bytes.len() as u64).saturating_mul(MAX_EXPANSION) {
-        let (frames, bytes) = (with_separators(frames), with_separators(bytes.len() as u64));
-        return Err(wrong(&format!("it states {frames} samples in {bytes} bytes")));
-    }
     let channels = channels.count();
     let info = Info { rate, channels, frames };
-    Ok((info, SymphoniaStream { place, reader: opened, decoder, track: track.id, channels, warm, frames, at: 0 }))
+    Ok((info, Ogg { place, reader: opened, decoder, track: track.id, channels, warm, frames, at: 0 }))
 }
 
 /// Number of samples in a stream that does not state it.
@@ -106,13 +97,13 @@ fn counted(reader: &mut dyn FormatReader, track: u32) -> Result<u64, Problem> {
     Ok(frames)
 }
 
-impl SymphoniaStream<'_> {
+impl Ogg<'_> {
     fn wrong(&self, problem: &str) -> Error {
         damaged(NAME, self.place, problem)
     }
 }
 
-impl Stream for SymphoniaStream<'_> {
+impl Stream for Ogg<'_> {
     fn seek(&mut self, frame: u64) -> Result<()> {
         self.at = frame;
         if frame <= self.warm {
@@ -167,12 +158,5 @@ impl Stream for SymphoniaStream<'_> {
         }
         self.at = self.at.max(start + until);
         Ok(true)
-    }
-}
-
-/// Appends samples of 32 bits as floats in -1..1.
-pub(super) fn scaled(decoded: &AudioBuffer<i32>, range: Range<usize>, planes: &mut [Vec<f32>]) {
-    for (plane, to) in decoded.iter_planes().zip(planes) {
-        to.extend(plane[range.clone()].iter().map(|&value| value as f32 / 2_147_483_648.0));
     }
 }

@@ -10,29 +10,24 @@ if TYPE_CHECKING:
 
 __all__ = ["answer"]
 
-_NOISY = 50.0  # per cent; a bound above it excludes nothing that matters
-
 
 def answer(result: StudyResult) -> str:
     """State the container's cost as an upper bound, the slow pair, and the scaling."""
     found: list[str] = []
     containers = result.part("containers")
     if containers is not None:
-        shown = [
-            claim.claim.partition(": no significant")[0]
-            for claim in containers.claims
-            if claim.holds is False and "significant" in claim.claim
-        ]
-        highs = [value.high for value in containers.measured.values() if value.high is not None]
-        if shown:
-            found.append(f"The container costs something in: {', '.join(shown)}.")
-        elif highs and max(highs) <= _NOISY:
-            found.append(
-                f"No cost of the container is shown, by either way of launching it: at most {max(highs):.1f} % (upper"
-                " ends of the 95 % intervals)."
-            )
-        else:
-            found.append("No cost of the container is shown, but these runs differ too much to exclude one.")
+        costs: dict[bool | None, list[str]] = {True: [], False: [], None: []}
+        for claim in containers.claims:
+            what, mark, _ = claim.claim.partition(": no significant")
+            if mark:
+                costs[claim.holds].append(f"{what} ({claim.here})")
+        for holds, text in (
+            (False, "The container costs something in"),
+            (True, "No cost of the container is shown in"),
+            (None, "These runs differ too much to exclude a cost in"),
+        ):
+            if costs[holds]:
+                found.append(f"{text}: {'; '.join(costs[holds])}.")
     pairs = result.part("pairs")
     if pairs is not None:
         findings: list[dict[str, Any]] = pairs.data["pairs"]["findings"]

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads records of TFRecord shards in shuffled order for some seconds, as one client of HDFS; prints one JSON line.
+"""Reads records of TFRecord shards in shuffled order for some seconds, as one client of HDFS. Prints one JSON line: how
+late it began, and after each batch, the time and the bytes that were read until then.
 
 Run on a node: hdfs_reader.py URL SEED START SECONDS. It waits for the agreed start, so that all clients read at the same time.
 """
@@ -38,13 +39,11 @@ def main() -> None:
     # Batches that were read ahead while this client waited would count as bytes of the measured time.
     for _ in range(_READ_AHEAD + 2):
         next(batches)
-    images = size = 0
-    begin = time.monotonic()
-    while (took := time.monotonic() - begin) < seconds:
-        batch = next(batches)["image"]
-        images += len(batch)
-        size += sum(len(one) for one in batch)
-    print(json.dumps({"images": images, "bytes": size, "seconds": took, "late_s": max(0.0, late_s)}), flush=True)
+    marks = [(time.time(), 0)]
+    while marks[-1][0] - marks[0][0] < seconds:
+        size = sum(len(one) for one in next(batches)["image"])
+        marks.append((time.time(), marks[-1][1] + size))
+    print(json.dumps({"marks": marks, "late_s": max(0.0, late_s)}), flush=True)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,20 @@ def test_index_records_is_what_a_loader_finds(tmp_path, monkeypatch, run_cli):
     assert refused.code == 2
 
 
+def test_index_and_stage_refuse_braces_that_name_a_missing_object(tmp_path, run_cli):
+    folder = tmp_path / "d"
+    folder.mkdir()
+    for number in range(3):
+        (folder / f"s-{number}.bin").write_bytes(b"x")
+    for command in (["index"], ["stage", "--dry-run"]):
+        destination = [str(tmp_path / "to")] if command[0] == "stage" else []
+        whole = run_cli(*command, f"{folder}/s-{{0..2}}.bin", *destination)
+        assert whole.code == 0, whole.err
+        refused = run_cli(*command, f"{folder}/s-{{0..4}}.bin", *destination)
+        assert refused.code == 3, refused.err
+        assert "s-3.bin (the first of 2 missing objects; the URL names 5) does not exist" in refused.err
+
+
 def test_index_records_says_what_a_scan_reads_and_costs_before_it_reads(tmp_path, monkeypatch, run_cli, emulator):
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "d"

@@ -41,16 +41,16 @@ def test_list_of_objects_folders_and_patterns_is_one_dataset(shards):
 
 
 def test_list_that_names_what_is_not_there_is_refused(shards):
-    with pytest.raises(NotFound, match=r"1 of 2 objects of the list are not in .*: s-999\.npy"):
+    with pytest.raises(NotFound, match=r"s-999\.npy \(one of the 2 objects that the URL names\) does not"):
         opened([shards / "train/s-000.npy", shards / "train/s-999.npy"])
 
 
 @pytest.mark.parametrize(
     ("pattern", "missing"),
     [
-        ("train/s-{006..009}.npy", "2 of 4 objects of the braces are not in .*/train/: s-008.npy, s-009.npy"),
-        ("{train/s-000,val/s-{010,11}}.npy", "1 of 3 objects of the braces .*: val/s-11.npy"),
-        ("train/s-00{6..10}.npy", "3 of 5 objects"),
+        ("train/s-{006..009}.npy", r"train/s-008\.npy \(the first of 2 missing objects; the URL names 4\)"),
+        ("{train/s-000,val/s-{010,11}}.npy", r"val/s-11\.npy \(one of the 3 objects"),
+        ("train/s-00{6..10}.npy", r"train/s-0010\.npy \(the first of 3 missing objects; the URL names 5\)"),
     ],
 )
 def test_braces_that_name_what_is_not_there_are_refused(shards, pattern, missing):
@@ -63,9 +63,9 @@ def test_braces_may_name_objects_that_are_not_data(shards):
     (shards / "train/notes.md").write_bytes(b"words")
     assert numbers(opened(f"{shards}/train/s-000.{{npy,idx}}")) == [0, 1]
     assert penstock.open(f"{shards}/train/{{s-000.npy,notes.md}}").source.objects == 1
-    with pytest.raises(NotFound, match=r"1 of 3 objects of the braces are not in .*: s-099\.npy"):
+    with pytest.raises(NotFound, match=r"s-099\.npy \(one of the 3 objects"):
         penstock.open(f"{shards}/train/{{s-000.npy,notes.md,s-099.npy}}")
-    with pytest.raises(NotFound, match=r"1 of 1 objects of the list are not in .*: train/s-099\.npy"):
+    with pytest.raises(NotFound, match=r"train/s-099\.npy does not exist"):
         penstock.open([f"{shards}/*/*.{{npy,md}}", f"{shards}/train/s-099.npy"])
 
 
@@ -76,10 +76,27 @@ def test_braces_beside_wildcards_and_literal_braces_select(shards):
     assert numbers(opened(f"{shards}/train/s-{{x}}.n*")) == [0, 1]
 
 
+def test_manifest_of_a_parent_folder_is_narrowed_to_the_url(shards, tmp_path_factory):
+    manifest = tmp_path_factory.mktemp("manifest") / "all.json"
+    manifest.write_bytes(penstock.open(shards).source.manifest())
+    form = penstock.formats.npy(rows=True)
+    for place, expected in [
+        ("", range(24)),
+        ("val", range(16, 24)),
+        ("val/s-009.npy", [18, 19]),
+        ("{train,val}/s-00[78].npy", [14, 15, 16, 17]),
+        ("train/s-{000..001}.npy", range(4)),
+    ]:
+        assert numbers(penstock.open(f"{shards}/{place}", manifest, format=form)) == list(expected), place
+    with pytest.raises(NotFound, match="s-099"):
+        penstock.open(f"{shards}/val/s-099.npy", manifest, format=form)
+
+
 @pytest.mark.parametrize(
     ("place", "problem"),
     [
         ([], "the list is empty"),
+        ("/data/\udcff.npy", r"'/data/\\udcff.npy' is not UTF-8"),
         (["s3://a/x.npy", "s3://b/x.npy"], "different stores or buckets"),
         (["s3://a/x.npy", "s3://a/x.npy"], "in the list twice"),
         (["s3://a/x,y.npy", "s3://a/z.npy"], "contains a comma"),

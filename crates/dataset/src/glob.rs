@@ -5,9 +5,12 @@
 
 mod braces;
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 
-use penstock_types::{Key, Url};
+use penstock_types::{Error, Key, Result, Url};
+
+/// Maximum number of names of a pattern that are compared with a listing.
+const MAX_NAMES: usize = 100_000;
 
 /// Splits a URL into the folder that contains its pattern, and the pattern relative to that folder. Returns `None` if
 /// the URL has no pattern.
@@ -59,6 +62,41 @@ impl Glob {
     /// True if `name` as a whole matches.
     pub fn matches(&self, name: &[u8]) -> bool {
         self.names.contains(name) || self.patterns.iter().any(|tokens| fits(tokens, name))
+    }
+}
+
+/// Names that a pattern contains as a whole, also by braces: `s-{000..127}.tar` contains 128. Finds those that a listing
+/// lacks, because a reader of all shards would silently skip a lost one.
+pub struct NamedKeys {
+    all: usize,
+    missing: BTreeSet<Vec<u8>>,
+}
+
+impl NamedKeys {
+    /// Collects the names in `pattern`: none if it has wildcards only, or if there are more than 100,000.
+    pub fn new(pattern: &[u8]) -> Self {
+        let is_name = |each: &Vec<u8>| tokens(each).iter().all(|token| matches!(token, Token::Byte(_)));
+        let missing: BTreeSet<_> =
+            braces::expand_each(pattern, MAX_NAMES).unwrap_or_default().into_iter().filter(is_name).collect();
+        Self { all: missing.len(), missing }
+    }
+
+    /// Marks an object of the listing as present.
+    pub fn found(&mut self, name: &[u8]) {
+        self.missing.remove(name);
+    }
+
+    /// Returns `NotFound` if the listing of `folder` lacked a name.
+    pub fn check(&self, folder: &Url) -> Result<()> {
+        let Some(first) = self.missing.first() else { return Ok(()) };
+        let first = folder.with_key(folder.key.as_folder().join(first));
+        let (missing, all) = (self.missing.len(), self.all);
+        let which = match (missing, all) {
+            (1, 1) => String::new(),
+            (1, _) => format!(" (one of the {all} objects that the URL names)"),
+            _ => format!(" (the first of {missing} missing objects; the URL names {all})"),
+        };
+        Err(Error::NotFound { place: format!("{first}{which}") })
     }
 }
 
@@ -168,6 +206,25 @@ mod tests {
         assert!(split_glob(&"s3://b/a/{id}".parse().unwrap()).is_none());
         let (folder, pattern) = split_glob(&"s3://b/a/{x,y}/z.gz".parse().unwrap()).unwrap();
         assert_eq!((folder.to_string().as_str(), pattern.as_slice()), ("s3://b/a/", &b"{x,y}/z.gz"[..]));
+    }
+
+    #[test]
+    fn named_keys_that_a_listing_lacks_are_found() {
+        let folder: Url = "s3://b/a/".parse().unwrap();
+        for (pattern, missing) in [
+            ("*.gz", ""),
+            ("{x,y}-*.gz", ""),
+            ("{1..200000}", ""),
+            ("{s-1,x*}", ""),
+            ("s-{1..2}", "s3://b/a/s-2 (one of the 2 objects that the URL names)"),
+            ("{s-1,s-3,t-{a..b}}", "s3://b/a/s-3 (the first of 3 missing objects; the URL names 4)"),
+            ("s-[", "s3://b/a/s-["),
+        ] {
+            let mut named = NamedKeys::new(pattern.as_bytes());
+            named.found(b"s-1");
+            let problem = named.check(&folder).err().map_or(String::new(), |error| error.to_string());
+            assert_eq!(problem.strip_suffix(" does not exist").unwrap_or_default(), missing, "{pattern}");
+        }
     }
 
     #[test]

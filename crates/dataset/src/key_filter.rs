@@ -10,7 +10,7 @@ use std::fmt;
 
 use penstock_types::{Error, Key, Result};
 
-use crate::glob::{Glob, plain_len};
+use crate::glob::{Glob, NamedKeys, plain_len};
 
 /// Maximum number of patterns per command. It is limited because each pattern is tried on every key.
 const MAX_PATTERNS: usize = 4096;
@@ -90,6 +90,11 @@ impl KeyFilter {
     pub fn literal_prefix(&self) -> &[u8] {
         let Some((pattern, _)) = &self.within else { return b"" };
         &pattern[..plain_len(pattern)]
+    }
+
+    /// Names that the pattern of the dataset's URL contains as a whole.
+    pub fn named_keys(&self) -> NamedKeys {
+        NamedKeys::new(self.within.as_ref().map_or(b"*", |(pattern, _)| pattern))
     }
 
     /// The patterns as text, for error messages and for comparing requests. Empty if the filter selects every key.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use penstock_dataset::RecordIndex;
-use penstock_dataset::glob::{glob_matches, split_glob};
+use penstock_dataset::glob::{NamedKeys, glob_matches, split_glob};
 use penstock_dataset::order::{Counts, Order, Shuffle, default_window};
 use penstock_dataset::sampler::DatasetView;
 use penstock_dataset::{Manifest, index_written, written_fields};
@@ -220,11 +220,16 @@ impl PySource {
                 if of.as_folder() != folder.without_revision().as_folder() && !is_within {
                     return Err(Error::config("manifest", format!("lists {}, not {url}", listed.url)));
                 }
-                Ok((listed, written_fields(&json)))
+                Ok((listed.narrowed(&folder)?, written_fields(&json)))
             })?,
             // A pattern selects a part on purpose.
             None => listed_at(py, folder, &env, accepts_incomplete || pattern.is_some())?,
         };
+        if let Some((folder, pattern)) = &pattern {
+            let mut named = NamedKeys::new(pattern);
+            listed.objects.iter().for_each(|entry| named.found(entry.key.as_bytes()));
+            enter(py, || named.check(folder))?;
+        }
         let beside = indexes_in(&listed);
         if let Some(beside) = &beside {
             without_indexes(&mut listed, beside);

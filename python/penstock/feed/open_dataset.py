@@ -54,15 +54,17 @@ def open(  # noqa: A001 - the verb is the API
             ranks have different numbers of batches. A state is valid only for the same rank and the same
             number of ranks.
     Raises:
-        NotFound: No object matches, or an object of a list or of braces is missing.
+        NotFound: No object matches, or an object that a list or braces name is missing.
         Unsupported: The format of the objects is not supported; the message contains its name.
         ConfigError: The folder contains an object and its decompressed copy, so that each sample would be read twice.
         Denied, Unreachable, Throttled: The store rejected a request or did not respond.
     Warns:
         UserWarning: No format is given, and more objects are ignored than read.
     """
-    listed_urls = None if isinstance(url, (str, os.PathLike)) else [_located(each, "url") for each in url]
-    text = _located(url, "url") if isinstance(url, (str, os.PathLike)) else url_list_pattern.joined(listed_urls or [])
+    if isinstance(url, (str, os.PathLike)):
+        text = _located(url, "url")
+    else:
+        text = url_list_pattern.joined([_located(each, "url") for each in url])
     if records_per_object is not None and records_per_object < 1:
         raise ConfigError(
             f"records_per_object: must be at least 1 (got {records_per_object})", where="records_per_object"
@@ -91,12 +93,8 @@ def open(  # noqa: A001 - the verb is the API
         found, ignored = source.manifest(), source.ignored
         source = _native.Source.open(source.url, found, dict(env.read()), known.to_json())
         source = _native.Source.restore(found, ignored, source.format)
-    if len(listed_urls or [text]) > 1 or ("{" in text and not Path(text).exists()):
-        url_list_pattern.check(source, listed_urls or [text], lambda: _all_keys(text, listed))
     if source.ignored:
-        ignored = source.ignored - (_saved_facts(text, listed) if json.loads(source.format)["name"] == "arrow" else 0)
-        if ignored > 0:
-            _warn_of_ignored(source, ignored, is_chosen=declared is not None)
+        _warn_of_ignored(source, is_chosen=declared is not None)
     if declared is not None and declared.name == "hdf5":
         resolved = hdf5_chunks.read(source, declared)
         source = _native.Source.open(text, source.manifest(), dict(env.read()), resolved.to_json())
@@ -112,20 +110,8 @@ def open(  # noqa: A001 - the verb is the API
     )
 
 
-def _saved_facts(url: str, listed: bytes | None) -> int:
-    """Return the number of objects beside Arrow files that `datasets.Dataset.save_to_disk` always writes."""
-    names = ("state.json", "dataset_info.json", "dataset_dict.json")
-    return sum(key.rpartition("/")[2] in names for key in _all_keys(url, listed))
-
-
-def _all_keys(url: str, listed: bytes | None) -> list[str]:
-    """List the objects of a URL again, also those that the format ignores."""
-    found = _native.Source.open(url, listed, dict(env.read()), formats.files().to_json())
-    return [found.key(number) for number in range(found.objects)]
-
-
-def _warn_of_ignored(source: _native.Source, ignored: int, *, is_chosen: bool) -> None:
-    kind = json.loads(source.format)["name"]
+def _warn_of_ignored(source: _native.Source, *, is_chosen: bool) -> None:
+    kind, ignored = json.loads(source.format)["name"], source.ignored
     if is_chosen or ignored <= source.objects:
         _LOG.warning(
             "%s: %d objects are ignored, because their names are not names of %s objects",
@@ -147,6 +133,12 @@ def _located(url: str | os.PathLike[str], what: str) -> str:
     text = os.fsdecode(url)
     if not text:
         raise ConfigError(f"{what}: must not be empty", where=what, hint="write `.` for the working directory")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(
+            f"{what}: {text!r} is not UTF-8", where=what, hint="open the folder that contains it, or a pattern"
+        ) from None
     if "://" not in text:
         tail = "/" if text.endswith("/") else ""
         text = str(Path(text).expanduser().absolute()) + tail

@@ -22,14 +22,24 @@ pub(super) fn first(pattern: &[u8]) -> Option<usize> {
 
 /// Expands a pattern into patterns without braces. A pattern without braces is returned as it is.
 pub(super) fn expand(pattern: &[u8]) -> Vec<Vec<u8>> {
+    expand_by(pattern, MAX_PATTERNS, |range| range.patterns())
+}
+
+/// Like [`expand`], but a range becomes its numbers or letters, one by one. `None` if there are more than `max`.
+pub(super) fn expand_each(pattern: &[u8], max: usize) -> Option<Vec<Vec<u8>>> {
+    let all = expand_by(pattern, max, |range| range.members(max));
+    (all.len() <= max && all.iter().all(|each| first(each).is_none())).then_some(all)
+}
+
+fn expand_by(pattern: &[u8], max: usize, choices: impl Fn(&Range<'_>) -> Vec<Vec<u8>>) -> Vec<Vec<u8>> {
     let mut done = Vec::new();
     let mut open = vec![pattern.to_vec()];
     while let Some(each) = open.pop() {
-        match find(&each).filter(|_| done.len() + open.len() < MAX_PATTERNS) {
+        match find(&each).filter(|_| done.len() + open.len() < max) {
             None => done.push(each),
             Some(brace) => {
                 let (before, after) = (&each[..brace.begin], &each[brace.end..]);
-                let choices = range(brace.inner).unwrap_or_else(|| split(brace.inner));
+                let choices = Range::new(brace.inner).map_or_else(|| split(brace.inner), |range| choices(&range));
                 open.extend(choices.iter().rev().map(|choice| [before, choice, after].concat()));
             }
         }
@@ -47,7 +57,7 @@ fn find(pattern: &[u8]) -> Option<Brace<'_>> {
             depth == 0
         })?;
         let inner = &pattern[begin + 1..begin + len];
-        let is_expandable = split(inner).len() > 1 || range(inner).is_some();
+        let is_expandable = split(inner).len() > 1 || Range::new(inner).is_some();
         is_expandable.then_some(Brace { begin, end: begin + len + 1, inner })
     })
 }
@@ -63,38 +73,55 @@ fn split(inner: &[u8]) -> Vec<Vec<u8>> {
     inner.split(at_comma).map(<[u8]>::to_vec).collect()
 }
 
-/// Returns the patterns for a range such as `000..127` or `a..f`. Returns `None` for other text and for a descending
-/// range.
-fn range(inner: &[u8]) -> Option<Vec<Vec<u8>>> {
-    let (from, to) = std::str::from_utf8(inner).ok()?.split_once("..")?;
-    if let ([low], [high]) = (from.as_bytes(), to.as_bytes())
-        && low.is_ascii_alphabetic()
-        && high.is_ascii_alphabetic()
-    {
-        return (low <= high).then(|| vec![format!("[{from}-{to}]").into_bytes()]);
+/// A range such as `000..127` or `a..f`.
+enum Range<'a> {
+    Letters(u8, u8),
+    /// If both ends have the same width, numbers are padded to it with zeros.
+    Numbers(&'a str, &'a str),
+}
+
+impl<'a> Range<'a> {
+    /// `None` for other text and for a descending range.
+    fn new(inner: &'a [u8]) -> Option<Self> {
+        let (from, to) = std::str::from_utf8(inner).ok()?.split_once("..")?;
+        if let ([low], [high]) = (from.as_bytes(), to.as_bytes())
+            && low.is_ascii_alphabetic()
+            && high.is_ascii_alphabetic()
+        {
+            return (low <= high).then_some(Self::Letters(*low, *high));
+        }
+        let is_number =
+            |text: &str| !text.is_empty() && text.len() < 19 && text.bytes().all(|byte| byte.is_ascii_digit());
+        let is_ordered = is_number(from) && is_number(to) && from.parse::<u64>().ok()? <= to.parse().ok()?;
+        let is_clear = from.len() == to.len() || from.len() < to.len() && (!from.starts_with('0') || from.len() == 1);
+        (is_ordered && is_clear).then_some(Self::Numbers(from, to))
     }
-    let is_number = |text: &str| !text.is_empty() && text.len() < 19 && text.bytes().all(|byte| byte.is_ascii_digit());
-    if !is_number(from) || !is_number(to) {
-        return None;
+
+    /// Patterns that match the members of the range.
+    fn patterns(&self) -> Vec<Vec<u8>> {
+        let (from, to) = match *self {
+            Self::Letters(low, high) => return vec![vec![b'[', low, b'-', high, b']']],
+            Self::Numbers(from, to) => (from, to),
+        };
+        let mut found = Vec::new();
+        for width in from.len()..=to.len() {
+            let least = if width == from.len() { from.to_owned() } else { format!("1{}", "0".repeat(width - 1)) };
+            let most = if width == to.len() { to.to_owned() } else { "9".repeat(width) };
+            of_width(least.as_bytes(), most.as_bytes(), Vec::new(), &mut found);
+        }
+        found
     }
-    let (low, high): (u64, u64) = (from.parse().ok()?, to.parse().ok()?);
-    if low > high {
-        return None;
+
+    /// The first `max + 1` members.
+    fn members(&self, max: usize) -> Vec<Vec<u8>> {
+        match *self {
+            Self::Letters(low, high) => (low..=high).map(|letter| vec![letter]).collect(),
+            Self::Numbers(from, to) => {
+                let [low, high] = [from, to].map(|text| text.parse::<u64>().unwrap_or_default());
+                (low..=high).take(max + 1).map(|number| format!("{number:0w$}", w = from.len()).into_bytes()).collect()
+            }
+        }
     }
-    let mut found = Vec::new();
-    if from.len() == to.len() {
-        of_width(from.as_bytes(), to.as_bytes(), Vec::new(), &mut found);
-        return Some(found);
-    }
-    if from.len() > to.len() || from.starts_with('0') && from.len() > 1 {
-        return None;
-    }
-    for width in from.len()..=to.len() {
-        let least = if width == from.len() { from.to_owned() } else { format!("1{}", "0".repeat(width - 1)) };
-        let most = if width == to.len() { to.to_owned() } else { "9".repeat(width) };
-        of_width(least.as_bytes(), most.as_bytes(), Vec::new(), &mut found);
-    }
-    Some(found)
 }
 
 /// Appends to `found` the patterns that match the numbers from `low` to `high`, which have the same number of digits.
@@ -154,13 +181,18 @@ mod tests {
             } else {
                 (format!("{{{low}..{high}}}"), number.to_string())
             };
-            prop_assert_eq!(glob_matches(pattern.as_bytes(), name.as_bytes()), (low..=high).contains(&number));
+            let is_in = (low..=high).contains(&number);
+            prop_assert_eq!(glob_matches(pattern.as_bytes(), name.as_bytes()), is_in);
+            let each = expand_each(pattern.as_bytes(), 3000).unwrap();
+            prop_assert_eq!((each.len() as u64, each.contains(&name.into_bytes())), (len + 1, is_in));
         }
 
         #[test]
         fn prop_expansion_survives_anything(pattern in "[{},.a0-9*]{0,40}") {
-            for each in expand(pattern.as_bytes()) {
-                prop_assert!(first(&each).is_none());
+            let all = expand(pattern.as_bytes());
+            prop_assert!(all.iter().all(|each| first(each).is_none()));
+            if let Some(each) = expand_each(pattern.as_bytes(), 1000) {
+                prop_assert!(each.len() <= 1000 && each.len() >= all.len());
             }
         }
     }

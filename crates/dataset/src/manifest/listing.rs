@@ -124,6 +124,7 @@ async fn index_and_own(
     let folder = prefix.as_folder();
     let mut objects = Vec::new();
     let mut met = false;
+    let mut named = select.named_keys();
     // Local, HTTP and HDFS listings must start at a folder. Object stores can list any key prefix.
     let begin = match url.scheme {
         Scheme::S3 | Scheme::Azure | Scheme::Gcs | Scheme::Memory => folder.join(select.literal_prefix()),
@@ -138,6 +139,7 @@ async fn index_and_own(
                     return Err(Error::bug(format!("a listing of `{folder}` returned `{}`", meta.key)));
                 };
                 met = true;
+                named.found(key.as_bytes());
                 if key.as_bytes() == OWN_MANIFEST {
                     own.manifest = Some(meta);
                 } else if key.as_bytes() == OWN_WRITE {
@@ -153,6 +155,9 @@ async fn index_and_own(
         }
     }
     drop(listing);
+    if met {
+        named.check(url)?;
+    }
     if !objects.is_empty() {
         return Ok(Manifest::new(url.as_folder().to_string(), objects));
     }

@@ -18,7 +18,7 @@ mod serde_key;
 
 use bytes::BytesMut;
 use penstock_codec::Codec;
-use penstock_types::{Error, Key, Result, unix_now};
+use penstock_types::{Error, Key, Result, Url, unix_now};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
@@ -31,7 +31,7 @@ pub use listing::{OWN_PREFIX, index, index_selected, index_written, list, withou
 pub use record_format::RecordFormat;
 pub use serde_key::{codec_text, key_text, transform_text};
 
-use crate::key_filter::KeyFilter;
+use crate::key_filter::{KeyFilter, last_component};
 
 /// List of a dataset's objects, sorted by logical name, then key. Therefore object *i* of a compressed dataset is also
 /// object *i* of its decompressed copy. Sorting by key would not give this: `a.gz` sorts after `a-b.gz`, but `a` before
@@ -61,6 +61,34 @@ impl Manifest {
         sort(&mut objects);
         pack_keys(&mut objects);
         Self { version: MANIFEST_VERSION, url, source: None, created_s: unix_now().as_secs_f64(), failed: 0, objects }
+    }
+
+    /// The manifest of the objects below `url`, or of the one object at `url`, as a listing of it would have it. `url` lies
+    /// in the manifest's folder.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such object.
+    pub fn narrowed(self, url: &Url) -> Result<Self> {
+        let own: Url = self.url.parse()?;
+        let below = match url.key.as_folder().strip_prefix(&own.key.as_folder()) {
+            Some(below) if !below.is_empty() => below,
+            _ => return Ok(self),
+        };
+        let in_folder = |entry: &Entry| Some(Entry { key: entry.key.strip_prefix(&below)?, ..entry.clone() });
+        let mut objects: Vec<Entry> = self.objects.iter().filter_map(in_folder).collect();
+        let mut folder = url.key.as_folder();
+        if objects.is_empty() {
+            let name = last_component(url.key.as_bytes());
+            folder = url.key.head(url.key.as_bytes().len() - name.len());
+            let is_it = |entry: &&Entry| entry.key.as_folder() == below;
+            objects.extend(self.objects.iter().find(is_it).map(|it| Entry { key: Key::new(name.to_vec()), ..it.clone() }));
+        }
+        if objects.is_empty() {
+            return Err(Error::NotFound { place: format!("{url} in the manifest of {}", self.url) });
+        }
+        sort(&mut objects);
+        pack_keys(&mut objects);
+        Ok(Self { url: own.with_key(folder).to_string(), objects, ..self })
     }
 
     /// Stored bytes of all objects.

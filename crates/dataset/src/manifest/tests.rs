@@ -48,6 +48,20 @@ fn index_of_one_object_is_relative_to_its_folder() {
 }
 
 #[test]
+fn narrowed_manifest_is_that_of_the_folder_or_object() {
+    let all: [&[u8]; 4] = [b"a/x.npy", b"a/y.npy", b"ab/z.npy", b"w.npy"];
+    let whole = indexed("index-n", &all, "memory://index-n/").unwrap();
+    for part in ["", "a/", "a", "a/x.npy", "w.npy"] {
+        let url = format!("memory://index-n/{part}");
+        let listed = indexed("index-n", &[], &url).unwrap();
+        let narrowed = whole.clone().narrowed(&url.parse().unwrap()).unwrap();
+        assert_eq!((keys(&narrowed), &narrowed.url), (keys(&listed), &listed.url), "{part}");
+    }
+    let error = whole.narrowed(&"memory://index-n/b".parse().unwrap()).unwrap_err();
+    assert_eq!(error.code(), "not-found");
+}
+
+#[test]
 fn index_of_nothing_is_not_found() {
     let error = indexed("index-d", &[b"a"], "memory://index-d/nothing/").unwrap_err();
     assert_eq!(error.code(), "not-found");

@@ -15,6 +15,9 @@ use penstock_dataset::record_index::Span;
 /// File that `DatasetDict.save_to_disk` writes beside the folders of the splits.
 const SPLITS: &[u8] = b"dataset_dict.json";
 
+/// Files that Hugging Face's `save_to_disk` writes beside the data.
+pub(super) const METADATA: [&[u8]; 3] = [b"state.json", b"dataset_info.json", SPLITS];
+
 /// Returns an error for a folder of several splits, whose samples must not be mixed.
 pub(super) fn check_listing(manifest: &Manifest) -> Result<()> {
     if !manifest.objects.iter().any(|entry| entry.key.as_bytes() == SPLITS) {

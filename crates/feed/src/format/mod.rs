@@ -312,9 +312,13 @@ impl FormatSpec {
         })
     }
 
-    /// True for the format's own index. It holds no records, but is not counted as ignored either.
+    /// True for the format's own index or metadata. It holds no records, but is not counted as ignored either.
     pub(super) fn is_index(&self, key: &Key) -> bool {
-        matches!(self, Self::Mds { .. }) && key.as_bytes() == mds::INDEX.as_bytes()
+        match self {
+            Self::Mds { .. } => key.as_bytes() == mds::INDEX.as_bytes(),
+            Self::Arrow {} => arrow::METADATA.contains(&base_name(key.as_bytes())),
+            _ => false,
+        }
     }
 
     /// Keeps only the objects that hold records. If no object name shows this format, all objects are kept.

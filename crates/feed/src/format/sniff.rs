@@ -44,7 +44,7 @@ fn suffix(entry: &Entry) -> String {
     if is_suffix { String::from_utf8_lossy(&suffix).into_owned() } else { String::new() }
 }
 
-/// Returns the suffix of an object's name; one for all audio, which a folder may mix.
+/// Returns the suffix of an object's name, or `audio` for all audio suffixes: a folder may contain several of them.
 fn group(entry: &Entry) -> String {
     let suffix = suffix(entry);
     if AUDIO.contains(&suffix.as_str()) { "audio".to_owned() } else { suffix }

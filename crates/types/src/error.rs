@@ -323,6 +323,12 @@ impl Error {
             Self::Server { .. } => "try again later",
             Self::Deadline { .. } => "raise --timeout, or check the endpoint's health",
             Self::Corrupt { .. } => "fetch the object again, or compare it with its source",
+            Self::Mismatch { problem, .. } if problem.contains("but its row is padded to") => {
+                "pad to a larger number of items, or use padded(truncate=True)"
+            }
+            Self::Mismatch { problem, .. } if problem.contains("but its clip starts at") => {
+                "start the clip earlier, or use on_error to leave such samples out"
+            }
             Self::Mismatch { .. } => {
                 "declare the fields with the types of the records; `penstock.open(url).schema()` lists those of the first record"
             }

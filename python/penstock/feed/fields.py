@@ -73,7 +73,7 @@ class FieldSpec:
 
         Without this call, a field is read from the part that has the field's name.
         """
-        parts = tuple(name for name in names.split(";") if name)
+        parts = tuple(name for name in names.split(";") if name) if isinstance(names, str) else ()
         if not parts:
             raise ConfigError(f"of: must name at least one part (got {names!r})", where="fields")
         return replace(self, parts=parts)  # type: ignore[call-arg]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from penstock.deprecation import renamed_parameters
 from penstock.errors import ConfigError
 from penstock.feed.fields import FieldSpec, RaggedSpec, TensorSpec, dtype_name, or_default, packed
-from penstock.feed.number_arguments import as_float, as_int, as_int_or_none
+from penstock.feed.number_arguments import as_float, as_floats, as_int, as_int_or_none, as_ints
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -60,11 +60,13 @@ class ImageSpec(FieldSpec):
         `p` is the probability that a sample is changed.
         """
         values: list[float] = []
-        for given, middle in ((brightness, 1.0), (contrast, 1.0), (saturation, 1.0), (hue, 0.0)):
-            if isinstance(given, tuple):
-                values += (float(given[0]), float(given[1]))
+        given = {"brightness": brightness, "contrast": contrast, "saturation": saturation, "hue": hue}
+        for name, change in given.items():
+            if isinstance(change, tuple):
+                values += _pair(name, change)
             else:
-                values += (max(0.0, 1 - given) if middle else -float(given), middle + given)
+                by = as_float(name, change)
+                values += (-by, by) if name == "hue" else (max(0.0, 1 - by), 1 + by)
         return self._then("jitter", values, p, 0)
 
     def randaugment(self, num_ops: int = 2, magnitude: int = 9, *, num_magnitude_bins: int = 31, fill: int = 0) -> Self:
@@ -133,6 +135,13 @@ class ImageSpec(FieldSpec):
         return f"image {self.dtype} {self.height}x{self.width} {self.layout}{colours}{or_default(self.default, self.presence)}"
 
 
+def _pair(name: str, values: Sequence[float]) -> tuple[float, float]:
+    numbers = as_floats(name, values)
+    if len(numbers) != 2:
+        raise ConfigError(f"{name}: must be two numbers, the least and the most (got {values!r})", where=name)
+    return numbers[0], numbers[1]
+
+
 @renamed_parameters({"most_pixels": "max_pixels"})
 def image(
     height: int,
@@ -189,7 +198,7 @@ def image(
     colours = 1 if channels == 1 else 3
     found: dict[str, tuple[float, ...]] = {}
     for name, given, usual in (("mean", mean, 0.0), ("std", std, 1.0)):
-        values = (usual,) * colours if given is None else tuple(float(value) for value in given)
+        values = (usual,) * colours if given is None else as_floats(name, given)
         if len(values) != colours:
             raise ConfigError(
                 f"image: {name} must have {colours} values, one per channel (got {len(values)})", where="image"
@@ -201,8 +210,8 @@ def image(
         width=width,
         crop=crop,
         resize=shorter if crop == "center" else 0,
-        area=(float(area[0]), float(area[1])),
-        ratio=(float(ratio[0]), float(ratio[1])),
+        area=_pair("area", area),
+        ratio=_pair("ratio", ratio),
         flip=(0.5 if flip else 0.0) if isinstance(flip, bool) else as_float("flip", flip),
         dtype=dtype_name(dtype),
         layout=layout,
@@ -252,7 +261,7 @@ class BoxesSpec(RaggedSpec):
         """Return the boxes, read from the first of these parts that a record has. Four names separated by commas are
         the parts of the four numbers: `.of("xmin,ymin,xmax,ymax")`.
         """
-        columns = tuple(names.split(","))
+        columns = tuple(names.split(",")) if isinstance(names, str) else ()
         if len(columns) == 4 and ";" not in names and all(columns):
             return replace(self, parts=columns, is_split=True)
         return replace(super(BoxesSpec, self).of(names), is_split=False)
@@ -388,7 +397,7 @@ def keypoints(
         ConfigError: `flip_order` is not a permutation of the keypoints.
     """
     each = 1 if count is None else as_int("count", count)
-    order = tuple(as_int("flip_order", at) for at in flip_order)
+    order = as_ints("flip_order", flip_order)
     if each < 1 or (order and sorted(order) != list(range(each))):
         raise ConfigError(
             f"keypoints: flip_order must contain each number from 0 to {each - 1} once (got {list(order)})",

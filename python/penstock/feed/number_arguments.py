@@ -8,7 +8,7 @@ from typing import Any, SupportsIndex
 
 from penstock.errors import ConfigError
 
-__all__ = ["as_float", "as_int", "as_int_or_none"]
+__all__ = ["as_float", "as_floats", "as_int", "as_int_or_none", "as_ints"]
 
 
 def as_int(name: str, value: SupportsIndex) -> int:
@@ -28,6 +28,11 @@ def as_int_or_none(name: str, value: SupportsIndex | None) -> int | None:
     return None if value is None else as_int(name, value)
 
 
+def as_ints(name: str, values: Any) -> tuple[int, ...]:
+    """Convert a sequence of integers, as `as_int` does."""
+    return tuple(as_int(name, value) for value in _items(name, values))
+
+
 def as_float(name: str, value: Any) -> float:
     """Convert any number to a float.
 
@@ -40,3 +45,15 @@ def as_float(name: str, value: Any) -> float:
     except (TypeError, ValueError, OverflowError):
         pass
     raise ConfigError(f"{name}: must be a number (got {value!r})", where=name)
+
+
+def as_floats(name: str, values: Any) -> tuple[float, ...]:
+    """Convert a sequence of numbers, as `as_float` does."""
+    return tuple(as_float(name, value) for value in _items(name, values))
+
+
+def _items(name: str, values: Any) -> list[Any]:
+    try:
+        return list(values)
+    except TypeError:
+        raise ConfigError(f"{name}: must be a sequence of numbers (got {values!r})", where=name) from None

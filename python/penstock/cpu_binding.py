@@ -173,7 +173,7 @@ def rank_cpus(
 
 
 def bind_rank(binding: str, local_rank: int, environment: Mapping[str, str]) -> str:
-    """Bind this process, and the processes that it starts, as `rank_cpus` says. Returns the CPUs that it may now use.
+    """Bind this process, and the processes that it starts, as `rank_cpus` states. Returns the CPUs that it may now use.
 
     Raises:
         LookupError, ValueError: As `rank_cpus`.

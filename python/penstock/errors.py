@@ -301,7 +301,7 @@ def from_wire(document: Mapping[str, Any], *, prefix: str = "", **facts: Any) ->
 
 
 def of_code(code: str, message: str, *, hint: str | None = None, **facts: Any) -> PenstockError:
-    """Build an error from the `code` that another process reported. If this version does not know the code, it is a
+    """Build an error from the `code` that another process reported. If the code is unknown to this version, it is a
     PenstockError.
     """
     kinds: list[type[PenstockError]] = [PenstockError]

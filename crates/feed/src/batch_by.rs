@@ -197,7 +197,7 @@ impl BatchBy {
         let least = self.least_rows();
         if least < steps.world {
             let text = format!(
-                "a batch of the longest samples has {least} of them, which do not suffice for {} ranks",
+                "a batch of the longest samples has only {least} samples, fewer than the {} ranks",
                 steps.world
             );
             return Err(Error::config("batch_by", text));
@@ -390,7 +390,7 @@ pub(super) struct PlannedBatch {
     pub capacity: u64,
     /// Largest length of its bucket; for a bucket without a bound and for a budget, the longest length in the batch.
     pub width: u32,
-    /// False for a rest of the window, which a tail of `drop` leaves out and a tail of `pad` fills.
+    /// False for a partial batch at the window's end, which a tail of `drop` leaves out and a tail of `pad` fills.
     pub is_full: bool,
 }
 

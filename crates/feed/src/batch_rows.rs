@@ -363,7 +363,7 @@ impl Rows {
     }
 }
 
-/// Returns `bytes` as valid UTF-8. An error says where they are not.
+/// Returns `bytes` as valid UTF-8. The error states where they are not.
 fn as_text(bytes: Cow<'_, [u8]>, errors: TextErrors) -> Result<Vec<u8>, String> {
     let Err(error) = std::str::from_utf8(&bytes) else { return Ok(bytes.into_owned()) };
     match errors {

@@ -281,7 +281,7 @@ impl EpochSource for Shared {
 impl Shared {
     /// Position of a row in the sample order; beyond its end for a repeated sample of a padded tail.
     fn position(&self, want: &RowRequest) -> Result<u64> {
-        let slice = self.batches.slice(want.batch)?.ok_or_else(|| Error::bug("a row of no batch"))?;
+        let slice = self.batches.slice(want.batch)?.ok_or_else(|| Error::bug("a row outside all batches"))?;
         Ok(slice.position(u64::from(want.row)))
     }
 
@@ -410,7 +410,7 @@ async fn reserve_unless(
 
 async fn open_batch(shared: &Shared, number: u64, is_stuck: impl Fn() -> bool) -> Result<Arc<Batch>> {
     let feed = &shared.feed;
-    let slice = shared.batches.slice(number)?.ok_or_else(|| Error::bug("a row of no batch"))?;
+    let slice = shared.batches.slice(number)?.ok_or_else(|| Error::bug("a row outside all batches"))?;
     let rows = slice.len() as usize;
     let reserved = reserve_unless(&feed.budget, "a batch", feed.batch_bytes(rows), is_stuck).await?;
     let slot = feed.pool.take(&feed.layout)?;

@@ -42,7 +42,7 @@ pub enum Kind {
     Padded(TensorSpec, Padding),
     /// The stored bytes.
     Bytes,
-    /// Text: the stored bytes, which must be UTF-8, or are made so as [`TextErrors`] says.
+    /// Text: the stored bytes, which must be UTF-8, or are converted to it as [`TextErrors`] states.
     Text(TextErrors),
     /// A variable number of byte strings per sample.
     BytesList,

@@ -40,7 +40,7 @@ pub(crate) fn is_about_data(error: &Error) -> bool {
     }
 }
 
-/// Maximum number of substitutes to try before the error is returned. If so many samples in a row are bad, the fields
+/// Maximum number of substitutes to try before the error is returned. If this many samples in a row are bad, the fields
 /// or the dataset are wrong.
 pub(crate) const MAX_TRIES: u32 = 16;
 

@@ -321,7 +321,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(32))]
 
-        /// `WHOLE` and `WINDOW` are small in tests, so most objects are scanned in pieces, and a few at once.
+        /// `WHOLE` and `WINDOW` are small in tests, so most objects are scanned in pieces, and a few in one read.
         #[test]
         fn prop_scan_in_pieces_finds_what_the_whole_object_holds(
             sizes in prop::collection::vec(0..3000usize, 0..12), is_tar: bool, codec in 0..4usize, cut in prop::option::of(0..100usize),

@@ -2,8 +2,8 @@
 //! Chunks that several blocks use: the first block of a shuffle window reads such a chunk, and later blocks reuse its
 //! stored bytes.
 //!
-//! Blocks claim their chunks in the order in which they are read. So the chunks of a window stay, if the capacity is
-//! enough for them: the oldest claims are dropped first.
+//! A block claims its chunks before it is read. If the capacity is exceeded, the chunks with the oldest claims are
+//! dropped first. So all chunks of a window are kept if they fit in the capacity.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Mutex;

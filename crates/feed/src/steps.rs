@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Batches of an epoch by numbers alone: their size, the rank's slice and the handling of the last samples. Reads no
-//! order.
+//! Arithmetic of an epoch's batches: their size, the rank's slice, and the handling of the last samples. Uses only
+//! counts and positions, not the sample order.
 
 use std::ops::Range;
 use std::str::FromStr;

@@ -192,8 +192,8 @@ impl StagePlan {
         Ok(Self::of(items, &shares, options.node, requests))
     }
 
-    /// Builds the plan of one node. `requests` returns the number of requests for an object; its flag says whether the
-    /// share has enough objects to keep the store busy.
+    /// Builds the plan of one node. `requests` returns the number of requests for an object; its flag states whether
+    /// the share has enough objects to keep the store busy.
     pub(crate) fn of(items: Vec<Item>, shares: &SharePlan, node: u32, requests: impl Fn(usize, bool) -> u64) -> Self {
         let counts = shares.sums(|_| 1);
         let [calm, busy] = [false, true].map(|is_busy| shares.sums(|at| requests(at, is_busy)));

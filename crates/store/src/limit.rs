@@ -265,7 +265,7 @@ impl State {
     /// Adjusts the limit after a round without throttling.
     fn turn(&mut self, round: &Round, most: usize) {
         let mut slow = false;
-        // With fewer calls, the mean says too little about the store.
+        // With fewer calls, the mean is not reliable.
         if round.timed >= 4 {
             let mean = round.first_bytes / round.timed as f64;
             slow = self.best.is_some_and(|best| mean > best * SLOW + JITTER);

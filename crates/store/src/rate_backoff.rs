@@ -111,7 +111,7 @@ impl AdaptiveRate {
         let first = || State { rate: START, refused: START, since: turn.at, passed: 0, mean: MANY.into(), proven: 0.0 };
         let is_first = slot.is_none();
         let state = slot.get_or_insert_with(first);
-        // A request sent before the last rate cut says nothing about the new rate.
+        // A request sent before the last rate cut is not evidence for the new rate.
         if !is_first && turn.at <= state.since {
             return;
         }
@@ -123,8 +123,8 @@ impl AdaptiveRate {
         }
         let counted = f64::from(state.passed.min(MANY));
         let left = (counted / (counted + 1.0)).max(LEFT);
-        // A store that throttles every request is down, which says nothing about its limit. Keep the last known rate as
-        // the target.
+        // A store that throttles every request is down. That is not evidence for its limit, so keep the last known rate
+        // as the target.
         if state.passed > 0 {
             state.refused = state.rate;
         }

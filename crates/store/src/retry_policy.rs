@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Retry policy: back-off, time budgets and an idle timeout; and the attempts of one call, which follow it.
+//! Retry policy: back-off, time budgets and an idle timeout. Also applies the policy to the attempts of one call.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -200,8 +200,8 @@ const HADOOP_AZURE: [&str; 4] = ["abfs", "abfss", "wasb", "wasbs"];
 
 /// Parses a URL. Text is taken literally, not percent-decoded, because keys may contain `%` and `+`. Only URLs of web
 /// servers are percent-decoded, as in browsers; their queries are rejected, because they are signatures or parameters
-/// of generated content. A text without a scheme must be an absolute path. The caller resolves relative paths, because
-/// it knows the working directory.
+/// of generated content. A text without a scheme must be an absolute path. Relative paths are resolved by the
+/// caller, which has the working directory.
 impl FromStr for Url {
     type Err = Error;
 

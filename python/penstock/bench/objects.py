@@ -196,7 +196,7 @@ def _refuse_impossible(bench: ObjectBench, points: tuple[ObjectPoint, ...]) -> N
     if not bench.existing and not bench.operations and not bench.mix:
         raise ConfigError("operations: at least one is required", where="--operations")
     if not points:
-        raise ConfigError("the settings result in no point to measure", where="--concurrency")
+        raise ConfigError("the settings select no point to measure", where="--concurrency")
     if bench.mix and not bench.has_limit:
         raise ConfigError(
             "mix: requires an end condition: --duration, --request-limit or --until-stable", where="--mix"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the verbs of `penstock dataset` share: the progress bar, and the refusal of destinations in a store. Not a verb."""
+"""What the verbs of `penstock dataset` share: the progress bar, and the refusal of destinations in a store."""
 
 from __future__ import annotations
 

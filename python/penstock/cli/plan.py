@@ -217,7 +217,7 @@ def _changed(spec: PlanSpec, *, nodes: str | None, region: str | None, replicate
     if region is not None or replicate:
         place = spec.place
         if region is not None:
-            # The data stays where the file says, or else in the region where its nodes were.
+            # The data stays in the region that the file states, or else in the region where its nodes were.
             stays = place.data_region or place.region
             place = msgspec.structs.replace(place, region=region, data_region=stays)
         changes["place"] = msgspec.structs.replace(place, replicates=replicate or place.replicates)

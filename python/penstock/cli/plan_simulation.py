@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prints the simulation of `penstock plan --simulate`, and its progress. Not a verb."""
+"""Prints the simulation of `penstock plan --simulate`, and its progress."""
 
 from __future__ import annotations
 

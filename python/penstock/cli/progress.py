@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Progress of a stage or a verification, as a bar, plain lines, JSON events or a log file. Not a verb."""
+"""Progress of a stage or a verification, as a bar, plain lines, JSON events or a log file."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prints the steps of a long command on stderr. Not a verb."""
+"""Prints the steps of a long command on stderr."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def _answer(out: bytes) -> dict[str, Any] | None:
 
 
 def _version(program: str) -> str:
-    """First line of the launcher program's `--version`, with Hydra named."""
+    """Program and first line of its `--version`; for Hydra, the name and the version."""
     try:
         done = subprocess.run(
             [program, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=10, check=False

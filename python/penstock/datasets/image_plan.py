@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plan of a generated image dataset: settings, shards, labels, names and broken images, as pure functions of them.
+"""Plan of a generated image dataset: its shards, labels, names and broken images, as pure functions of its settings.
 
 Writes nothing. Each image depends only on the settings and its number, so that any process can write any shard.
 """

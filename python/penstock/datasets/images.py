@@ -2,8 +2,8 @@
 """ImageNet-like JPEG datasets: classes that can be learnt, realistic file sizes, seeded and resumable.
 
 `image_plan` decides what is written, `image_scenes` draws it, `image_shards` encodes it. This module writes the shards
-in parallel, and `dataset.json` beside them. A shard appears only whole, so that a rerun after a kill writes the
-missing shards and nothing else.
+in parallel, and `dataset.json` beside them. A shard appears only when it is complete, so a rerun after a kill
+writes only the missing shards.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Divides the time of each thread into classes, and finds the consumers, the loaders and the loaders' bottleneck.
 
-Stacks say where a thread is; the kernel says whether it ran or was blocked, and in which call. Where they disagree, the
-kernel is right: a thread that is blocked in a read of a file does not decompress.
+Stacks show where a thread is; the kernel reports whether it ran or was blocked, and in which call. Where they
+differ, the kernel is right: a thread that is blocked in a read of a file does not decompress.
 """
 
 from __future__ import annotations
@@ -286,7 +286,7 @@ def critical_shares(consumer: ThreadTime, loaders: Loaders) -> dict[str, float]:
     waits = shares.pop("wait", 0.0)
     if loaders.shares:
         for name, value in loaders.shares.items():
-            # Code of a loader that no rule knows prepares samples.
+            # Loader code that matches no rule counts as preparation of samples.
             target = "decoding" if name in ("model", "other") else name
             shares[target] = shares.get(target, 0.0) + waits * value
     elif waits > 0:

@@ -49,7 +49,7 @@ class ObservedProgram:
         observer = os.getpid()
 
         def allow_reading() -> None:
-            # Where only ancestors may read a process (Yama), py-spy is not one; it is this process's child.
+            # Yama lets only ancestors read a process. py-spy is a sibling of the program, so it needs permission.
             libc.prctl(_PR_SET_PTRACER, observer, 0, 0, 0)
 
         try:

@@ -32,7 +32,10 @@ class _Connection:
 
 
 class Connections:
-    """Connections of the tree. Those that open and close between two reads escape. `error` says why TCP is not visible."""
+    """Connections of the tree. Misses those that open and close between two reads.
+
+    `error` states why TCP is not visible.
+    """
 
     def __init__(self) -> None:
         self.error: str | None = None

@@ -69,7 +69,7 @@ model               the step of the model; the data path could deliver at least 
 other-ranks         a collective operation in which another rank is late
 disk                a local block device
 healthy             the consumer hardly waits, and the data path is used well
-unknown             too little was seen, or nothing that this version can name; `reason` says which
+unknown             too little was seen, or nothing that this version can name; `reason` states which
 """
 
 CLASSES = (
@@ -245,7 +245,7 @@ class FileSystem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ceiling(msgspec.Struct, frozen=True, kw_only=True):
-    """How far one resource is from its limit, from the same evidence; `source` says how the limit was found."""
+    """How far one resource is from its limit, from the same evidence; `source` states how the limit was found."""
 
     resource: str
     value: float
@@ -323,11 +323,12 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     """The observed program.
 
     Attributes:
-        exit_code: Exit code of the program if it ended; negative for a signal; None if it went on or was attached to.
+        exit_code: Exit code of the program if it ended; negative for a signal; None if it is still running, or not
+            started by Penstock (--pid).
         seen_s: Length of the observation, without the start-up.
-        startup_s: Length of the start-up before it (imports, first connections).
+        startup_s: Length of the start-up before the observation (imports, first connections).
         ended: Whether the program ended within the observation.
-        attached: Whether it ran already (--pid).
+        attached: Whether the program was already running (--pid).
     """
 
     argv: tuple[str, ...]

@@ -92,7 +92,7 @@ class Loader(BaseLoader[dict[str, Any]]):
     def batch_sampler(self) -> Any:
         """For trainers such as Lightning, which call `batch_sampler.sampler.set_epoch` before each epoch."""
         if not self.has_fixed_positions:
-            raise AttributeError("batch_sampler")  # such a trainer would prefetch a batch before the call
+            raise AttributeError("batch_sampler")  # the trainer would prefetch a batch before it calls set_epoch
         return SimpleNamespace(sampler=SimpleNamespace(set_epoch=self._set_trainers_epoch))
 
     def _set_trainers_epoch(self, epoch: int) -> None:

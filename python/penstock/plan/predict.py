@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Predicts a scenario: staging, epochs, job and money, the limiting term, and why a scenario is impossible. Pure."""
+"""Predicts a scenario: staging, epochs, job and money, the limiting term, and why a scenario is impossible.
+
+Pure functions: no input, output or clock.
+"""
 
 from __future__ import annotations
 
@@ -147,7 +150,7 @@ def _staging(scenario: Scenario) -> Step:
         nic_bytes_per_s=job.nic_bytes_per_s,
         account_bytes_per_s=job.account_bytes_per_s,
         link_bytes_per_s=scenario.route.link_bytes_per_s,
-        # Copies of an object in a pool are written, but decompressed only once.
+        # A pool writes every copy of an object, but decompresses the object only once.
         inflate_bytes_per_s=inflate * max(1, disks.copies // everyone),
         disk_bytes_per_s=disks.write_bytes_per_s,
         objects=round(everyone * scenario.requests),

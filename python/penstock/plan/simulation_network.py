@@ -36,7 +36,7 @@ class LimitState:
     """State of one server of a limit. It outlives a restart of the job, because the store does not restart.
 
     Attributes:
-        used, offered: Units that were served, and units that could have been.
+        used, offered: Units that were served, and units that could have been served.
         refused: Requests that were refused.
     """
 
@@ -83,7 +83,8 @@ class _Class(TransferClass):
 
     def __init__(self, cap: float, uses: tuple[tuple[int, float], ...], back_off: float) -> None:
         super().__init__(cap, uses, back_off)
-        self.served = self.rate = 0.0  # samples that a transfer present from the start would have got
+        # `served`: samples that a transfer would have received if it had run since the class was created.
+        self.served = self.rate = 0.0
         self.bound = OWN_CAP
         self.waiting: list[tuple[float, int, Event]] = []
 

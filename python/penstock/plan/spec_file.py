@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a plan file: TOML with units, unknown keys refused with the nearest known ones."""
+"""Reads a plan file: TOML with units. An unknown key is an error that suggests the nearest known key."""
 
 from __future__ import annotations
 

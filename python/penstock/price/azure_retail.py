@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Azure's retail price service, which needs no key: queries, pages, throttling, and which meter is which item.
+"""Azure's retail price service, which needs no key: queries, pages, throttling, and mapping of meters to items.
 
 The only module of `price` that uses the network. Source of the protocol: Microsoft Learn, Azure Retail Prices overview
 (version 2023-01-01-preview: filter values are case-sensitive, `meterRegion='primary'`, pages by `NextPageLink`).

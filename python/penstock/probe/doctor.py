@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks the connection to a store, one property after the other: endpoint, proxy, DNS, TCP, TLS, clock, region,
-credentials, permissions and packet size. Each check ends with ok, warn, fail or skip, and says what to do next.
+credentials, permissions and packet size. Each check ends with ok, warn, fail or skip, and states what to do next.
 """
 
 from __future__ import annotations

@@ -123,7 +123,9 @@ def endpoint_of(url: str, variables: Mapping[str, str]) -> Endpoint:
     makers = {"s3": _s3, "az": _azure, "gs": _gcs}
     if scheme not in makers:
         raise ConfigError(
-            f"doctor and probe do not know {scheme}:// URLs", where="URL", hint="use s3, az, gs, http, https or a path"
+            f"doctor and probe do not support {scheme}:// URLs",
+            where="URL",
+            hint="use s3, az, gs, http, https or a path",
         )
     found = makers[scheme](bucket, variables)
     return _with_proxy(msgspec.structs.replace(found, bucket=bucket, key=key), variables)

@@ -134,7 +134,7 @@ class ObjectProbe(Probe):
             try:
                 row = self._phase("bandwidth", "range", count, size, seconds, want=10**6, keys=keys, share=0.2)
             except Silent:
-                is_flat = True  # so many reads share the rate that none ended
+                is_flat = True  # no read ended, because too many share the rate
                 break
             rows[count] = row
             rate = row.last.bytes_per_s or 0.0

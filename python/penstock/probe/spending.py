@@ -32,7 +32,7 @@ class Silent(Spent):
 
 
 class Prices(msgspec.Struct, frozen=True, kw_only=True):
-    """Prices of a store. A price is None if it is unknown; `unknown` says why.
+    """Prices of a store. A price is None if it is unknown; `unknown` states why.
 
     Attributes:
         tier: Tier of the price book whose prices apply; None if nothing is counted.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Step time of a workload for the card of a probe: the published time of an accelerator, or measured on this machine."""
+"""Step time of a workload for the card of a probe: published for an accelerator, or measured on this machine."""
 
 from __future__ import annotations
 

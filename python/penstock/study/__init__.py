@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs published experiments again, and reports each figure beside the published one: inverted, predicted, measured.
+"""Runs published experiments again, and reports inverted, predicted and measured values beside the published figures.
 
 A study is a folder with `spec.toml` (sizes and parts), `expected.toml` (published figures) and a module for each part.
 `spec` reads them, `run` runs the parts, `result` is what a run leaves, `table` computes the columns, `markdown` and

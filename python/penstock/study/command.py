@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs Penstock's own commands from a part, as a user would, and returns their JSON."""
+"""Runs Penstock commands for a part of a study, as a user would, and returns their JSON."""
 
 from __future__ import annotations
 

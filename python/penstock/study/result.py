@@ -117,7 +117,8 @@ class PartResult(msgspec.Struct, frozen=True, kw_only=True):
     """Result of a part. `inverted`, `predicted` and `measured` map ids of figures to values.
 
     Attributes:
-        inverted: Computed from the publication's own rates. They show that the formulas agree; no credit is taken.
+        inverted: Computed from the publication's own rates. They only check the formulas, and do not count as
+            predictions.
         predicted: Computed from limits alone: network card, account, disks, step time, latency per file. Scored.
         measured: Measured on this machine or cluster.
         not_measured: Reasons for what is missing, each a phrase such as "the disk of 64 MB/s: needs root".

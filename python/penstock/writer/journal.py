@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Journal of a write, in the destination: the settings, and one small object for each whole shard.
+"""Journal of a write, in the destination: the settings, and one small object for each complete shard.
 
     URL/.penstock/write/settings.json     format, limits and fields; written before the first shard
     URL/.penstock/write/shard-000000.json written after shard 0; a shard without it is written again
     URL/.penstock/manifest.json           written last; the dataset is complete
 
-A rerun continues after the last shard that, with all shards before it, is whole.
+A rerun continues with the first shard that is not complete.
 """
 
 from __future__ import annotations

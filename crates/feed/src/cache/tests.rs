@@ -337,7 +337,7 @@ async fn cache_makes_no_copy_in_planes_of_what_is_damaged_or_grows_or_has_no_roo
     let (cache, metrics) = rig.cache_of(1 << 20, Transcode::Always);
     let (_, mut damaged) = compressed(0);
     damaged[9000] ^= 1;
-    // A transposed copy of this content is larger, because each of its blocks repeats data that all blocks share.
+    // The transposed copy is larger than this object: its blocks cannot share the content that repeats.
     let far = zstd::bulk::compress(&compressed(0).1.repeat(40), 3).unwrap();
     for (key, codec, stored) in [("damaged", Codec::Gzip, damaged), ("grows", Codec::Zstd, far)] {
         let object = rig.put(key, stored).await;

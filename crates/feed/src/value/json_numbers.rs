@@ -86,7 +86,7 @@ impl<'a> Numbers<'a> {
         self.text.split(['[', ']', ',', ' ', '\t', '\n', '\r']).filter(|number| !number.is_empty())
     }
 
-    /// The first of bool, int64, uint64 and float64 that all numbers have.
+    /// The first of bool, int64, uint64 and float64 that can represent all numbers.
     pub fn dtype(&self) -> DType {
         let all = |is: fn(&str) -> bool| self.each().all(is);
         let is_bool = |text: &str| matches!(text, "true" | "false");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Boxes and keypoints of an image, which get the geometry of its sample.
+//! Boxes and keypoints of an image. The geometric operations of their sample also apply to them.
 
 use penstock_types::{Error, Result};
 

@@ -20,7 +20,7 @@ fn failed(problem: TiffError, place: &str) -> Error {
     }
 }
 
-/// Error for a file that is damaged or has a form that the decoder does not know: it does not say which of the two.
+/// Error for a file that is damaged, or has a form that the decoder does not support: it does not report which.
 fn undecodable(problem: &str, place: &str) -> Error {
     let text = format!("cannot be decoded as TIFF: {problem} (if other programs read it, convert it to PNG)");
     Error::corrupt(place, text)

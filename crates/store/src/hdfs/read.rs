@@ -24,7 +24,7 @@ use crate::{Chunk, GetResult, Meta, ObjectRef, Version};
 /// A read that has returned nothing for this long is sent a second time. This is far above the latency of a disk and
 /// far below `IDLE_TIMEOUT`.
 const HEDGE: Duration = Duration::from_millis(400);
-/// Maximum number of attempts to open a file without a change of its version during the open.
+/// Maximum number of attempts to open a file. An attempt fails if the file's version changes during the open.
 const LOOKS: u32 = 4;
 
 type Stream = BoxStream<'static, hdfs_native::Result<Bytes>>;

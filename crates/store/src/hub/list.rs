@@ -112,7 +112,7 @@ impl Dataset {
             let sent = self.send(&Method::GET, Metric::Lists, (uri, &place), &headers, false, deadline).await;
             let answer = match sent {
                 Ok(sent) => sent.response,
-                // The folder is missing. If the commit is, the error names the revision.
+                // The folder is missing. If the whole commit is missing, the error names the revision instead.
                 Err(Error::NotFound { place: missing }) if is_first && missing == place => return Ok(Vec::new()),
                 Err(error) => return Err(error),
             };

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs OSU's programs and nccl-tests where they are installed, with the same ranks, and compares them with our figures."""
+"""Runs the OSU benchmarks and nccl-tests, if installed, on the same ranks; compares their figures with Penstock's."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prints a scaling sweep as text: one table with bars per variant, the comparisons, and the verdicts. Not a verb."""
+"""Prints a scaling sweep as text: one table with bars per variant, the comparisons, and the verdicts."""
 
 from __future__ import annotations
 

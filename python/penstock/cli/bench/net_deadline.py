@@ -18,8 +18,8 @@ __all__ = ["limited"]
 
 @contextmanager
 def limited(rank: int, limit_s: float) -> Iterator[Callable[[str], None]]:
-    """Context manager: end this process if the block takes longer than `limit_s`, with an error that says what the rank
-    did. Yields a function that receives what the rank does next.
+    """Context manager: end this process if the block takes longer than `limit_s`, with an error that states what the
+    rank did. Yields a function that receives what the rank does next.
     """
     from penstock.cli.app import print_error
 

@@ -49,7 +49,7 @@ def command(path: Path, output: Path | None, as_json: bool) -> None:
 
 
 def write_reports(result: StudyResult, folder: Path) -> list[Path]:
-    """Write both reports into a folder. Without the packages for charts, only the Markdown file, with a message."""
+    """Write both reports into a folder. Without the packages for charts, write only Markdown, and print a message."""
     from penstock.errors import MissingPackage
     from penstock.report.document import write_whole
     from penstock.study.markdown import markdown

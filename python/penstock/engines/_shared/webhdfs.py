@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Access to a pool's objects in HDFS through WebHDFS, for a process on one of the pool's nodes.
 
-Every wait has a timeout of seconds. If a DataNode does not respond, another copy is read. An object of one block with
-a copy on this node can be read as a plain file (`fast_path`).
+Every wait has a timeout of a few seconds. If a DataNode does not respond, another copy is read. An object of one block
+with a copy on this node can be read as a plain file (`fast_path`).
 """
 
 from __future__ import annotations

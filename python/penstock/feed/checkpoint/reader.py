@@ -215,7 +215,7 @@ class CheckpointReader(StorageReader):  # type: ignore[misc]  # torch has no typ
 
 
 def _empty(tensor: TensorStorageMetadata) -> torch.Tensor:
-    """Tensor on the CPU with the memory order of the saved one, such as channels last, if it had no gaps."""
+    """Empty CPU tensor; if the saved tensor had no gaps, with the same memory order (such as channels last)."""
     strides = getattr(tensor.properties, "strides", None)
     # With `meta`, a hostile stride allocates nothing.
     if strides is not None and len(strides) == len(tensor.size) and min(strides, default=0) >= 0:

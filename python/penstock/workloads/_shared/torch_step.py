@@ -73,8 +73,8 @@ def optimised(
     device: torch.device,
     example: Callable[[], Sequence[Tensor]],
 ) -> nn.Module:
-    """Return the module that training steps call: `net`, compiled or captured as the recipe says, and under DDP if there
-    is more than one rank. It shares the parameters of `net`.
+    """Return the module that training steps call: `net`, compiled or captured as the recipe states, and under DDP if
+    there is more than one rank. It shares the parameters of `net`.
 
     Args:
         example: Creates the input of one training step on this rank, for CUDA graphs. Its values do not matter.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CosmoFlow networks in PyTorch, and the conversion of a batch from int16 counts to their input."""
+"""The CosmoFlow networks in PyTorch, and the conversion of int16 counts to their input."""
 
 from __future__ import annotations
 

@@ -92,8 +92,9 @@ def test_audio_short_clip_is_padded_and_masked(tmp_path):
     assert np.array_equal(batch["wave"][0], np.pad(reference(data)[0][32:, 0], (0, 92)))
     assert batch["is_wave"].dtype == bool
     assert np.array_equal(batch["is_wave"][0], np.arange(160) < 68)
-    with pytest.raises(Mismatch, match=r"has 0\.006 s of audio, but its clip starts at 1 s"):
+    with pytest.raises(Mismatch, match=r"has 0\.006 s of audio, but its clip starts at 1 s") as caught:
         one(tmp_path, data, penstock.audio(16_000, seconds=0.01, start=1))
+    assert "start the clip earlier" in str(caught.value.hint)
 
 
 def test_audio_random_clips_depend_on_seed_and_epoch_only(tmp_path):

@@ -85,8 +85,11 @@ def test_padding_to_the_longest_gives_items_values_and_masks(tmp_path, lengths, 
 def test_padding_to_a_length_refuses_or_cuts_longer_samples(tmp_path):
     rows = [[1, 2], [], [1, 2, 3, 4, 5]]
     path = write(tmp_path / "a.tfrecord", rows)
-    with pytest.raises(Mismatch, match=r"a\.tfrecord record 2: field `tokens` has 5 items, but its row is padded to 4"):
+    with pytest.raises(
+        Mismatch, match=r"a\.tfrecord record 2: field `tokens` has 5 items, but its row is padded to 4"
+    ) as caught:
         list(penstock.Loader(opened(path, TOKENS.padded(4)), batch_size=3))
+    assert "padded(truncate=True)" in str(caught.value.hint)
     (batch,) = penstock.Loader(opened(path, TOKENS.padded(4)), batch_size=3, on_error="skip")
     assert batch["id"].tolist() == [0, 1]
     (batch,) = penstock.Loader(opened(path, TOKENS.padded(4, mask="m", truncate=True)), batch_size=3)

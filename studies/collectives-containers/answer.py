@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.study.result import StudyResult
 
-__all__ = ["answer"]
+__all__ = ["CLEAR", "answer"]
+
+
+CLEAR = 10.0
+"""Per cent. An interval that ends above it does not exclude a cost that matters."""
+
+
+def _listed(whats: list[str]) -> str:
+    """Programs, each once: `latency, 8 B` and the way to launch it become one."""
+    programs = list(dict.fromkeys(what.partition(", charliecloud")[0] for what in whats))
+    return " and ".join(f'"{program}"' for program in programs)
 
 
 def answer(result: StudyResult) -> str:
@@ -20,14 +30,17 @@ def answer(result: StudyResult) -> str:
         for claim in containers.claims:
             what, mark, _ = claim.claim.partition(": no significant")
             if mark:
-                costs[claim.holds].append(f"{what} ({claim.here})")
-        for holds, text in (
-            (False, "The container costs something in"),
-            (True, "No cost of the container is shown in"),
-            (None, "These runs differ too much to exclude a cost in"),
-        ):
-            if costs[holds]:
-                found.append(f"{text}: {'; '.join(costs[holds])}.")
+                costs[claim.holds].append(what)
+        highs = [value.high for value in containers.measured.values() if value.high is not None and value.high <= CLEAR]
+        if costs[False]:
+            found.append(f"The container costs something in {_listed(costs[False])}.")
+        if costs[True] and highs:
+            found.append(
+                f"No cost of the container is shown in {_listed(costs[True])}: at most {max(highs):.1f} % (upper ends of "
+                "the 95 % intervals)."
+            )
+        if costs[None]:
+            found.append(f"The runs differ too much to exclude a cost in {_listed(costs[None])}.")
     pairs = result.part("pairs")
     if pairs is not None:
         findings: list[dict[str, Any]] = pairs.data["pairs"]["findings"]

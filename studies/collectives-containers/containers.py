@@ -16,6 +16,7 @@ from penstock.bench.app.spec import Spec, variants_of
 from penstock.study.result import Claim, PartResult, Table, Value
 from penstock.units import format_bytes
 
+from .answer import CLEAR
 from .sweeps import OPEN_MPI, cost_value, make_image, overhead_rows, plain, run_sweep
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 _WAYS = ("host-mpirun", "inside")
-_CLEAR = 10.0  # per cent; an interval that ends above it does not exclude a cost that matters
 # A rank that waits gives its core away. Other programs run on these cores, too, and a rank that waits busily for one
 # that has no core makes a message take milliseconds. Open MPI copies large messages directly between the memories of two
 # processes, which the kernel refuses between containers of their own (user namespaces): the ranks then hang. So this is
@@ -87,7 +87,7 @@ def run(context: Context) -> PartResult:
             cost = measured[f"container-{name}{'-inside' if inside else ''}"] = cost_value(each)
             # Significant: the interval excludes 0 and the cost is above it.
             is_significant = each.is_shown and each.cost.value > 0
-            is_clear = is_significant or (cost.high is not None and cost.high <= _CLEAR)
+            is_clear = is_significant or (cost.high is not None and cost.high <= CLEAR)
             claims.append(Claim(
                 f"{what}, {each.variant}: no significant cost", each.sentence, not is_significant if is_clear else None,
             ))  # fmt: skip

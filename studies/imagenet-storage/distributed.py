@@ -178,7 +178,9 @@ def run(context: Context) -> PartResult:
         measured["hdfs-2-bytes"] = Value(by[2] / scale / 1e9, "2 links of 25 Gbit/s", scale=scale)
     if 2 in by and 4 in by:
         measured["hdfs-2-to-4"] = Value(by[4] / by[2], "the data nodes' links", scale=scale)
-    for low, high in pairwise(by):
+    for low, high in pairwise(size["data_nodes"]):
+        if low not in by or high not in by:
+            continue
         growth = by[high] / by[low]
         claims.append(
             Claim(
@@ -188,8 +190,8 @@ def run(context: Context) -> PartResult:
             )
         )
     late = [
-        f"{each['data_nodes']} data nodes: all clients read at once for only {each['shared_s']:.1f} s; one began "
-        f"{max(each['late_s']):.1f} s late"
+        f"{each['data_nodes']} data nodes: all clients read at once for only {each['shared_s']:.1f} s of "
+        f"{size['hdfs_seconds']:g} s; the last one began {max(each['late_s']):.1f} s late"
         for each in found
         if each not in whole
     ]

@@ -36,6 +36,12 @@ def test_index_and_stage_refuse_braces_that_name_a_missing_object(tmp_path, run_
         refused = run_cli(*command, f"{folder}/s-{{0..4}}.bin", *destination)
         assert refused.code == 3, refused.err
         assert "s-3.bin (the first of 2 missing objects; the URL names 5) does not exist" in refused.err
+    manifest = tmp_path / "m.json"
+    assert run_cli("index", str(folder), "-o", str(manifest)).code == 0
+    refused = run_cli("stage", f"{folder}/s-{{0..4}}.bin", str(tmp_path / "to"), "--manifest", str(manifest))
+    assert (refused.code, "s-3.bin (the first of 2" in refused.err) == (3, True), refused.err
+    differs = run_cli("diff", f"{folder}/s-{{0..4}}.bin", str(manifest))
+    assert differs.code == 0, differs.err
 
 
 def test_index_records_says_what_a_scan_reads_and_costs_before_it_reads(tmp_path, monkeypatch, run_cli, emulator):

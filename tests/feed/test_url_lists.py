@@ -69,6 +69,20 @@ def test_braces_may_name_objects_that_are_not_data(shards):
         penstock.open([f"{shards}/*/*.{{npy,md}}", f"{shards}/train/s-099.npy"])
 
 
+def test_braces_may_name_absent_index_files_but_no_folder(shards):
+    assert numbers(opened(f"{shards}/train/s-000.{{npy,idx}}")) == [0, 1]
+    with pytest.raises(ConfigError, match=r"/train is a folder, and braces name objects; write `/\*\*` after it"):
+        opened(f"{shards}/{{train,val}}")
+
+
+def test_braces_of_hdf5_may_name_other_objects(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = np.arange(3)
+    (tmp_path / "notes.md").write_bytes(b"words")
+    assert penstock.open(f"{tmp_path}/{{a.h5,notes.md}}", format=penstock.formats.hdf5("x")).samples == 3
+
+
 def test_braces_beside_wildcards_and_literal_braces_select(shards):
     assert numbers(opened(f"{shards}/train/{{s,t}}-*[67].npy")) == [12, 13, 14, 15]
     (shards / "train/s-{x}.npy").write_bytes((shards / "train/s-000.npy").read_bytes())

@@ -10,7 +10,10 @@ use std::collections::{BTreeSet, HashSet};
 use penstock_types::{Error, Key, Result, Url};
 
 /// Maximum number of names of a pattern that are compared with a listing.
-const MAX_NAMES: usize = 100_000;
+const MAX_NAMES: usize = 1 << 20;
+
+/// Ends of the names of index files, which a dataset can be read without.
+const INDEXES: [&[u8]; 2] = [b".idx", b"index.json"];
 
 /// Splits a URL into the folder that contains its pattern, and the pattern relative to that folder. Returns `None` if
 /// the URL has no pattern.
@@ -67,29 +70,48 @@ impl Glob {
 
 /// Names that a pattern contains as a whole, also by braces: `s-{000..127}.tar` contains 128. Finds those that a listing
 /// lacks, because a reader of all shards would silently skip a lost one.
+#[derive(Default)]
 pub struct NamedKeys {
     all: usize,
     missing: BTreeSet<Vec<u8>>,
+    /// Missing names that are folders.
+    folders: HashSet<Vec<u8>>,
 }
 
 impl NamedKeys {
-    /// Collects the names in `pattern`: none if it has wildcards only, or if there are more than 100,000.
+    /// Collects the names in `pattern`, except those of index files: none if it has wildcards only, or if there are more
+    /// than a million.
     pub fn new(pattern: &[u8]) -> Self {
-        let is_name = |each: &Vec<u8>| tokens(each).iter().all(|token| matches!(token, Token::Byte(_)));
+        let is_name = |each: &Vec<u8>| {
+            tokens(each).iter().all(|token| matches!(token, Token::Byte(_)))
+                && !INDEXES.iter().any(|end| each.ends_with(end))
+        };
         let missing: BTreeSet<_> =
             braces::expand_each(pattern, MAX_NAMES).unwrap_or_default().into_iter().filter(is_name).collect();
-        Self { all: missing.len(), missing }
+        Self { all: missing.len(), missing, folders: HashSet::new() }
     }
 
     /// Marks an object of the listing as present.
     pub fn found(&mut self, name: &[u8]) {
-        self.missing.remove(name);
+        if self.missing.is_empty() || self.missing.remove(name) {
+            return;
+        }
+        for (at, _) in name.iter().enumerate().filter(|(_, byte)| **byte == b'/') {
+            if self.missing.contains(&name[..at]) && !self.folders.contains(&name[..at]) {
+                self.folders.insert(name[..at].to_vec());
+            }
+        }
     }
 
     /// Returns `NotFound` if the listing of `folder` lacked a name.
     pub fn check(&self, folder: &Url) -> Result<()> {
         let Some(first) = self.missing.first() else { return Ok(()) };
+        let is_folder = self.folders.contains(first);
         let first = folder.with_key(folder.key.as_folder().join(first));
+        if is_folder {
+            let problem = format!("{first} is a folder, and braces name objects; write `/**` after it to select its objects");
+            return Err(Error::config("url", problem));
+        }
         let (missing, all) = (self.missing.len(), self.all);
         let which = match (missing, all) {
             (1, 1) => String::new(),
@@ -214,7 +236,9 @@ mod tests {
         for (pattern, missing) in [
             ("*.gz", ""),
             ("{x,y}-*.gz", ""),
-            ("{1..200000}", ""),
+            ("{1..2000000}", ""),
+            ("s-{1..05}", "s3://b/a/s-{1..05}"),
+            ("{s-1,s-1.idx,index.json}", ""),
             ("{s-1,x*}", ""),
             ("s-{1..2}", "s3://b/a/s-2 (one of the 2 objects that the URL names)"),
             ("{s-1,s-3,t-{a..b}}", "s3://b/a/s-3 (the first of 3 missing objects; the URL names 4)"),
@@ -225,6 +249,10 @@ mod tests {
             let problem = named.check(&folder).err().map_or(String::new(), |error| error.to_string());
             assert_eq!(problem.strip_suffix(" does not exist").unwrap_or_default(), missing, "{pattern}");
         }
+        let mut named = NamedKeys::new(b"{s-1,train}");
+        [&b"s-1"[..], b"train/a", b"train/b"].iter().for_each(|name| named.found(name));
+        let error = named.check(&folder).unwrap_err().to_string();
+        assert!(error.contains("s3://b/a/train is a folder"), "{error}");
     }
 
     #[test]

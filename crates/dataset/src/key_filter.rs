@@ -20,6 +20,7 @@ const MAX_PATTERNS: usize = 4096;
 pub struct KeyFilter {
     /// Pattern of the dataset's URL. It is matched against the whole key, and its literal prefix limits the listing.
     within: Option<(Vec<u8>, Glob)>,
+    accepts_missing: bool,
     include: Vec<Pattern>,
     exclude: Vec<Pattern>,
 }
@@ -63,7 +64,7 @@ impl KeyFilter {
             }
             texts.iter().map(|text| Pattern::new(flag, text.as_ref())).collect()
         };
-        Ok(Self { within: None, include: patterns("--select", include)?, exclude: patterns("--exclude", exclude)? })
+        Ok(Self { within: None, accepts_missing: false, include: patterns("--select", include)?, exclude: patterns("--exclude", exclude)? })
     }
 
     /// Also requires that a key matches the pattern of the dataset's URL.
@@ -73,9 +74,14 @@ impl KeyFilter {
         self
     }
 
+    /// Makes a listing accept that objects which the URL names by braces are missing.
+    pub fn accepting_missing(self) -> Self {
+        Self { accepts_missing: true, ..self }
+    }
+
     /// True if the filter selects every key.
     pub fn is_all(&self) -> bool {
-        *self == Self::default()
+        self.within.is_none() && self.include.is_empty() && self.exclude.is_empty()
     }
 
     /// True if the filter selects this key (relative to the dataset's folder).
@@ -92,9 +98,10 @@ impl KeyFilter {
         &pattern[..plain_len(pattern)]
     }
 
-    /// Names that the pattern of the dataset's URL contains as a whole.
+    /// Names that the pattern of the dataset's URL contains as a whole, and that a listing must contain.
     pub fn named_keys(&self) -> NamedKeys {
-        NamedKeys::new(self.within.as_ref().map_or(b"*", |(pattern, _)| pattern))
+        let within = self.within.as_ref().filter(|_| !self.accepts_missing);
+        within.map_or_else(NamedKeys::default, |(pattern, _)| NamedKeys::new(pattern))
     }
 
     /// The patterns as text, for error messages and for comparing requests. Empty if the filter selects every key.

@@ -73,7 +73,8 @@ async fn manifest_of(
             return Ok((Manifest::load(&path)?.keep(select), "manifest"));
         }
     }
-    let listed = list(&url, select.clone(), settings, Arc::<Metrics>::default(), deadline).await?;
+    // A comparison reports what is missing.
+    let listed = list(&url, select.clone().accepting_missing(), settings, Arc::<Metrics>::default(), deadline).await?;
     let is_web = matches!(url.scheme, Scheme::Http | Scheme::Https | Scheme::File);
     if is_web || listed.url != url.as_folder().to_string() {
         return Ok((listed, "listing"));

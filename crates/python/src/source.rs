@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use penstock_dataset::RecordIndex;
-use penstock_dataset::glob::{NamedKeys, glob_matches, split_glob};
+use penstock_dataset::glob::{Glob, NamedKeys, split_glob};
 use penstock_dataset::order::{Counts, Order, Shuffle, default_window};
 use penstock_dataset::sampler::DatasetView;
 use penstock_dataset::{Manifest, index_written, written_fields};
@@ -239,7 +239,8 @@ impl PySource {
             None => beside,
         };
         if let Some((_, pattern)) = &pattern {
-            listed.objects.retain(|entry| glob_matches(pattern, entry.key.as_bytes()));
+            let glob = Glob::new(pattern);
+            listed.objects.retain(|entry| glob.matches(entry.key.as_bytes()));
             if listed.objects.is_empty() {
                 return Err(raise(py, Error::NotFound { place: format!("any object that matches {url}") }));
             }

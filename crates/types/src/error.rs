@@ -324,7 +324,7 @@ impl Error {
             Self::Deadline { .. } => "raise --timeout, or check the endpoint's health",
             Self::Corrupt { .. } => "fetch the object again, or compare it with its source",
             Self::Mismatch { problem, .. } if problem.contains("but its row is padded to") => {
-                "pad to a larger number of items, or use padded(truncate=True)"
+                "pad to a larger number of items, use padded(truncate=True), or correct the lengths given to batch_by"
             }
             Self::Mismatch { problem, .. } if problem.contains("but its clip starts at") => {
                 "start the clip earlier, or use on_error to leave such samples out"

@@ -55,7 +55,7 @@ def command(
 
     With URL (s3, az, gs, http, https, or a path), one line per property: endpoint, proxy, DNS, TCP, TLS, clock, region,
     credentials (their source and expiry, never their value), permission to list and read, and packet size. Each line
-    is ok, warn, fail or skip, and says what to do next. Only reads, and ends within 2 minutes. Exit code 3: a check
+    is ok, warn, fail or skip, and states what to do next. Only reads, and ends within 2 minutes. Exit code 3: a check
     failed.
 
     Without URL, the nodes are those of --nodes, or this machine. Exit code 1: only the `local` engine can run. 3: a

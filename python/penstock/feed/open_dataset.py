@@ -97,7 +97,7 @@ def open(  # noqa: A001 - the verb is the API
         _warn_of_ignored(source, is_chosen=declared is not None)
     if declared is not None and declared.name == "hdf5":
         resolved = hdf5_chunks.read(source, declared)
-        source = _native.Source.open(text, source.manifest(), dict(env.read()), resolved.to_json())
+        source = _native.Source.open(source.url, source.manifest(), dict(env.read()), resolved.to_json())
     locality = None
     if (pool := pool_locality.find(source.url, env.read())) is not None:
         source, locality = pool_locality.with_pool_routes(source, pool, env.read())

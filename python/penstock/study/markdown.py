@@ -29,7 +29,7 @@ COLUMN_NOTES = (
     ),
     ("Measured", "measured here; F is the factor by which the rates of a tier were multiplied."),
 )
-_HOLDS = {True: "yes", False: "**no**", None: "not measured"}
+_HOLDS = {True: "yes", False: "**no**", None: "not decided"}
 
 
 def markdown(result: StudyResult) -> str:

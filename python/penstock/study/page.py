@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["study_page"]
 
 _COLOURS = 5  # `@path0` to `@path4` of the page's scheme
-_HOLDS = {True: "✓ holds", False: "✗ does not hold", None: "not measured"}
+_HOLDS = {True: "✓ holds", False: "✗ does not hold", None: "not decided"}
 
 
 def study_page(result: StudyResult) -> str:

@@ -62,7 +62,7 @@ class Claim(msgspec.Struct, frozen=True):
 
     Attributes:
         here: What was found, with figures.
-        holds: None if it was not measured.
+        holds: None if it was not measured, or if the measurement does not decide it.
         must: Whether the exit code is 1 if it does not hold, as for bytes that differ.
     """
 

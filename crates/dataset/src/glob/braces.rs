@@ -93,7 +93,9 @@ impl<'a> Range<'a> {
         let is_number =
             |text: &str| !text.is_empty() && text.len() < 19 && text.bytes().all(|byte| byte.is_ascii_digit());
         let is_ordered = is_number(from) && is_number(to) && from.parse::<u64>().ok()? <= to.parse().ok()?;
-        let is_clear = from.len() == to.len() || from.len() < to.len() && (!from.starts_with('0') || from.len() == 1);
+        // Of different widths, a number with zeros before it would be ambiguous.
+        let is_plain = |text: &str| !text.starts_with('0') || text == "0";
+        let is_clear = from.len() == to.len() || is_plain(from) && is_plain(to);
         (is_ordered && is_clear).then_some(Self::Numbers(from, to))
     }
 
@@ -166,7 +168,7 @@ mod tests {
         assert_eq!(expanded("{08..12}"), ["0[8-9]", "1[0-2]"]);
         assert_eq!(expanded("{000000..001023}").len(), 3);
         assert_eq!(expanded("{a..f}"), ["[a-f]"]);
-        for plain in ["{id}", "{", "a}b", "{9..1}", "{001..5}", "{..}", "{a..}"] {
+        for plain in ["{id}", "{", "a}b", "{9..1}", "{001..5}", "{1..05}", "{..}", "{a..}"] {
             assert_eq!(expanded(plain), [plain], "{plain}");
             assert_eq!(first(plain.as_bytes()), None);
         }

@@ -68,27 +68,31 @@ impl Manifest {
     ///
     /// # Errors
     /// `NotFound` if there is no such object.
-    pub fn narrowed(self, url: &Url) -> Result<Self> {
+    pub fn narrowed(mut self, url: &Url) -> Result<Self> {
         let own: Url = self.url.parse()?;
-        let below = match url.key.as_folder().strip_prefix(&own.key.as_folder()) {
-            Some(below) if !below.is_empty() => below,
-            _ => return Ok(self),
-        };
-        let in_folder = |entry: &Entry| Some(Entry { key: entry.key.strip_prefix(&below)?, ..entry.clone() });
-        let mut objects: Vec<Entry> = self.objects.iter().filter_map(in_folder).collect();
+        let missing = Error::NotFound { place: format!("{url} in the manifest of {}", self.url) };
         let mut folder = url.key.as_folder();
-        if objects.is_empty() {
+        let Some(below) = folder.strip_prefix(&own.key.as_folder()) else { return Err(missing) };
+        if below.is_empty() {
+            return Ok(self);
+        }
+        let object = url.key.strip_prefix(&own.key.as_folder()).filter(|key| *key != below);
+        if let Some(at) = self.objects.iter().position(|entry| Some(&entry.key) == object.as_ref()) {
             let name = last_component(url.key.as_bytes());
             folder = url.key.head(url.key.as_bytes().len() - name.len());
-            let is_it = |entry: &&Entry| entry.key.as_folder() == below;
-            objects.extend(self.objects.iter().find(is_it).map(|it| Entry { key: Key::new(name.to_vec()), ..it.clone() }));
+            self.objects = vec![Entry { key: Key::new(name.to_vec()), ..self.objects.swap_remove(at) }];
+        } else {
+            self.objects.retain_mut(|entry| {
+                let Some(key) = entry.key.strip_prefix(&below).filter(|key| !key.is_empty()) else { return false };
+                entry.key = key;
+                true
+            });
         }
-        if objects.is_empty() {
-            return Err(Error::NotFound { place: format!("{url} in the manifest of {}", self.url) });
+        if self.objects.is_empty() {
+            return Err(missing);
         }
-        sort(&mut objects);
-        pack_keys(&mut objects);
-        Ok(Self { url: own.with_key(folder).to_string(), objects, ..self })
+        self.url = own.with_key(folder).to_string();
+        Ok(self)
     }
 
     /// Stored bytes of all objects.
@@ -128,8 +132,11 @@ impl Manifest {
         self
     }
 
-    /// Like [`Manifest::keep`], but returns an error if no object is selected.
+    /// Like [`Manifest::keep`], but returns an error if no object is selected, or one that the URL names is missing.
     pub fn only(self, select: &KeyFilter) -> Result<Self> {
+        let mut named = select.named_keys();
+        self.objects.iter().for_each(|entry| named.found(entry.key.as_bytes()));
+        named.check(&self.url.parse()?)?;
         let kept = self.keep(select);
         match kept.objects.is_empty() && !select.is_all() {
             true => Err(select.none_of(format_args!("any object under {}", kept.url))),

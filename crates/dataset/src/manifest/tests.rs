@@ -57,8 +57,12 @@ fn narrowed_manifest_is_that_of_the_folder_or_object() {
         let narrowed = whole.clone().narrowed(&url.parse().unwrap()).unwrap();
         assert_eq!((keys(&narrowed), &narrowed.url), (keys(&listed), &listed.url), "{part}");
     }
-    let error = whole.narrowed(&"memory://index-n/b".parse().unwrap()).unwrap_err();
-    assert_eq!(error.code(), "not-found");
+    for url in ["memory://index-n/b", "memory://index-n/w.npy/"] {
+        let error = whole.clone().narrowed(&url.parse().unwrap()).unwrap_err();
+        assert_eq!(error.code(), "not-found", "{url}");
+    }
+    let part = indexed("index-n", &[], "memory://index-n/a/").unwrap();
+    assert_eq!(part.narrowed(&"memory://index-n/ab/".parse().unwrap()).unwrap_err().code(), "not-found");
 }
 
 #[test]

@@ -94,10 +94,11 @@ def test_judge_names_the_limit_that_was_hit() -> None:
 
 def test_counters_of_odd_lines_are_passed_over(tmp_path: Path) -> None:
     file = tmp_path / "diskstats"
-    file.write_text("8 0 sda 1 0 8 5 2 0 16 7 0 12 12 0 0 0 0\n8 1\nx y sdb 1 0 8 5 2 0 16 7 0 12 12\n")
+    file.write_text("8 0 sda 1 3 8 5 2 4 16 7 0 12 12 0 0 0 0\n8 1\nx y sdb 1 0 8 5 2 0 16 7 0 12 12\n")
     counters = read_counters(file)
     assert list(counters) == ["sda"]
     assert (counters["sda"].read_bytes, counters["sda"].ios, counters["sda"].number) == (4096, 3, "8:0")
+    assert counters["sda"].merged == 7
     with pytest.raises(SystemFault):
         read_counters(tmp_path / "none")
 

@@ -18,7 +18,7 @@ _SECTOR = 512  # sector size of these counters, whatever the device's own is
 
 class Counters(msgspec.Struct, frozen=True, kw_only=True):
     """Counters of one device since it appeared. `busy_s` is the time with requests in flight; `waited_s` is the sum of
-    the in-flight times of all requests.
+    the in-flight times of all requests. `merged` are requests that became part of others, and are not in the I/Os.
     """
 
     number: str
@@ -29,6 +29,7 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     write_bytes: int
     busy_s: float
     waited_s: float
+    merged: int = 0
 
     @property
     def ios(self) -> int:
@@ -63,6 +64,7 @@ def read_counters(file: Path = Path("/proc/diskstats")) -> dict[str, Counters]:
             read_bytes=numbers[2] * _SECTOR,
             write_ios=numbers[4],
             write_bytes=numbers[6] * _SECTOR,
+            merged=numbers[1] + numbers[5],
             busy_s=numbers[9] / 1000,
             waited_s=numbers[10] / 1000,
         )

@@ -109,7 +109,8 @@ impl NamedKeys {
         let is_folder = self.folders.contains(first);
         let first = folder.with_key(folder.key.as_folder().join(first));
         if is_folder {
-            let problem = format!("{first} is a folder, and braces name objects; write `/**` after it to select its objects");
+            let problem =
+                format!("{first} is a folder, and braces name objects; write `/**` after it to select its objects");
             return Err(Error::config("url", problem));
         }
         let (missing, all) = (self.missing.len(), self.all);

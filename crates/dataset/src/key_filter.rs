@@ -64,7 +64,12 @@ impl KeyFilter {
             }
             texts.iter().map(|text| Pattern::new(flag, text.as_ref())).collect()
         };
-        Ok(Self { within: None, accepts_missing: false, include: patterns("--select", include)?, exclude: patterns("--exclude", exclude)? })
+        Ok(Self {
+            within: None,
+            accepts_missing: false,
+            include: patterns("--select", include)?,
+            exclude: patterns("--exclude", exclude)?,
+        })
     }
 
     /// Also requires that a key matches the pattern of the dataset's URL.

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import h5py
 import numpy as np
 import pytest
 
@@ -76,7 +77,6 @@ def test_braces_may_name_absent_index_files_but_no_folder(shards):
 
 
 def test_braces_of_hdf5_may_name_other_objects(tmp_path):
-    h5py = pytest.importorskip("h5py")
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["x"] = np.arange(3)
     (tmp_path / "notes.md").write_bytes(b"words")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of the storage of torch's Distributed Checkpoint: round trips, whole checkpoints, damage, other world sizes."""
+"""Tests of the storage of torch's Distributed Checkpoint: round trips, complete checkpoints, damage, other world sizes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that a training killed at any moment of a checkpoint leaves the latest whole checkpoint. Issue 16, point 3."""
+"""Tests that a training killed at any moment of a checkpoint leaves the latest complete checkpoint. Issue 16, point 3."""
 
 from __future__ import annotations
 

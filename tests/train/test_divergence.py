@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that a training whose loss is not finite stops on all ranks, and keeps its latest whole checkpoint."""
+"""Tests that a training whose loss is not finite stops on all ranks, and keeps its latest complete checkpoint."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_diverged_training_stops_and_keeps_its_latest_whole_checkpoint(tmp_path,
     )
     with pytest.raises(PenstockError, match=r"step \d+: the loss is (nan|inf)") as caught:
         run(spec)
-    assert f"the latest whole checkpoint in {tmp_path / 'kept'} is kept" in (caught.value.hint or "")
+    assert f"the latest complete checkpoint in {tmp_path / 'kept'} is kept" in (caught.value.hint or "")
     latest = CheckpointFolder(str(tmp_path / "kept")).latest()
     assert latest is not None
     assert latest.step >= 1

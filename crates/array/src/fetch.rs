@@ -140,7 +140,10 @@ pub(crate) async fn read(store: &dyn Store, object: &ObjectRef, range: ByteRange
 
 /// Reads all `wants`, and calls `decode` with the index and the bytes of each, in `threads` threads. The first error
 /// ends the batch.
-#[expect(clippy::too_many_arguments, reason = "one batch: where, what, how, and what then")]
+#[expect(
+    clippy::too_many_arguments,
+    reason = "the arguments of one batch: source, reads, limits and the decoder of the results"
+)]
 pub(crate) fn fetch(
     runtime: &Handle,
     store: &dyn Store,

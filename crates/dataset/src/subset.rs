@@ -2,7 +2,7 @@
 //! Subset: samples of a dataset that a filter or a selection has chosen, as one bit per stored sample.
 //!
 //! Owns the bits and the objects that contain chosen samples. Other objects are left out of the order, so that a
-//! shuffle window of a sparse subset still mixes as many objects.
+//! shuffle window of a sparse subset mixes as many objects as a window of the whole dataset.
 
 use penstock_types::{Error, Result, with_separators};
 

@@ -6,8 +6,8 @@
 //! draws is its exact share rounded down or up, and the mean over epochs is the exact share.
 //!
 //! An epoch consists of passes over the objects, each in its own order. Pass r of R has every R-th point, from point r
-//! on. An object's draws in a pass lie in one shuffle window, so that the object is read once for all of them. To the
-//! sampler, a pass is an epoch of the view. Saved states depend on these draws.
+//! on. An object's draws in a pass lie in one shuffle window, so that the object is read once for all of them. The
+//! sampler treats each pass as one epoch of the `DatasetView`. Saved states depend on these draws.
 
 use penstock_types::{Error, Result, with_separators};
 

@@ -195,7 +195,7 @@ def _ranks(_ctx: click.Context, _param: click.Parameter, given: str | None) -> t
     show_default=True,
     help="Number of checkpoints to keep.",
 )
-@click.option("--resume", is_flag=True, help="Continue from the latest whole checkpoint in --checkpoint, if any.")
+@click.option("--resume", is_flag=True, help="Continue from the latest complete checkpoint in --checkpoint, if any.")
 @click.option(
     "--trace",
     metavar="FILE",

@@ -119,7 +119,7 @@ class Observer:
         self._recorded: Counter[int] = Counter()
 
     def stop(self) -> None:
-        """End the observation at the next turn."""
+        """End the observation at the next iteration of `run`."""
         self._is_over = True
 
     def run(self, seconds: float, progress: Callable[[float, float | None], None]) -> Observation:

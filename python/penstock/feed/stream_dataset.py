@@ -192,5 +192,5 @@ class StreamDataset(torch.utils.data.IterableDataset):  # type: ignore[misc]  # 
                 )
         row, inner = state.get("row"), state.get("loader")
         if not isinstance(row, int) or row < 0 or not isinstance(inner, dict):
-            raise ConfigError(f"state: row {row!r} is not a valid number of samples", where="state")
+            raise ConfigError("state: it has no valid `row` and `loader`", where="state")
         self._resume, self._resumed_in, self._place = state, os.getpid(), (inner, row)

@@ -323,7 +323,7 @@ def parse_target(text: str, unit: str) -> Target:
     """Parse `20000 images/s`, `20000/s` or a duration such as `6h`.
 
     Raises:
-        ConfigError: The text is neither, or its unit is not the workload's.
+        ConfigError: The text is neither a rate nor a duration, or its unit is not the workload's.
     """
     from penstock.units import parse_seconds
 

@@ -251,7 +251,7 @@ def refresh(
         on_wait: Receives the seconds of each wait for the service.
     Raises:
         Unreachable: The service cannot be reached.
-        Throttled: The service throttled until the time was over.
+        Throttled: The service throttled requests until `timeout_s` was over.
         ServerError: The service refused a request, or its answer is not a list of prices.
         ConfigError: A price is not in USD, or the endpoint is not an http or https URL.
     """

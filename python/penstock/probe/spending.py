@@ -70,7 +70,7 @@ def prices_of(
     if named == "none" or named is None:
         return Prices(tier=None, read_usd=0.0, write_usd=0.0, egress_usd_per_gib=0.0, is_billed=False)
     if named not in TIERS:
-        raise ConfigError(f"price-tier: `{named}` is not one of none, {', '.join(TIERS)}", where="--price-tier")
+        raise ConfigError(f"price-tier: must be {', '.join(TIERS)} or `none` (got `{named}`)", where="--price-tier")
     if is_custom_endpoint and tier is None:
         why = "the endpoint is not the cloud's own, and the price book does not contain its prices"
         return Prices(tier=None, read_usd=None, write_usd=None, egress_usd_per_gib=None, unknown=(why,))

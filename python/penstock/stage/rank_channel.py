@@ -48,8 +48,8 @@ class RankChannel(Protocol):
     def recv_broadcast(self, kind: str) -> Any: ...
 
     def fail(self, value: Any) -> None:
-        """End the stage on all ranks with the error `value`, unless it has already ended, because this rank leaves.
-        Takes at most 6 s.
+        """Because this rank leaves, end the stage on all ranks with the error `value`, unless the stage has already
+        ended. Takes at most 6 s.
         """
 
     def failed(self) -> Any:

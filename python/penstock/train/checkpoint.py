@@ -75,7 +75,7 @@ def check_unused(folder: CheckpointFolder) -> None:
     """Check that a training that starts from step 0 does not mix its checkpoints with those of another one.
 
     Raises:
-        ConfigError: The folder contains a whole checkpoint.
+        ConfigError: The folder contains a complete checkpoint.
     """
     if (found := folder.latest()) is not None:
         raise ConfigError(
@@ -85,7 +85,7 @@ def check_unused(folder: CheckpointFolder) -> None:
 
 
 def read(folder: CheckpointFolder, learnt: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Read the latest whole checkpoint, with tensors on the CPU; return None if there is none.
+    """Read the latest complete checkpoint, with tensors on the CPU; return None if there is none.
 
     Only tensors and plain values are unpickled, so a checkpoint from an untrusted source cannot run code.
 

@@ -75,7 +75,7 @@ class CheckpointSaver:
     """Saver of one rank. All ranks call `save` and `finish` at the same steps.
 
     Args:
-        keep: Number of whole checkpoints to keep.
+        keep: Number of complete checkpoints to keep.
         group: Process group for the thread alone, because collective calls of two threads must not mix; None for one
             rank.
     """

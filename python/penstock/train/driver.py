@@ -438,7 +438,7 @@ class Driver:
     def _advice_on_divergence(self) -> str:
         if self._saver is None or self._saved_step < 0:
             return "use a smaller learning rate"
-        return f"use a smaller learning rate; the latest whole checkpoint in {self.spec.checkpoint} is kept"
+        return f"use a smaller learning rate; the latest complete checkpoint in {self.spec.checkpoint} is kept"
 
     def _validate(self, workload: Workload, feed: Feed) -> None:
         began = time.perf_counter()

@@ -80,7 +80,8 @@ def measure_scaling_on_nodes(
         ConfigError: The sweep, its launcher or its nodes are not valid, or the training cannot be measured.
     """
     _check_measurable(spec)
-    # Every rank is a process of torch, which meets the others at MASTER_ADDR. The result's world shows whether they did.
+    # Every rank is a torch process that joins the others at MASTER_ADDR. The field `world` of the result shows whether
+    # they joined, so MPI is not checked.
     sweep = msgspec.structs.replace(sweep, figure=FIGURE, world=r'"world": (\d+)', checks_mpi=False)
     cells = measure(sweep) if on_run is None else measure(sweep, on_run=on_run)
     notes = [f"{spec.workload} on {spec.data}, launcher {sweep.launcher}"]

@@ -129,7 +129,8 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         given = {"steps": self.steps, "checkpoint": self.checkpoint, "validation": self.validation}
         if refused := [name for name, value in given.items() if value is not None]:
             raise ConfigError(
-                f"{' and '.join(refused)}: not supported with a comparison with synthetic data, which trains on noise"
+                f"{' and '.join(refused)}: not supported in a comparison with synthetic data, because its synthetic "
+                "turns train on noise"
             )
 
     def what_is_measured(self) -> dict[str, Any]:

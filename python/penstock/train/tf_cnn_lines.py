@@ -3,8 +3,8 @@
 
 Source:
     github.com/tensorflow/benchmarks, scripts/tf_cnn_benchmarks/benchmark_cnn.py, get_perf_timing: the mean is harmonic,
-    the uncertainty is the standard error of the speeds, and the jitter 1.4826 x their median absolute deviation. Lines
-    of steps are per worker, and the total is over all workers.
+    the uncertainty is the standard error of the speeds, and the jitter 1.4826 x their median absolute deviation. Step
+    lines are per worker, and the total is over all workers.
 """
 
 from __future__ import annotations

@@ -310,7 +310,8 @@ impl Blocks {
         let all = patch_bytes.iter().copied().fold(0, usize::saturating_add);
         PatchSpec::set_cells(&mut axes, &columns[widest], all);
         for column in columns.iter_mut().filter(|column| column.flat.is_some()) {
-            // Each chunk is contiguous: one index of the outer axes, and the last two axes of a cell's rows.
+            // Each chunk is contiguous in the file: one index on each outer axis, the cell's side on the last axis but
+            // one, and the whole last axis.
             let count = axes.len();
             let side = |(number, axis): (usize, &Axis)| match number + 2 {
                 _ if number > 0 && number + 1 == count => axis.len,

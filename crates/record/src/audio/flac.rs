@@ -186,8 +186,8 @@ pub(super) fn open<'a>(bytes: &'a [u8], place: &'a str) -> Result<(Info, Flac<'a
 }
 
 impl Flac<'_> {
-    /// Whether frames have the number of their first sample. Old encoders do this without saying so; then the second
-    /// frame shows it, which is found by the checksum of the first.
+    /// Returns whether frame headers contain the number of the frame's first sample. Old encoders write this number
+    /// without setting the flag. The second frame then shows it; that frame is found by the checksum of the first.
     fn finds_numbers_of_samples(&mut self) -> bool {
         let Some(first) = self.frame else { return false };
         if first.header.is_by_sample || self.end_of(&first).is_ok() {
@@ -230,7 +230,7 @@ impl Flac<'_> {
         )
     }
 
-    /// End of a frame, by its checksum, and the next frame.
+    /// Finds the end of a frame by its checksum. Returns the end and the next frame, if any.
     fn end_of(&self, frame: &Frame) -> Result<(usize, Option<Frame>)> {
         let (mut crc, mut done) = (Crc16Ansi::new(0), frame.offset);
         let mut is_end = |end: usize| {

@@ -225,7 +225,7 @@ pub(super) fn open<'a>(bytes: &'a [u8], place: &'a str) -> Result<(Info, Mp3<'a>
     let mut params = AudioCodecParameters::new();
     params.for_codec(CODEC_ID_MP3);
     let decoder = MpaDecoder::try_new(&params, &AudioDecoderOptions::default().gapless(false))
-        .map_err(|error| Error::bug(format!("the MP3 decoder cannot be made: {error}")))?;
+        .map_err(|error| Error::bug(format!("the MP3 decoder cannot be created: {error}")))?;
     let info = Info { rate: first.rate, channels: first.channels, frames: len };
     Ok((info, Mp3 { place, frames, header: first, decoder, skip, len, next: 0, at: 0 }))
 }

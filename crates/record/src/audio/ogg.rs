@@ -154,7 +154,7 @@ impl Stream for Ogg<'_> {
         match decoded {
             GenericAudioBufferRef::F32(decoded) => append(decoded, range, planes),
             GenericAudioBufferRef::S32(decoded) => scaled(decoded, range, planes),
-            _ => return Err(Error::bug("a decoder of Ogg returned samples of another type")),
+            _ => return Err(Error::bug("the Ogg decoder returned samples of an unexpected type")),
         }
         self.at = self.at.max(start + until);
         Ok(true)

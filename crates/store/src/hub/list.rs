@@ -130,7 +130,7 @@ impl Dataset {
     }
 }
 
-/// Error for a page that another attempt would not change, because a commit does not.
+/// Error for an invalid page. Another attempt would return the same page, because a commit does not change.
 fn odd(place: &str, what: &str) -> Error {
     Error::System { place: place.to_owned(), reason: format!("the listing has {what}") }
 }

@@ -186,7 +186,8 @@ def _limit(cell: Cell, seen: Seen) -> tuple[str, dict[str, float], str]:
             else "one thread count: by the number of threads"
         )
         return ("op" if queued or many else "own"), shares, how
-    # With one size, the thread counts separate waiting from sharing. The size then decides which resource is shared.
+    # If all cells have the same size, the fit over thread counts separates a worker's own time from the time on shared
+    # resources. The share of time for opening, or else the size, decides which resource is shared.
     opening, how = cell.size_bytes < _SMALL_FILE_BYTES, "its size"
     if cell.io_share is not None:
         opening, how = cell.io_share < 0.5, "the share of time for opening"

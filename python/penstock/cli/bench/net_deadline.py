@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time limit of a rank that an outer launcher has started: it may wait in a library, where no exception reaches it."""
+"""Time limit of a rank that an outer launcher has started.
+
+The rank may be blocked in a library, where no exception reaches it, so the process is ended.
+"""
 
 from __future__ import annotations
 

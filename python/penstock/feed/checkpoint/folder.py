@@ -73,7 +73,7 @@ class _Commit(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A whole checkpoint.
+    """A complete checkpoint.
 
     Attributes:
         step: Training step, or another number that grows.
@@ -143,7 +143,7 @@ class CheckpointFolder:
         return found
 
     def whole(self) -> list[Checkpoint]:
-        """List the whole checkpoints, by step.
+        """List the complete checkpoints, by step.
 
         Raises:
             Corrupt: A newer version of Penstock wrote a checkpoint.
@@ -151,7 +151,7 @@ class CheckpointFolder:
         return [one for step, files in sorted(self._listed().items()) if (one := self._if_whole(step, files))]
 
     def latest(self) -> Checkpoint | None:
-        """Return the whole checkpoint with the highest step, or None. `damaged` then describes newer ones that were
+        """Return the complete checkpoint with the highest step, or None. `damaged` then describes newer ones that were
         committed, but are not whole any more.
 
         Raises:
@@ -251,7 +251,7 @@ class CheckpointFolder:
         return self._read(f"{step:012d}/{name}", ranges)
 
     def read_metadata(self, step: int) -> bytes:
-        """Read the metadata of a whole checkpoint, and check it against the commit.
+        """Read the metadata of a complete checkpoint, and check it against the commit.
 
         Raises:
             NotFound: The checkpoint does not exist, or was not completed.
@@ -344,8 +344,8 @@ class CheckpointFolder:
         return _described(commit)
 
     def prune(self, keep: int) -> int:
-        """Delete all but the newest `keep` whole checkpoints, and what killed attempts left at older steps; return the
-        number of deleted checkpoints. Never deletes the newest whole checkpoint.
+        """Delete all but the newest `keep` complete checkpoints, and what killed attempts left at older steps; return the
+        number of deleted checkpoints. Never deletes the newest complete checkpoint.
         """
         listed = self._listed()
         whole = [one for step, files in sorted(listed.items()) if (one := self._if_whole(step, files))]
@@ -360,7 +360,7 @@ class CheckpointFolder:
             if step in kept:
                 gone = [name for name in files if not name.startswith((kept[step], _COMMIT))]
             else:
-                # Delete the commit first: if this process is killed now, the rest is not a whole checkpoint.
+                # Delete the commit first: if this process is killed now, the rest is not a complete checkpoint.
                 if _COMMIT in files:
                     self._delete(step, [_COMMIT])
                 gone = [name for name in files if name != _COMMIT]
@@ -443,7 +443,7 @@ class _LocalFile:
 
 
 def list_checkpoints(url: str | os.PathLike[str]) -> list[Checkpoint]:
-    """List the whole checkpoints below a URL, by step. A folder that does not exist has none.
+    """List the complete checkpoints below a URL, by step. A folder that does not exist has none.
 
     Raises:
         PenstockError: The store cannot be listed.
@@ -452,7 +452,7 @@ def list_checkpoints(url: str | os.PathLike[str]) -> list[Checkpoint]:
 
 
 def latest_checkpoint(url: str | os.PathLike[str]) -> Checkpoint | None:
-    """Return the whole checkpoint with the highest step below a URL, or None.
+    """Return the complete checkpoint with the highest step below a URL, or None.
 
     Raises:
         PenstockError: The store cannot be listed.

@@ -43,7 +43,7 @@ class CheckpointReader(StorageReader):  # type: ignore[misc]  # torch has no typ
         timeout_s: Time limit of a request.
 
     Raises (inside torch's CheckpointException):
-        NotFound: There is no whole checkpoint, or none of this step.
+        NotFound: There is no complete checkpoint, or none of this step.
         Corrupt: The checkpoint is damaged, or is not one of Penstock.
     """
 
@@ -57,7 +57,7 @@ class CheckpointReader(StorageReader):  # type: ignore[misc]  # torch has no typ
         self._refused: PenstockError | None = None
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Set the step to load. Without it, the latest whole checkpoint is loaded."""
+        """Set the step to load. Without it, the latest complete checkpoint is loaded."""
         self._wanted = None if checkpoint_id is None else step_of(checkpoint_id)
 
     def read_metadata(self) -> Metadata:
@@ -82,7 +82,7 @@ class CheckpointReader(StorageReader):  # type: ignore[misc]  # torch has no typ
             if latest is None:
                 damaged = "".join(f"; {one}" for one in self.folder.damaged)
                 raise NotFound(
-                    f"{self.folder.url} contains no whole checkpoint{damaged}",
+                    f"{self.folder.url} contains no complete checkpoint{damaged}",
                     where=self.folder.url,
                     hint="check the URL; a checkpoint without commit.json was not completed",
                 )

@@ -66,7 +66,7 @@ class CheckpointWriter(StorageWriter):  # type: ignore[misc]  # torch has no typ
 
     Args:
         url: Folder of the checkpoints: `s3://`, `gs://`, `az://`, `file://` or a path. All ranks must see it.
-        keep: Number of whole checkpoints to keep. Older ones are deleted after each commit; None keeps all.
+        keep: Number of complete checkpoints to keep. Older ones are deleted after each commit; None keeps all.
         timeout_s: Time limit of a request. An upload of a file has at least 1 second per MB.
 
     Raises (inside torch's CheckpointException):

@@ -204,7 +204,7 @@ def test_hdfs_and_sync_at_tiny_size_leave_nothing(tmp_path):
     found = run(tmp_path, "distributed,sync")
     served = {each["data_nodes"]: each for each in found["distributed"]["data"]}
     assert set(served) == {1, 2}
-    assert all(len(each["clients"]) == 2 and each["bytes_per_s"] > 0 for each in served.values())
+    assert all(len(each["late_s"]) == 2 and each["bytes_per_s"] > 0 for each in served.values())
     # A link of 25 Gbit/s x 0.002 carries at most 6.25 MB/s.
     assert served[1]["bytes_per_s"] < 6.3e6
     [copy] = found["sync"]["data"]

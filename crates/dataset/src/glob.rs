@@ -9,11 +9,10 @@ use std::collections::{BTreeSet, HashSet};
 
 use penstock_types::{Error, Key, Result, Url};
 
+use crate::key_names::is_index_name;
+
 /// Maximum number of names of a pattern that are compared with a listing.
 const MAX_NAMES: usize = 1 << 20;
-
-/// Ends of the names of index files, which a dataset can be read without.
-const INDEXES: [&[u8]; 2] = [b".idx", b"index.json"];
 
 /// Splits a URL into the folder that contains its pattern, and the pattern relative to that folder. Returns `None` if
 /// the URL has no pattern.
@@ -82,10 +81,8 @@ impl NamedKeys {
     /// Collects the names in `pattern`, except those of index files: none if it has wildcards only, or if there are more
     /// than a million.
     pub fn new(pattern: &[u8]) -> Self {
-        let is_name = |each: &Vec<u8>| {
-            tokens(each).iter().all(|token| matches!(token, Token::Byte(_)))
-                && !INDEXES.iter().any(|end| each.ends_with(end))
-        };
+        let is_name =
+            |each: &Vec<u8>| tokens(each).iter().all(|token| matches!(token, Token::Byte(_))) && !is_index_name(each);
         let missing: BTreeSet<_> =
             braces::expand_each(pattern, MAX_NAMES).unwrap_or_default().into_iter().filter(is_name).collect();
         Self { all: missing.len(), missing, folders: HashSet::new() }
@@ -109,8 +106,7 @@ impl NamedKeys {
         let is_folder = self.folders.contains(first);
         let first = folder.with_key(folder.key.as_folder().join(first));
         if is_folder {
-            let problem =
-                format!("{first} is a folder, and braces name objects; write `/**` after it to select its objects");
+            let problem = format!("{first} is a folder; write `/**` after it to select its objects");
             return Err(Error::config("url", problem));
         }
         let (missing, all) = (self.missing.len(), self.all);

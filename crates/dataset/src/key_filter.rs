@@ -11,6 +11,7 @@ use std::fmt;
 use penstock_types::{Error, Key, Result};
 
 use crate::glob::{Glob, NamedKeys, plain_len};
+use crate::key_names::last_component;
 
 /// Maximum number of patterns per command. It is limited because each pattern is tried on every key.
 const MAX_PATTERNS: usize = 4096;
@@ -44,11 +45,6 @@ impl Pattern {
     fn takes(&self, key: &[u8]) -> bool {
         self.glob.matches(if self.whole { key } else { last_component(key) })
     }
-}
-
-/// Returns the part of a key after its last `/`.
-pub fn last_component(key: &[u8]) -> &[u8] {
-    key.rsplit(|byte| *byte == b'/').next().unwrap_or_default()
 }
 
 impl KeyFilter {

@@ -11,6 +11,7 @@ pub mod detect_codec;
 mod diff;
 pub mod glob;
 pub mod key_filter;
+pub mod key_names;
 pub mod manifest;
 pub mod order;
 pub mod record_index;

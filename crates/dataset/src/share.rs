@@ -13,7 +13,7 @@ use penstock_codec::Codec;
 use penstock_types::{Error, Result};
 
 use crate::glob::Glob;
-use crate::key_filter::last_component;
+use crate::key_names::last_component;
 use crate::manifest::{Entry, Manifest};
 
 /// Maximum number of nodes per job. It is limited because a plan stores a number per node.

@@ -19,6 +19,7 @@ use penstock_types::{Deadline, Error, Key, Result, with_separators};
 
 use super::format::FormatSpec;
 use super::source::Source;
+use penstock_dataset::key_names::{INDEX_SUFFIX, SHARD_LIST, is_index_name, last_component};
 use penstock_dataset::manifest::{Entry, Manifest};
 use penstock_dataset::record_index::Span;
 use penstock_dataset::record_index::{IndexWriter, RecordIndex, stamp};
@@ -32,12 +33,6 @@ const IN_FLIGHT: usize = 64;
 /// Maximum number of consecutive bytes of a tar that its index may omit. These are folders, long names and, at the end,
 /// blocks of zeros (GNU tar and Python pad to 10,240 bytes).
 const MAX_GAP: u64 = 64 << 10;
-
-/// File suffix of DALI's indexes.
-const SUFFIX: &[u8] = b".idx";
-
-/// File name of the shard list of wids.
-const SHARD_LIST: &[u8] = b"index.json";
 
 /// Maximum number of notes. A few are enough even if 10^6 indexes have the same defect.
 const MAX_NOTES: usize = 8;
@@ -62,11 +57,12 @@ pub(crate) struct Imported {
 /// Returns the indexes in a listing: `.idx` files that are named after another object, and shard lists. Returns `None`
 /// if the listing has neither.
 pub fn indexes_in(listing: &Manifest) -> Option<Manifest> {
-    let mut objects: Vec<Entry> = listing.objects.iter().filter(|entry| has_index_name(entry)).cloned().collect();
-    if objects.iter().any(|entry| entry.key.as_bytes().ends_with(SUFFIX)) {
-        let data = listing.objects.iter().filter(|entry| !entry.key.as_bytes().ends_with(SUFFIX));
+    let mut objects: Vec<Entry> =
+        listing.objects.iter().filter(|entry| is_index_name(entry.key.as_bytes())).cloned().collect();
+    if objects.iter().any(|entry| entry.key.as_bytes().ends_with(INDEX_SUFFIX)) {
+        let data = listing.objects.iter().filter(|entry| !entry.key.as_bytes().ends_with(INDEX_SUFFIX));
         let named: HashSet<Vec<u8>> = data.flat_map(|entry| names_of(entry.key.as_bytes())).collect();
-        objects.retain(|entry| !entry.key.as_bytes().ends_with(SUFFIX) || named.contains(entry.key.as_bytes()));
+        objects.retain(|entry| !entry.key.as_bytes().ends_with(INDEX_SUFFIX) || named.contains(entry.key.as_bytes()));
     }
     (!objects.is_empty()).then(|| Manifest { objects, ..Manifest::new(listing.url.clone(), Vec::new()) })
 }
@@ -74,25 +70,18 @@ pub fn indexes_in(listing: &Manifest) -> Option<Manifest> {
 /// Removes the indexes of objects from a listing.
 pub fn without_indexes(listing: &mut Manifest, indexes: &Manifest) {
     let named: HashSet<&[u8]> = indexes.objects.iter().map(|entry| entry.key.as_bytes()).collect();
-    listing.objects.retain(|entry| !entry.key.as_bytes().ends_with(SUFFIX) || !named.contains(entry.key.as_bytes()));
-}
-
-fn has_index_name(entry: &Entry) -> bool {
-    let key = entry.key.as_bytes();
-    key.ends_with(SUFFIX) || base_name(key) == SHARD_LIST
-}
-
-fn base_name(key: &[u8]) -> &[u8] {
-    key.rsplit(|byte| *byte == b'/').next().unwrap_or_default()
+    listing
+        .objects
+        .retain(|entry| !entry.key.as_bytes().ends_with(INDEX_SUFFIX) || !named.contains(entry.key.as_bytes()));
 }
 
 /// Possible index names of an object, such as `a.tfrecord.idx` and `a.idx`.
 pub(crate) fn names_of(key: &[u8]) -> [Vec<u8>; 2] {
     let logical = strip_suffix(key);
-    let base = logical.len() - base_name(logical).len();
+    let base = logical.len() - last_component(logical).len();
     let stem = logical[base..].iter().rposition(|&byte| byte == b'.').filter(|&dot| dot > 0);
     let stem = stem.map_or(logical, |dot| &logical[..base + dot]);
-    [[logical, b".idx"].concat(), [stem, b".idx"].concat()]
+    [[logical, INDEX_SUFFIX].concat(), [stem, INDEX_SUFFIX].concat()]
 }
 
 impl SidecarIndexes {
@@ -120,13 +109,15 @@ impl SidecarIndexes {
         let mut flat: HashMap<&[u8], Option<&Entry>> = HashMap::new();
         if self.manifest.url != source.manifest().url {
             for entry in &self.manifest.objects {
-                flat.entry(base_name(entry.key.as_bytes())).and_modify(|known| *known = None).or_insert(Some(entry));
+                flat.entry(last_component(entry.key.as_bytes()))
+                    .and_modify(|known| *known = None)
+                    .or_insert(Some(entry));
             }
         }
         let index_of = |entry: &Entry| {
             let names = names_of(entry.key.as_bytes());
             let own = names.iter().find_map(|name| named.get(name.as_slice()).copied());
-            own.or_else(|| names.iter().find_map(|name| flat.get(base_name(name)).copied().flatten()))
+            own.or_else(|| names.iter().find_map(|name| flat.get(last_component(name)).copied().flatten()))
         };
         let mut found = stream::iter(0..objects.len() as u64)
             .map(|object| {
@@ -157,7 +148,7 @@ impl SidecarIndexes {
         }
         drop(found);
         if imported.indexed < objects.len() && matches!(source.format(), FormatSpec::Tar {}) {
-            let list = self.manifest.objects.iter().find(|entry| base_name(entry.key.as_bytes()) == SHARD_LIST);
+            let list = self.manifest.objects.iter().find(|entry| last_component(entry.key.as_bytes()) == SHARD_LIST);
             if let Some(list) = list {
                 imported.counts = self.shard_counts(source, list, notes, deadline).await?;
             }
@@ -209,10 +200,11 @@ impl SidecarIndexes {
                 return Ok(None);
             }
         };
-        let known: HashMap<&[u8], _> = shards.iter().map(|shard| (base_name(shard.url.as_bytes()), shard)).collect();
+        let known: HashMap<&[u8], _> =
+            shards.iter().map(|shard| (last_component(shard.url.as_bytes()), shard)).collect();
         let mut counts = Vec::new();
         for entry in &source.manifest().objects {
-            let Some(shard) = known.get(base_name(entry.key.as_bytes())) else {
+            let Some(shard) = known.get(last_component(entry.key.as_bytes())) else {
                 note(notes, format!("{place} does not list `{}`", entry.key));
                 return Ok(None);
             };

@@ -327,7 +327,7 @@ impl Error {
                 "pad to a larger number of items, use padded(truncate=True), or correct the lengths given to batch_by"
             }
             Self::Mismatch { problem, .. } if problem.contains("but its clip starts at") => {
-                "start the clip earlier, or use on_error to leave such samples out"
+                "start the clip earlier, or leave such samples out with on_error=\"skip\""
             }
             Self::Mismatch { .. } => {
                 "declare the fields with the types of the records; `penstock.open(url).schema()` lists those of the first record"

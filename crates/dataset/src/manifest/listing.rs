@@ -12,7 +12,8 @@ use serde::Deserialize;
 
 use super::{Entry, Manifest};
 use crate::glob::split_glob;
-use crate::key_filter::{KeyFilter, last_component};
+use crate::key_filter::KeyFilter;
+use crate::key_names::last_component;
 use crate::url_list::UrlList;
 
 /// Name prefix of Penstock's own state (journal, manifest, locks), which is never part of a dataset.

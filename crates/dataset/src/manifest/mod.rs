@@ -31,7 +31,8 @@ pub use listing::{OWN_PREFIX, index, index_selected, index_written, list, withou
 pub use record_format::RecordFormat;
 pub use serde_key::{codec_text, key_text, transform_text};
 
-use crate::key_filter::{KeyFilter, last_component};
+use crate::key_filter::KeyFilter;
+use crate::key_names::last_component;
 
 /// List of a dataset's objects, sorted by logical name, then key. Therefore object *i* of a compressed dataset is also
 /// object *i* of its decompressed copy. Sorting by key would not give this: `a.gz` sorts after `a-b.gz`, but `a` before
@@ -63,11 +64,10 @@ impl Manifest {
         Self { version: MANIFEST_VERSION, url, source: None, created_s: unix_now().as_secs_f64(), failed: 0, objects }
     }
 
-    /// The manifest of the objects below `url`, or of the one object at `url`, as a listing of it would have it. `url` lies
-    /// in the manifest's folder.
+    /// Returns the manifest that a listing of `url` would return: of a folder in this manifest's folder, or of one object.
     ///
     /// # Errors
-    /// `NotFound` if there is no such object.
+    /// `NotFound` if the manifest contains no object below `url`.
     pub fn narrowed(mut self, url: &Url) -> Result<Self> {
         let own: Url = self.url.parse()?;
         let missing = Error::NotFound { place: format!("{url} in the manifest of {}", self.url) };

@@ -4,7 +4,7 @@
 use penstock_codec::strip_suffix;
 use serde::{Deserialize, Serialize};
 
-use crate::key_filter::last_component;
+use crate::key_names::last_component;
 
 /// Record format of an object's decompressed bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]

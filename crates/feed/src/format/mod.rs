@@ -41,6 +41,7 @@ use super::chunked_arrays::Blocks;
 use super::chunked_arrays::PatchSpec;
 use super::memory::PartHold;
 use super::value::Value;
+use penstock_dataset::key_names::last_component;
 use penstock_dataset::manifest::{Manifest, RecordFormat, codec_text};
 use penstock_dataset::record_index::Span;
 
@@ -205,7 +206,7 @@ impl FormatSpec {
             Self::Jsonl {} => ends(&[b".jsonl", b".ndjson"]),
             Self::Csv { .. } => ends(&[b".csv", b".tsv"]),
             // `Dataset.filter` and `Dataset.map` of Hugging Face keep results beside the data, as `cache-*.arrow`.
-            Self::Arrow {} if base_name(name).starts_with(b"cache-") => Some(false),
+            Self::Arrow {} if last_component(name).starts_with(b"cache-") => Some(false),
             Self::Arrow {} => ends(&[b".arrow", b".arrows", b".feather", b".ipc"]),
             Self::Megatron { .. } => ends(&[b".bin"]),
             Self::Images { .. } => ends(&[b".jpg", b".jpeg", b".png", b".webp", b".tif", b".tiff"]),
@@ -316,7 +317,7 @@ impl FormatSpec {
     pub(super) fn is_index(&self, key: &Key) -> bool {
         match self {
             Self::Mds { .. } => key.as_bytes() == mds::INDEX.as_bytes(),
-            Self::Arrow {} => arrow::METADATA.contains(&base_name(key.as_bytes())),
+            Self::Arrow {} => arrow::METADATA.contains(&last_component(key.as_bytes())),
             _ => false,
         }
     }
@@ -354,11 +355,6 @@ impl ArrayBlocks {
         let needed_bytes = blocks.patches.as_ref().map(|_| blocks.needed_bytes);
         Self { manifest: blocks.manifest(listing), max_window: blocks.max_window(), needed_bytes }
     }
-}
-
-/// Part of a name after its last slash.
-fn base_name(name: &[u8]) -> &[u8] {
-    name.rsplit(|byte| *byte == b'/').next().unwrap_or_default()
 }
 
 /// Returns an error if the content of a text format is compressed, for example by a codec that is not supported.

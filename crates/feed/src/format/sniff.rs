@@ -13,6 +13,7 @@ use penstock_types::{Deadline, Error, Result, with_separators};
 
 use super::{FormatSpec, unnamed_hdf5};
 use crate::source::Source;
+use penstock_dataset::key_names::last_component;
 use penstock_dataset::manifest::{Entry, Manifest};
 
 /// Number of stored bytes that are read from the inspected object.
@@ -28,7 +29,7 @@ const MAX_SUFFIX: usize = 12;
 /// `_temporary/0/x`), a README or a licence.
 fn is_aside(entry: &Entry) -> bool {
     let key = entry.key.as_bytes();
-    let base = key.rsplit(|byte| *byte == b'/').next().unwrap_or_default().to_ascii_lowercase();
+    let base = last_component(key).to_ascii_lowercase();
     key.split(|byte| *byte == b'/').any(|part| part.starts_with(b".") || part.starts_with(b"_"))
         || [&b"readme"[..], b"license", b"licence"].iter().any(|name| base.starts_with(name))
 }
@@ -36,7 +37,7 @@ fn is_aside(entry: &Entry) -> bool {
 /// Returns the suffix of an object's name in lower case, ignoring a codec suffix. Empty if the name has no suffix, or
 /// if it is a number (`part.00003`).
 fn suffix(entry: &Entry) -> String {
-    let base = entry.logical_name().rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+    let base = last_component(entry.logical_name());
     let dot = base.iter().rposition(|byte| *byte == b'.').filter(|&dot| dot > 0);
     let suffix = dot.map_or(&[][..], |dot| &base[dot..]).to_ascii_lowercase();
     let is_suffix =

@@ -10,6 +10,7 @@ use penstock_types::{ByteRange, Error, Result, with_separators};
 use serde::{Deserialize, Serialize};
 
 use crate::chunked_arrays::{Blocks, Column, MAX_CHUNKS, Stored, numbers};
+use penstock_dataset::key_names::last_component;
 use penstock_dataset::manifest::Manifest;
 
 /// Name of the value if the dataset is a single array.
@@ -33,8 +34,10 @@ pub struct ZarrMetadata {
 
 /// True if the listing contains Zarr metadata.
 pub(super) fn is_zarr(manifest: &Manifest) -> bool {
-    let last = |key: &[u8]| key.rsplit(|byte| *byte == b'/').next().map(<[u8]>::to_vec).unwrap_or_default();
-    manifest.objects.iter().any(|entry| NAMES.iter().any(|name| last(entry.key.as_bytes()) == name.as_bytes()))
+    manifest
+        .objects
+        .iter()
+        .any(|entry| NAMES.iter().any(|name| last_component(entry.key.as_bytes()) == name.as_bytes()))
 }
 
 /// Finds the metadata objects of the named arrays, or of all arrays. Returns the path of each array and the index of

@@ -3,22 +3,43 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.study.result import StudyResult
+    from penstock.study.result import PartResult, StudyResult
 
 __all__ = ["CLEAR", "answer"]
-
 
 CLEAR = 10.0
 """Per cent. An interval that ends above it does not exclude a cost that matters."""
 
 
-def _listed(whats: list[str]) -> str:
-    """Programs, each once: `latency, 8 B` and the way to launch it become one."""
-    programs = list(dict.fromkeys(what.partition(", charliecloud")[0] for what in whats))
+def _listed(programs: list[str]) -> str:
     return " and ".join(f'"{program}"' for program in programs)
+
+
+def _costs(containers: PartResult) -> list[str]:
+    """One sentence for each outcome, over all ways to launch a program: a cost, none shown, or undecided."""
+    claims = [claim for claim in containers.claims if ": no significant" in claim.claim]
+    found: dict[str, list[tuple[bool | None, float]]] = {}
+    for claim, value in zip(claims, containers.measured.values(), strict=True):
+        program = claim.claim.partition(", charliecloud")[0]
+        found.setdefault(program, []).append((claim.holds, inf if value.high is None else value.high))
+    costly = [program for program, ways in found.items() if any(holds is False for holds, _ in ways)]
+    free = [program for program, ways in found.items() if all(holds for holds, _ in ways)]
+    undecided = [program for program in found if program not in costly and program not in free]
+    sentences = []
+    if costly:
+        sentences.append(f"The container costs something in {_listed(costly)}.")
+    if free:
+        high = max(high for program in free for _, high in found[program])
+        sentences.append(
+            f"No cost of the container is shown in {_listed(free)}: at most {high:.1f} % (upper ends of the 95 % intervals)."
+        )
+    if undecided:
+        sentences.append(f"The runs differ too much to exclude a cost in {_listed(undecided)}.")
+    return sentences
 
 
 def answer(result: StudyResult) -> str:
@@ -26,21 +47,7 @@ def answer(result: StudyResult) -> str:
     found: list[str] = []
     containers = result.part("containers")
     if containers is not None:
-        costs: dict[bool | None, list[str]] = {True: [], False: [], None: []}
-        for claim in containers.claims:
-            what, mark, _ = claim.claim.partition(": no significant")
-            if mark:
-                costs[claim.holds].append(what)
-        highs = [value.high for value in containers.measured.values() if value.high is not None and value.high <= CLEAR]
-        if costs[False]:
-            found.append(f"The container costs something in {_listed(costs[False])}.")
-        if costs[True] and highs:
-            found.append(
-                f"No cost of the container is shown in {_listed(costs[True])}: at most {max(highs):.1f} % (upper ends of "
-                "the 95 % intervals)."
-            )
-        if costs[None]:
-            found.append(f"The runs differ too much to exclude a cost in {_listed(costs[None])}.")
+        found += _costs(containers)
     pairs = result.part("pairs")
     if pairs is not None:
         findings: list[dict[str, Any]] = pairs.data["pairs"]["findings"]

@@ -13,6 +13,7 @@ import pytest
 
 from penstock.bench.app.spec import load_spec
 from penstock.cli.train import command as train
+from penstock.study.result import read_result
 from penstock.study.run import load_module
 from penstock.study.spec import find_study
 
@@ -77,6 +78,13 @@ def test_image_binds_each_folder_once_and_has_its_mount_points(tmp_path):
     assert any(sys.prefix == path or sys.prefix.startswith(f"{path}/") for path in paths)
     assert all((folder / path.lstrip("/")).is_dir() for path in paths)
     assert not [a for a in paths for b in paths if a.startswith(f"{b}/")]
+
+
+def test_stored_results_have_the_answer_of_this_version():
+    stored = read_result(STUDY.parents[1] / "results/2026-11-27/studies" / STUDY.name)
+    made = load_module(find_study(STUDY.name, STUDY.parent), "answer").answer(stored)
+    assert made == stored.answer
+    assert 'The runs differ too much to exclude a cost in "bandwidth, 1.05 MB".' in made
 
 
 @pytest.mark.slow

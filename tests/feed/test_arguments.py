@@ -29,7 +29,7 @@ from penstock.feed.loader_arguments import epoch_number
         (lambda: penstock.image(224).jitter("a"), "brightness: must be a number (got 'a')"),
         (
             lambda: penstock.image(224).jitter(hue=(0.1,)),
-            "hue: must be two numbers, the least and the most (got (0.1,))",
+            "hue: must be two numbers, minimum and maximum (got (0.1,))",
         ),
         (lambda: penstock.image(224, area=0.5), "area: must be a sequence of numbers (got 0.5)"),
         (lambda: penstock.image(224, mean=0.5), "mean: must be a sequence of numbers (got 0.5)"),

@@ -29,7 +29,7 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     write_bytes: int
     busy_s: float
     waited_s: float
-    merged: int = 0
+    merged: int
 
     @property
     def ios(self) -> int:

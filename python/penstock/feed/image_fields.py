@@ -136,9 +136,14 @@ class ImageSpec(FieldSpec):
 
 
 def _pair(name: str, values: Sequence[float]) -> tuple[float, float]:
+    """Convert the ends of a range.
+
+    Raises:
+        ConfigError: They are not two numbers.
+    """
     numbers = as_floats(name, values)
     if len(numbers) != 2:
-        raise ConfigError(f"{name}: must be two numbers, the least and the most (got {values!r})", where=name)
+        raise ConfigError(f"{name}: must be two numbers, minimum and maximum (got {values!r})", where=name)
     return numbers[0], numbers[1]
 
 

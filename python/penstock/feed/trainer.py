@@ -104,7 +104,8 @@ class _Position(TrainerCallback, ExportableState):  # type: ignore[misc]  # tran
         kept = state.stateful_callbacks.get(type(self).__name__)
         if kept is None:
             raise ConfigError(
-                f"resume_from_checkpoint: the checkpoint of step {state.global_step:,} does not contain the loader's position",
+                f"resume_from_checkpoint: the checkpoint of step {state.global_step:,} does not contain the "
+                "loader's position",
                 where="resume_from_checkpoint",
                 hint="call feed_trainer() also in the run that saves the checkpoint",
             )

@@ -11,19 +11,24 @@ import pytest
 
 from penstock.bench.loop_disk import LoopDisk, Rate
 from penstock.errors import ConfigError, NotFound
+from penstock.probe import codec_rates
 from penstock.probe.files import DiskProbe
 from penstock.probe.run import Settings
-from penstock.probe.spending import Meter, prices_of
+from penstock.probe.spending import Meter, Spent, prices_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
 
-def _probe(path: Path, time_s: float = 8.0, **settings: Any) -> DiskProbe:
+def _made(path: Path, time_s: float = 8.0, **settings: Any) -> DiskProbe:
     prices = prices_of(str(path), is_custom_endpoint=True, same_region=False, tier="none")
     meter = Meter(prices, budget_usd=1.0, max_bytes=10**10, time_s=time_s)
-    probe = DiskProbe(str(path), Settings(time_s=time_s, cpu=False, **settings), meter)
+    return DiskProbe(str(path), Settings(time_s=time_s, cpu=False, **settings), meter)
+
+
+def _probe(path: Path, time_s: float = 8.0, **settings: Any) -> DiskProbe:
+    probe = _made(path, time_s, **settings)
     probe.run()
     return probe
 
@@ -60,6 +65,17 @@ def test_probe_never_writes_to_a_file_of_the_user(tmp_path: Path) -> None:
     card = _probe(file, time_s=5.0, writes=True).card()
     assert file.read_bytes() == before
     assert any("never written" in text for text in card.unseen)
+
+
+def test_codec_rates_name_an_object_of_unknown_format_and_a_lack_of_time(tmp_path: Path) -> None:
+    (tmp_path / "mine.bin").write_bytes(os.urandom(1000))
+    probe = _made(tmp_path)
+    codec_rates.measure(probe)
+    (text,) = probe.unseen
+    assert text.startswith("inflating and decoding: an unknown format (mine.bin, the first of 1 objects")
+    probe.meter.time_s = 1.0
+    with pytest.raises(Spent, match="the time limit of 1 s is reached"):
+        codec_rates.measure(probe)
 
 
 def test_probe_of_small_files_asks_for_write(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 import time
 import warnings
@@ -25,13 +26,18 @@ _MAX_BYTES = 48_000_000
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a folder in memory; the files get a private folder below it
 # Share of the probe's time for passes over the objects.
 _SHARE = 0.08
+_MIN_S = 2.0  # time left of the probe without which nothing more is copied
 
 
 def measure(probe: Probe) -> None:
     """Copy a few objects into memory, read them with the loader, and set `probe.cpu`.
 
     Sets `probe.missing["cpu"]` if the objects have no format that the loader reads without fields.
+
+    Raises:
+        Spent: Less than 2 s of the probe's time are left.
     """
+    probe.meter.seconds(_MIN_S, at_least_s=_MIN_S)
     memory = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
     with tempfile.TemporaryDirectory(prefix="penstock-probe-", dir=memory) as name:
         folder = Path(name)
@@ -42,7 +48,10 @@ def measure(probe: Probe) -> None:
                 return
             probe.cpu = _passes(probe, folder, count, stored)
         except Unsupported as error:
-            probe.unseen.append(f"inflating and decoding: {error}".replace(f"{folder}/", ""))
+            text = re.sub(
+                rf"(file://)?{re.escape(name)}/\d+-", "", str(error)
+            )  # the copies have the names of the objects
+            probe.unseen.append(f"inflating and decoding: {text}")
         except PenstockError as error:
             probe.missing["cpu"] = f"the loader cannot read the objects: {error}"
         except OSError as error:
@@ -59,7 +68,7 @@ def _copy(probe: Probe, folder: Path) -> tuple[int, int]:
         return 0, 0
     taken = total = 0
     for key, size, _version, _modified in found:
-        if taken >= _MAX_OBJECTS or probe.meter.left_s < 2:
+        if taken >= _MAX_OBJECTS or probe.meter.left_s < _MIN_S:
             break
         if not 0 < size <= _MAX_BYTES - total:
             continue

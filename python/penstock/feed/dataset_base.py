@@ -11,7 +11,7 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.errors import ConfigError, Unsupported
 from penstock.feed.number_arguments import as_int, as_int_or_none
@@ -209,7 +209,8 @@ class DatasetBase:
         special_tokens: bool = True,
         key: str | None = None,
     ) -> Self:
-        """Replace a text field by its tokens: a ragged field `into`. The sample order does not change.
+        """Replace a text field by its tokens: a ragged field `into`. The sample order does not change. `padded` makes
+        one array of a batch's tokens.
 
         A thread tokenizes the next batches while the caller works on the current one. A state contains a digest of the
         tokenizer, and a loader with another tokenizer refuses it.
@@ -232,6 +233,44 @@ class DatasetBase:
         names = (field,) if isinstance(field, str) else tuple(field)
         step = TokenizeStep.of(tokenizer, names, into, dtype, special_tokens=bool(special_tokens), key=key)
         return replace(self, tokenizing=step)
+
+    def padded(
+        self,
+        to: int | Literal["longest"] = "longest",
+        *,
+        multiple_of: int = 1,
+        value: int | Mapping[str, int] = 0,
+        mask: str | None = "mask",
+        truncate: bool = False,
+    ) -> Self:
+        """Pad the tokens of each batch to one array, samples x tokens: `ds.tokenize(tokenizer).padded(multiple_of=8)`.
+
+        The thread of `tokenize` pads. Stored fields are padded by their own `padded`, such as
+        `ragged("int32").padded()`.
+
+        Args:
+            to: Number of tokens per row; or `longest`, the longest sample of the batch on this rank.
+            multiple_of: With `longest`, the number of tokens is rounded up to a multiple of this.
+            value: Value of padding, for all fields of tokens or by field name (such as -100 for labels).
+            mask: Name of a second array (bool, samples x tokens): True for tokens, False for padding. If the tokenizer
+                returns several fields, it is the mask of the first. None leaves it out.
+            truncate: Cut longer samples to their first tokens. Otherwise, such a sample is an error.
+        Raises:
+            ConfigError: An argument is invalid, or the dataset is not tokenized, or already padded or packed.
+        """
+        from penstock.feed.token_padding import TokenPadding
+
+        if self.tokenizing is None or self.packing is not None or self.tokenizing.padding is not None:
+            state = "not tokenized" if self.tokenizing is None else "packed" if self.packing else "already padded"
+            raise ConfigError(
+                f"padded: the dataset is {state}",
+                where="padded",
+                hint="pad a stored field by its type: .fields(x=penstock.ragged(dtype).padded())"
+                if self.tokenizing is None
+                else None,
+            )
+        padding = TokenPadding.of(to, multiple_of, value, mask, truncate=bool(truncate), dtype=self.tokenizing.dtype)
+        return replace(self, tokenizing=replace(self.tokenizing, padding=padding))
 
     def pack(
         self,
@@ -281,6 +320,8 @@ class DatasetBase:
 
         if self.packing is not None:
             raise ConfigError("pack: the dataset is already packed", where="pack")
+        if self.tokenizing is not None and self.tokenizing.padding is not None:
+            raise ConfigError("pack: cannot be combined with padded(), because windows have no padding", where="pack")
         names = (fields,) if isinstance(fields, str) else tuple(fields)
         by_name = pad if isinstance(pad, Mapping) else dict.fromkeys(names, pad)
         if unknown := by_name.keys() - set(names):
@@ -329,6 +370,8 @@ class DatasetBase:
             parts.append(f"{'decode' if each.decodes else 'map'} {name}{where}")
         if self.tokenizing is not None:
             parts.append(f"tokenize {', '.join(self.tokenizing.fields)}")
+            if self.tokenizing.padding is not None:
+                parts.append(f"padded {self.tokenizing.padding.length or 'to the longest'}")
         if self.packing is not None:
             parts.append(f"pack {self.packing.length:,}")
         return "".join(f", {text}" for text in parts)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from penstock.feed.byte_pairs import BytePairEncoder
     from penstock.feed.epoch import BatchRun
+    from penstock.feed.token_padding import TokenPadding
 
 __all__ = ["TokenizeRun", "TokenizeStep"]
 
@@ -49,13 +50,16 @@ def _digest(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TokenizeStep:
-    """A tokenizer, the fields that it reads, and the digest that a state must have."""
+    """A tokenizer, the fields that it reads, and the digest that a state must have. Padding is not part of the digest:
+    it does not change which samples a batch has.
+    """
 
     encode: Callable[..., Any]
     fields: tuple[str, ...]
     into: str
     dtype: str
     digest: str
+    padding: TokenPadding | None = None
 
     @classmethod
     def of(
@@ -159,6 +163,12 @@ class TokenizeRun:
         except CancelledError:  # another thread has closed the run
             raise ConfigError("iterator: already ended", where="iterator") from None
         self._wait_s += time.perf_counter() - began
+        if taken := passed.keys() & columns.keys():
+            raise ConfigError(
+                f"tokenize: `{min(taken)}` is already a field of the dataset",
+                where="tokenize",
+                hint="give the tokens and the mask other names: tokenize(into=...), padded(mask=...)",
+            )
         return {**passed, **columns}, rows, cursor
 
     def _fill(self) -> None:
@@ -216,7 +226,7 @@ def _texts(tensors: Mapping[str, Any], name: str, is_utf8: bool) -> list[Any] | 
 
 
 def _tokenized(step: TokenizeStep, texts: list[Any], epoch: int) -> dict[str, Any]:
-    """Run the tokenizer over the texts of a batch. Returns a `Ragged` per field of tokens."""
+    """Run the tokenizer over the texts of a batch. Returns a `Ragged` per field of tokens, or padded arrays and a mask."""
     try:
         results = step.encode(*texts)
     except Exception as error:
@@ -229,7 +239,8 @@ def _tokenized(step: TokenizeStep, texts: list[Any], epoch: int) -> dict[str, An
             hint=f"read it as text: .fields({raw[0]}=penstock.text())" if raw else None,
         ) from error
     named: Mapping[str, Any] = results if isinstance(results, Mapping) else {step.into: results}
-    return {name: _joined(rows, len(texts[0]), step.dtype, name) for name, rows in named.items()}
+    joined = {name: _joined(rows, len(texts[0]), step.dtype, name) for name, rows in named.items()}
+    return joined if step.padding is None else step.padding.apply(joined)
 
 
 def _joined(rows: Sequence[Any], count: int, dtype: str, name: str) -> Ragged:

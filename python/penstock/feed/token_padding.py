@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`padded` of a tokenized dataset: pads the tokens of a batch to one array, with a mask."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from penstock.errors import ConfigError, MapFailed
+from penstock.feed.number_arguments import as_int
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.feed.columns import Ragged
+
+__all__ = ["TokenPadding"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPadding:
+    """How the fields of `tokenize` are padded. Without `length`, rows are as long as the longest of their batch."""
+
+    length: int | None
+    multiple_of: int
+    values: int | Mapping[str, int]
+    mask: str | None
+    truncate: bool
+
+    @classmethod
+    def of(
+        cls,
+        to: int | Literal["longest"],
+        multiple_of: int,
+        value: int | Mapping[str, int],
+        mask: str | None,
+        *,
+        truncate: bool,
+        dtype: str,
+    ) -> TokenPadding:
+        """Check the arguments of `padded`.
+
+        Raises:
+            ConfigError: A number is invalid, or the padding is not of the tokens' type.
+        """
+        import numpy as np
+
+        length = 0 if isinstance(to, str) else as_int("to", to)
+        if to != "longest" and not 1 <= length < 2**31:
+            raise ConfigError(f"to: must be longest or a number of tokens of at least 1 (got {to!r})", where="padded")
+        multiple = as_int("multiple_of", multiple_of)
+        if not 1 <= multiple < 2**31 or (multiple > 1 and length):
+            raise ConfigError(
+                f"multiple_of: must be at least 1, and 1 for rows of a given length (got {multiple})", where="padded"
+            )
+        if mask is not None and (not isinstance(mask, str) or not mask):
+            raise ConfigError(f"mask: must be the name of a column (got {mask!r})", where="padded")
+        values = (
+            {n: as_int("value", v) for n, v in value.items()} if hasattr(value, "items") else as_int("value", value)
+        )
+        limits = np.iinfo(dtype)
+        for number in values.values() if isinstance(values, dict) else (values,):
+            if not limits.min <= number <= limits.max:
+                raise ConfigError(
+                    f"value: {number} is not a value of {dtype}, the type of the tokens",
+                    where="padded",
+                    hint='use another type: tokenize(..., dtype="int64")',
+                )
+        return cls(length or None, multiple, values, mask, truncate)
+
+    def apply(self, columns: Mapping[str, Ragged]) -> dict[str, Any]:
+        """Return an array (samples x tokens) per field, and the mask of the first one.
+
+        Raises:
+            MapFailed: A sample is too long, or `value` or `mask` does not match the names of the fields.
+        """
+        import numpy as np
+
+        names = ", ".join(columns)
+        values = self.values if isinstance(self.values, dict) else dict.fromkeys(columns, self.values)
+        if unknown := values.keys() - columns.keys():
+            raise MapFailed(
+                f"padded: value names `{min(unknown)}`, which is not a field of tokens ({names})", where="padded"
+            )
+        if self.mask in columns:
+            raise MapFailed(f"padded: mask `{self.mask}` is also the name of a field of tokens", where="padded")
+        made: dict[str, Any] = {}
+        for name, column in columns.items():
+            lengths = np.diff(column.offsets)
+            width = self._width(lengths, name)
+            is_token = np.arange(width) < lengths[:, None]
+            try:
+                made[name] = np.full(is_token.shape, values.get(name, 0), column.values.dtype)
+            except MemoryError:
+                raise MapFailed(
+                    f"padded: `{name}` of {len(lengths):,} samples x {width:,} tokens does not fit into memory",
+                    where="padded",
+                    hint="limit the length: padded(4096, truncate=True)",
+                ) from None
+            made[name][is_token] = column.values if not (lengths > width).any() else _cut(column, lengths, width)
+            if self.mask is not None:
+                made.setdefault(self.mask, is_token)
+        return made
+
+    def _width(self, lengths: Any, name: str) -> int:
+        longest = int(lengths.max(initial=0))
+        if self.length is None:
+            return -(-longest // self.multiple_of) * self.multiple_of
+        if longest > self.length and not self.truncate:
+            raise MapFailed(
+                f"padded: `{name}` of sample {int(lengths.argmax())} of the batch has {longest:,} tokens, more than "
+                f"{self.length:,}",
+                where="padded",
+                hint=f"cut longer samples: padded({self.length}, truncate=True)",
+            )
+        return self.length
+
+
+def _cut(column: Ragged, lengths: Any, width: int) -> Any:
+    """Return the first `width` tokens of each sample, concatenated."""
+    import numpy as np
+
+    position = np.arange(len(column.values)) - np.repeat(column.offsets[:-1], lengths)
+    return column.values[position < width]

@@ -132,17 +132,24 @@ def test_convert_of_a_list_of_texts_to_tar_names_the_fields_that_remain(tmp_path
     assert convert(plan, tmp_path / "b", format="tar").samples == 2
 
 
-def test_convert_leaves_lists_of_lists_out(tmp_path):
+def test_convert_leaves_lists_of_lists_out_except_for_parquet(tmp_path):
     (tmp_path / "a").mkdir()
-    pq.write_table(pa.table({"n": [1, 2], "lists": [[[1], [2, 3]], []]}), tmp_path / "a/x.parquet")
+    rows = {"n": [1, 2], "lists": [[[1], [2, 3]], None], "words": [[["a"], []], [["bc", "é"]]]}
+    pq.write_table(pa.table(rows), tmp_path / "a/x.parquet")
     plan = plan_conversion(tmp_path / "a", "tfrecord")
-    assert plan.left_out == (("lists", "the writer stores no lists of lists"),)
+    reason = "a list of lists, which only Parquet can store"
+    assert plan.left_out == (("lists", reason), ("words", reason))
     convert(plan, tmp_path / "b", format="tfrecord")
     same(read(tmp_path / "b"), [{"n": 1}, {"n": 2}])
-    with pytest.raises(Unsupported, match="`lists` is a list of lists, which the writer does not store"):
+    with pytest.raises(Unsupported, match="`lists` is a list of lists, which only Parquet can store") as caught:
         plan_conversion(tmp_path / "a", "tfrecord", fields=["n", "lists"])
+    assert caught.value.hint == "use --format parquet"
     with pytest.raises(ConfigError, match=r"no part of .* is selected"):
         plan_conversion(tmp_path / "a", "tfrecord", fields=[])
+    convert(tmp_path / "a", tmp_path / "c", format="parquet")
+    written = pq.read_table(tmp_path / "c/shard-000000.parquet").to_pydict()
+    words = [[[text.decode() for text in each] for each in row] for row in written.pop("words")]
+    assert {**written, "words": words} == {**rows, "lists": [[[1], [2, 3]], []]}
 
 
 def test_convert_into_the_folder_of_the_source_is_refused(tmp_path):

@@ -171,6 +171,19 @@ def test_default_of_bytes_that_is_text_is_refused():
         penstock.formats.fixed(x=penstock.tensor("int8", (), default=1))
 
 
+def test_texts_that_samples_lack_have_a_mask(taxi, tmp_path):
+    batch = whole(taxi.fields(company=penstock.text(mask="has_company")))
+    assert (batch["company"], batch["has_company"].tolist()) == (["cab", "", "", "", "bus"], [True, *[False] * 3, True])
+    batch = whole(taxi.fields(company=penstock.text(default="none", mask="has_company")))
+    assert batch["company"] == ["cab", "none", "none", "none", "bus"]
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b/a.jsonl").write_text('{"t":"x"}\n{"t":null}\n{}\n{"t":""}\n')
+    batch = whole(penstock.open(tmp_path / "b").fields(t=penstock.text(mask="has_t")))
+    assert (batch["t"], batch["has_t"].tolist()) == (["x", "", "", ""], [True, False, False, True])
+    with pytest.raises(ConfigError, match="t and another field both set n"):
+        penstock.open(tmp_path / "b").fields(t=penstock.text(mask="n"), n=penstock.text().of("t"))
+
+
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
 def test_images_that_samples_lack_have_defaults_and_masks(tmp_path, dtype):
     with tarfile.open(tmp_path / "a.tar", "w") as archive:

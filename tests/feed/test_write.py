@@ -162,6 +162,70 @@ def test_write_schema_sets_types_shapes_and_optional_fields(tmp_path):
         assert (first["title"], second["title"]) == ("ü", "none")
 
 
+NESTED = {
+    "polygons": penstock.list(penstock.ragged("float16")),
+    "boxes": penstock.list(penstock.ragged("float32", (4,))),
+    "words": penstock.list(penstock.raw_list()),
+    "deep": penstock.list(penstock.list(penstock.ragged("bool"))),
+    "maybe": penstock.list(penstock.ragged("int64"), mask="has_maybe"),
+}
+
+
+def test_write_lists_of_lists_as_parquet_and_read_them_back(tmp_path):
+    import pyarrow.parquet as pq
+
+    first = {"polygons": [[1, 2.5], []], "boxes": [np.ones((2, 4), "f4"), []], "words": [["a", "é"], []]}
+    rows = [
+        {**first, "deep": [[[True], []], []]},
+        {"polygons": [], "boxes": [], "words": [], "deep": [], "maybe": [[7], [8, 9]]},
+    ]
+    penstock.write(rows, tmp_path / "a", format="parquet", schema=NESTED)
+    want = {
+        "polygons": [[[1, 2.5], []], []],
+        "boxes": [[[[1] * 4] * 2, []], []],
+        "words": [[[b"a", "é".encode()], []], []],
+        "deep": [[[[True], []], []], []],
+        "maybe": [None, [[7], [8, 9]]],
+    }
+    assert pq.read_table(tmp_path / "a/shard-000000.parquet").to_pydict() == want
+    # What a loader delivers can be written again.
+    convert(tmp_path / "a", tmp_path / "b", format="parquet")
+    for folder in ("a", "b"):
+        (batch,) = penstock.Loader(penstock.open(tmp_path / folder), batch_size=2)
+        found = {
+            name: column.to_list() if isinstance(column, penstock.Ragged) else column for name, column in batch.items()
+        }
+        assert found.pop("has_maybe").tolist() == [False, True]
+        assert found == {**want, "maybe": [[], [[7], [8, 9]]]}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "problem"),
+    [
+        ("polygons", [[1, "x"]], "`polygons` is <U21 array that does not fit, instead of float16 array"),
+        ("polygons", [1], r"`polygons` has the shape \[\], but the schema says \[any\]"),
+        ("polygons", 3, r"`polygons` is a int, instead of list of list of float16 \[\]"),
+        ("boxes", [[1, 2, 3]], r"`boxes` has the shape \[3\], but the schema says \[any, 4\]"),
+        ("deep", [1], r"`deep` is a int in level 2, instead of list of list of list of bool \[\]"),
+        ("words", [[1]], "`words` is a list, instead of list of bytes"),
+    ],
+)
+def test_write_lists_of_lists_that_do_not_fit_are_refused(tmp_path, field, value, problem):
+    row = {"polygons": [], "boxes": [], "words": [], "deep": []}
+    with pytest.raises(ConfigError, match=f"sample 1: {problem}"):
+        penstock.write([row, {**row, field: value}], tmp_path, format="parquet", schema=NESTED)
+
+
+@pytest.mark.parametrize("kind", ["tar", "tfrecord"])
+def test_write_lists_of_lists_in_another_format_is_refused(tmp_path, kind):
+    with pytest.raises(Unsupported, match="`polygons` is a list of lists, which only Parquet can store"):
+        penstock.write([{"polygons": [[1], []]}], tmp_path, format=kind, schema={"polygons": NESTED["polygons"]})
+    with pytest.raises(ConfigError, match="`polygons` is a list of lists of unequal lengths or types") as caught:
+        penstock.write([{"polygons": [[1], []]}], tmp_path, format=kind)
+    assert "schema={'polygons': penstock.list(" in str(caught.value.hint)
+    assert not list(tmp_path.iterdir())
+
+
 def test_write_tar_is_a_webdataset_of_plain_members(tmp_path):
     samples = [
         {"__key__": "dir/a", "jpg": b"J", "cls": 3, "txt": "hé", "json": {"a": [1]}, "seg.png": b"P", "x": np.eye(2)},

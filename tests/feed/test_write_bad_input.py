@@ -50,7 +50,7 @@ def test_write_sample_that_differs_is_named(tmp_path, second, error, text):
         ({"x": np.array(["a"])}, Unsupported, "which no format stores"),
         ({"x": np.zeros(2, np.complex64)}, Unsupported, "complex64, which no format stores"),
         ({"x": []}, ConfigError, "`x` is an empty list, whose type is unknown"),
-        ({"x": [[1], [2, 3]]}, Unsupported, "`x` is a builtins.list"),
+        ({"x": [[1], [2, 3]]}, ConfigError, "`x` is a list of lists of unequal lengths"),
         ({1: b""}, ConfigError, "a field whose name is 1"),
         ({"x": 1e300}, ConfigError, r"`x` is 1e\+300, which does not fit into a float_list"),
     ],

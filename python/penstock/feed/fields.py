@@ -442,7 +442,7 @@ def raw(*, default: bytes | None = None, mask: str | None = None, record: bool =
     return RawSpec(default=default, record=bool(record), presence=mask)
 
 
-def text(*, errors: str = "strict", default: str | None = None) -> TextSpec:
+def text(*, errors: str = "strict", default: str | None = None, mask: str | None = None) -> TextSpec:
     """Create a field of UTF-8 text: one `str` per sample, and a list of these in batches.
 
     It reads strings of JSON lines, Parquet and Arrow, cells of CSV, members of a tar, and byte features of a tf.Example.
@@ -452,6 +452,7 @@ def text(*, errors: str = "strict", default: str | None = None) -> TextSpec:
         errors: Treatment of bytes that are not UTF-8, as in `bytes.decode`: `strict` (the sample is `Corrupt`, which
             `on_error` handles), `replace` or `ignore`. A line of JSON that is not UTF-8 is always `Corrupt`.
         default: Value if the sample has none, as in `tensor`.
+        mask: As in `tensor`. The default is then `""`.
     Raises:
         ConfigError: `errors` is not one of these, or the default is not a `str` that UTF-8 can represent.
     """
@@ -459,7 +460,7 @@ def text(*, errors: str = "strict", default: str | None = None) -> TextSpec:
         raise ConfigError(f"errors: `{errors}` is not one of strict, replace, ignore", where="fields")
     if default is not None and not (isinstance(default, str) and default.encode(errors="ignore").decode() == default):
         raise ConfigError(f"default: must be a str that UTF-8 can represent (got {default!r})", where="fields")
-    return TextSpec(errors, default=default)
+    return TextSpec(errors, default="" if mask is not None and default is None else default, presence=mask)
 
 
 def raw_list(*, default: tuple[()] | None = None, mask: str | None = None) -> RawListSpec:
@@ -512,7 +513,8 @@ def from_json(text: str) -> tuple[tuple[str, FieldSpec], ...]:
             case "bytes_list":
                 return RawListSpec(parts, empty)
             case "nested":
-                return NestedSpec(spec_dict["dtype"], tuple(spec_dict["shape"]), spec_dict["depth"], parts, empty)
+                shape = tuple(spec_dict.get("shape", ()))
+                return NestedSpec(spec_dict.get("dtype"), shape, spec_dict["depth"], parts, empty)
             case "record":
                 return RawSpec(record=True)
             case "present":

@@ -117,13 +117,13 @@ def plan_conversion(
 
     Raises:
         ConfigError: A name is not a part of the source, or nothing is selected.
-        Unsupported: A selected part is a list of lists, which the writer does not store, or a list of bytes or texts,
-            which a tar cannot store.
+        Unsupported: The format cannot store a selected part: only Parquet stores lists of lists, and a tar stores no
+            lists of bytes or texts.
     """
     dataset = open_dataset(source)
     schema = dataset.schema()
     known = {name: spec for name, spec in schema.specs if not isinstance(spec, PresentSpec)}
-    nested = [name for name, spec in known.items() if isinstance(spec, NestedSpec)]
+    nested = [name for name, spec in known.items() if isinstance(spec, NestedSpec) and format != "parquet"]
     chosen: dict[str, FieldSpec] = {}
     for text in known if fields is None else fields:
         new, _, old = (text, "", text) if fields is None else text.partition("=")
@@ -142,7 +142,11 @@ def plan_conversion(
         if old in nested:
             if fields is None:
                 continue
-            raise Unsupported(f"fields: `{old}` is a list of lists, which the writer does not store", where="fields")
+            raise Unsupported(
+                f"fields: `{old}` is a list of lists, which only Parquet can store",
+                where="fields",
+                hint="use --format parquet",
+            )
         spec = known[old]
         chosen[new] = spec if getattr(spec, "parts", ()) else spec.of(old)
     if format == "tar" and (lists := [name for name, spec in chosen.items() if isinstance(spec, RawListSpec)]):
@@ -158,7 +162,7 @@ def plan_conversion(
         raise ConfigError(f"fields: no part of {dataset.url} is selected", where="fields")
     left_out = list(schema.left_out)
     if fields is None:
-        left_out += [(name, "the writer stores no lists of lists") for name in nested]
+        left_out += [(name, "a list of lists, which only Parquet can store") for name in nested]
     else:
         used = {text.rpartition("=")[2] for text in fields}
         left_out += [(name, "not selected") for name in known if name not in used]

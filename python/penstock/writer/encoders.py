@@ -65,6 +65,13 @@ def encoder_of(settings: Settings, fields: Fields) -> Encoder:
         from penstock.writer.parquet import ParquetEncoder
 
         return ParquetEncoder(fields)
+    for field in fields.fields:
+        if field.kind == "nested":
+            raise Unsupported(
+                f"write: `{field.name}` is a list of lists, which only Parquet can store",
+                where="samples",
+                hint='use format="parquet"',
+            )
     return TarEncoder(fields) if settings.format == "tar" else TfRecordEncoder(fields)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from penstock import _native
 from penstock.errors import BudgetExceeded
 from penstock.extras import require
-from penstock.feed.fields import FieldSpec, TensorSpec
+from penstock.feed.fields import FieldSpec, NestedSpec, TensorSpec
 
 require('penstock.write(format="parquet")', "parquet")
 
@@ -75,8 +75,10 @@ class _Column:
             return
         for start in starts:
             values = self.values[start : start + rows]
-            if self.field.dtype == "bool":
+            if self.field.dtype == "bool" and self.field.kind == "int":
                 values = [None if value is None else bool(value) for value in values]
+            if self.field.kind == "nested":
+                values = [_split(value) for value in values]
             yield pa.array(values, type=_type(self.field), memory_pool=pa.system_memory_pool())
 
     def _elements(self) -> pa.Array:
@@ -101,6 +103,8 @@ class _Column:
 
     def last(self) -> Any:
         """Return the last value; of an array, its elements."""
+        if self.field.kind == "nested":
+            return _plain(self.values[-1])
         if self.field.kind == "array" and self.values[-1] is not None:
             return bytes(self.elements[len(self.elements) - self.sizes[-1] :])
         return self.values[-1]
@@ -175,9 +179,24 @@ class ParquetEncoder:
 
 
 def _size(value: Any) -> int:
+    """Number of bytes of a value that is not an array, with 4 for the offset of each item of a list."""
     if isinstance(value, list):
-        return sum(map(len, value)) + 4 * len(value)
+        return sum(map(_size, value)) + 4 * len(value)
+    if isinstance(value, np.ndarray):
+        return value.nbytes
     return len(value) if isinstance(value, (bytes, str)) else 8
+
+
+def _split(value: Any) -> Any:
+    """Return lists of lists whose innermost lists are arrays of one dimension, which pyarrow accepts."""
+    if isinstance(value, list) or (isinstance(value, np.ndarray) and value.ndim > 1):
+        return list(map(_split, value))
+    return value
+
+
+def _plain(value: Any) -> Any:
+    """Return lists of lists with Python numbers."""
+    return list(map(_plain, value)) if isinstance(value, list) else getattr(value, "tolist", lambda: value)()
 
 
 def _list(field: Field) -> pa.DataType:
@@ -194,6 +213,12 @@ def _type(field: Field) -> pa.DataType:
             return pa.list_(pa.binary())
         case "str_list":
             return pa.list_(pa.string())
+        case "nested":
+            assert isinstance(field.spec, NestedSpec)
+            made = pa.binary() if field.dtype == "" else pa.from_numpy_dtype(np.dtype(field.dtype))
+            for _ in range(field.spec.depth + len(field.spec.shape)):
+                made = pa.list_(made)
+            return made
     element = pa.from_numpy_dtype(np.dtype(field.dtype))
     if field.kind in ("int", "float") or (field.shape == () and not field.is_ragged):
         return element

@@ -2,7 +2,8 @@
 """Fields of written samples: the kind of each field's values, and the checks that all samples agree.
 
 The first sample determines the kinds, unless a schema does. A `Field` converts one value to what an encoder stores:
-`bytes`, `str`, a number, a list of `bytes` or `str`, or a contiguous little-endian array.
+`bytes`, `str`, a number, a list of `bytes` or `str`, a contiguous little-endian array, or lists of lists of `bytes` or
+arrays.
 """
 
 from __future__ import annotations
@@ -14,7 +15,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.errors import ConfigError, Unsupported
-from penstock.feed.fields import FieldSpec, RaggedSpec, RawListSpec, RawSpec, TensorSpec, TextSpec, with_masks
+from penstock.feed.columns import Ragged
+from penstock.feed.fields import (
+    FieldSpec,
+    NestedSpec,
+    RaggedSpec,
+    RawListSpec,
+    RawSpec,
+    TensorSpec,
+    TextSpec,
+    with_masks,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +45,7 @@ class Field:
     """One field of all samples.
 
     Attributes:
-        kind: `bytes`, `str`, `int`, `float`, `array`, `bytes_list`, `str_list` or `json`.
+        kind: `bytes`, `str`, `int`, `float`, `array`, `bytes_list`, `str_list`, `nested` or `json`.
         dtype: NumPy's name of the element type; empty for bytes, text and JSON.
         shape: Shape of the first array.
         is_ragged: Whether the first side differs between arrays.
@@ -56,11 +67,17 @@ class Field:
             self.shape = spec.shape
         elif isinstance(spec, RaggedSpec):
             self.is_ragged = True
+        elif isinstance(spec, NestedSpec):
+            inner = RawListSpec() if spec.dtype is None else RaggedSpec(spec.dtype, spec.shape)
+            self._inner = Field(name, "bytes_list" if spec.dtype is None else "array", dtype, spec=inner)
 
     @property
     def is_optional(self) -> bool:
         """Whether samples may lack the field: its specification has a default, or any number of items."""
-        return isinstance(self.spec, (RaggedSpec, RawListSpec)) or getattr(self.spec, "default", None) is not None
+        return (
+            isinstance(self.spec, (RaggedSpec, RawListSpec, NestedSpec))
+            or getattr(self.spec, "default", None) is not None
+        )
 
     def loader_spec(self, part: str = "") -> FieldSpec | None:
         """Return the field with which a loader reads these values; None if no field can.
@@ -101,6 +118,8 @@ class Field:
             want = self.dtype
         if self.kind.endswith("_list"):
             want = f"list of {self.kind.removesuffix('_list')}"
+        if self.kind == "nested":
+            want = str(self.spec)
         source = "by the schema" if self.spec is not None else "as in sample 0"
         return ConfigError(
             f"write: sample {sample:,}: `{self.name}` is {what or _what(value)}, instead of {want} ({source})",
@@ -154,6 +173,8 @@ class Field:
             if not (casts and may_cast):
                 problem = " that does not fit" if may_cast else ""
                 raise self._differs(value, sample, f"{array.dtype} array{problem}")
+        if array.shape == (0,) and isinstance(self.spec, RaggedSpec):
+            array = array.reshape(0, *self.spec.shape)  # an empty list has no shape of its own
         if array.shape != self.shape:
             self._vary(array.shape, sample)
         if array.dtype is self._numpy and array.flags.c_contiguous:
@@ -164,7 +185,7 @@ class Field:
         """Note a shape that differs from the first one."""
         if isinstance(self.spec, RaggedSpec):
             if shape[1:] != self.spec.shape or not shape:
-                raise self._shaped(shape, f"[any, {str(list(self.spec.shape))[1:]}", sample)
+                raise self._shaped(shape, f"[{', '.join(['any', *map(str, self.spec.shape)])}]", sample)
             return
         if isinstance(self.spec, TensorSpec):
             raise self._shaped(shape, str(list(self.spec.shape)), sample)
@@ -201,6 +222,17 @@ class Field:
             return list(value)
         raise self._differs(value, sample, "")
 
+    def _nested(self, value: Any, sample: int, level: int = 1) -> list[Any]:
+        """Convert lists of lists. The innermost lists become those of `bytes`, or arrays."""
+        assert isinstance(self.spec, NestedSpec)
+        if isinstance(value, Ragged):
+            value = value.to_list()
+        if not isinstance(value, (list, tuple)):
+            raise self._differs(value, sample, f"{_what(value)} in level {level}" if level > 1 else "")
+        if level + 1 < self.spec.depth:
+            return [self._nested(one, sample, level + 1) for one in value]
+        return [self._inner.convert(one, sample) for one in value]
+
     def _json(self, value: Any, sample: int) -> str:
         try:
             return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
@@ -219,7 +251,7 @@ class Fields:
 
     @classmethod
     def of_schema(cls, schema: Mapping[str, FieldSpec], *, frees: bool) -> Fields:
-        """Fields of a schema: `penstock.tensor`, `ragged`, `raw`, `raw_list` and `text`.
+        """Fields of a schema: `penstock.tensor`, `ragged`, `raw`, `raw_list`, `list` and `text`.
 
         Raises:
             ConfigError: A field is of another kind, or a mask has the name of another field.
@@ -235,9 +267,11 @@ class Fields:
                 made.append(Field(name, "bytes" if isinstance(spec, RawSpec) else "bytes_list", spec=spec))
             elif isinstance(spec, TextSpec):
                 made.append(Field(name, "str", spec=spec))
+            elif isinstance(spec, NestedSpec) and (spec.dtype is None or spec.dtype in _DTYPES):
+                made.append(Field(name, "nested", spec.dtype or "", spec=spec))
             else:
                 raise ConfigError(
-                    f"schema: `{name}` must be a penstock.tensor, ragged, raw, raw_list or text (got {spec!r})",
+                    f"schema: `{name}` must be a penstock.tensor, ragged, raw, raw_list, list or text (got {spec!r})",
                     where="schema",
                 )
         return cls(made)
@@ -376,6 +410,13 @@ def _kind(name: str, value: Any, narrows: bool) -> tuple[str, str]:  # noqa: FBT
         try:
             array = np.asarray(value)
         except (TypeError, ValueError) as error:
+            if isinstance(value, (list, tuple)) and all(isinstance(one, (list, tuple)) for one in value):
+                raise ConfigError(
+                    f"write: sample 0: `{name}` is a list of lists of unequal lengths or types",
+                    where="samples",
+                    hint='give write() a schema, and format="parquet": '
+                    f"schema={{{name!r}: penstock.list(penstock.ragged('int64')), ...}}",
+                ) from None
             raise _unsupported(name, value, f" ({error})") from None
         if array.dtype.name in _DTYPES:
             return "array", "float32" if narrows and array.dtype.name == "float64" and not hasattr(

@@ -8,6 +8,7 @@ use penstock_types::{Error, Result};
 
 use super::{Each, EachRow, Framing, NextGroup, Record, RecordId, Table};
 use crate::field::{Kind, TextErrors};
+use crate::value::nested::Nested;
 use crate::value::{Array, Value};
 use penstock_dataset::manifest::Manifest;
 use penstock_dataset::record_index::Span;
@@ -97,6 +98,19 @@ impl Table for Rows {
     }
 }
 
+/// Converts a value; `text` states that byte strings are text.
+fn value(cell: Cell<'_>, text: bool) -> Value<'_> {
+    match cell {
+        Cell::Null => Value::Null,
+        Cell::Scalar(dtype, bytes) => Value::Array(Array { dtype, shape: Vec::new(), bytes }),
+        Cell::Bytes(bytes) if text => Value::Text(bytes.into()),
+        Cell::Bytes(bytes) => Value::Bytes(bytes.into()),
+        Cell::List(dtype, bytes) => Value::List(Array { dtype, shape: vec![bytes.len() / dtype.size()], bytes }),
+        Cell::Strings(strings) => Value::Strings(strings),
+        Cell::Nested(ends, items) => Value::Nested(Nested { ends, items: Box::new(value(*items, text)) }),
+    }
+}
+
 struct Row<'a> {
     file: &'a File,
     reader: &'a Reader<'a>,
@@ -106,15 +120,8 @@ struct Row<'a> {
 impl Record for Row<'_> {
     fn part(&self, name: &str) -> Result<Option<Value<'_>>> {
         let Some(number) = self.file.columns().iter().position(|column| column.name == name) else { return Ok(None) };
-        let column = &self.file.columns()[number];
-        Ok(Some(match self.reader.value(number, self.row)? {
-            Cell::Null => Value::Null,
-            Cell::Scalar(dtype, bytes) => Value::Array(Array { dtype, shape: Vec::new(), bytes }),
-            Cell::Bytes(bytes) if column.text => Value::Text(bytes.into()),
-            Cell::Bytes(bytes) => Value::Bytes(bytes.into()),
-            Cell::List(dtype, bytes) => Value::List(Array { dtype, shape: vec![bytes.len() / dtype.size()], bytes }),
-            Cell::Strings(strings) => Value::Strings(strings),
-        }))
+        let text = self.file.columns()[number].text;
+        self.reader.value(number, self.row).map(|cell| Some(value(cell, text)))
     }
 
     fn names(&self) -> Vec<String> {

@@ -2,8 +2,8 @@
 //! Arrow IPC: reads rows of a file or stream in memory, without copying its values.
 //!
 //! Both kinds are a sequence of messages; a file also has a footer, which is not needed here. Supported are numbers,
-//! booleans, texts, binaries, dictionaries of these, lists of these, and structs, whose fields are named by their path
-//! (`image.bytes`). Dates and times are read as their integers. Compressed buffers are decompressed when they are used.
+//! booleans, texts, binaries, dictionaries of these, lists, maps (lists of keys and of values), and structs, whose fields
+//! are named by their path (`image.bytes`), also in lists. Dates and times are read as their integers. Compressed buffers are decompressed when they are used.
 //!
 //! Nothing is allocated or followed that the bytes do not contain, so damaged files give [`Error::Corrupt`].
 
@@ -18,7 +18,7 @@ use penstock_codec::{Codec, decompress_into};
 use penstock_types::{DType, Error, Result, with_separators};
 
 use flatbuffer::Table;
-use schema::{BufferNumber, List, Schema, schema};
+use schema::{BufferNumber, Level, List, Schema, schema};
 pub use schema::{Column, Element};
 
 /// First bytes of a file. A stream begins with its first message.
@@ -250,6 +250,9 @@ pub enum Value<'a> {
     List(DType, Cow<'a, [u8]>),
     /// A list of byte strings.
     Strings(Vec<&'a [u8]>),
+    /// A list of lists: for each level of inner lists, the end of each list, and the items of the innermost lists
+    /// (`List` or `Strings`).
+    Nested(Vec<Vec<usize>>, Box<Value<'a>>),
 }
 
 /// Reads the rows of a record batch or the values of a dictionary.
@@ -335,41 +338,52 @@ impl<'a> Reader<'a> {
                 return Ok(Value::Null);
             }
         }
-        let Some((list, offsets)) = column.list else {
+        let Some((innermost, outer)) = column.lists.split_last() else {
             return Ok(match self.item(column, number, *element, row)? {
                 Item::Null => Value::Null,
                 Item::Number(dtype, bytes) => Value::Scalar(dtype, bytes),
                 Item::Bytes(bytes) => Value::Bytes(bytes),
             });
         };
-        let (from, to) = match list {
-            List::Fixed(len) => {
-                let from = row.checked_mul(len).ok_or_else(|| self.damaged(column))?;
-                (from, from.saturating_add(len))
+        let (mut ends, mut range) = (Vec::new(), (row, row + 1));
+        for (level, next) in outer.iter().zip(&column.lists[1..]) {
+            range = self.items_of(column, level, range)?;
+            // Lists of a fixed length take no space, however many there are.
+            let need = ((range.1 - range.0) as u64).saturating_mul(size_of::<usize>() as u64);
+            if need > self.left.get() {
+                let what = format!("{} column `{}`", self.file.place, column.name);
+                return Err(Error::BudgetExceeded { what, need, budget: self.left.get() });
             }
-            list => self.bounds(column, offsets, list == List::Wide, row)?,
-        };
+            self.check_items(column, level, range)?;
+            let first = self.items_of(column, next, range)?.0;
+            let end = |at| self.list(column, next, at).map(|(_, to)| to - first);
+            ends.push((range.0..range.1).map(end).collect::<Result<Vec<_>>>()?);
+        }
+        let range = self.items_of(column, innermost, range)?;
+        self.check_items(column, innermost, range)?;
+        let items = self.items(column, number, *element, range)?;
+        Ok(if outer.is_empty() { items } else { Value::Nested(ends, Box::new(items)) })
+    }
+
+    /// Returns the values of innermost lists, which are contiguous.
+    fn items(
+        &self,
+        column: &'a Column,
+        number: usize,
+        element: Element,
+        (from, to): (usize, usize),
+    ) -> Result<Value<'_>> {
         if let (Element::Scalar(dtype), None) = (element, column.dictionary) {
-            if let Some(items) = column.items
-                && !self.buffer(column, items, 0)?.is_empty()
-            {
-                for item in from..to {
-                    self.check_item(column, self.is_valid(column, items, item)?)?;
-                }
-            }
             let size = dtype.size();
             let range = from.checked_mul(size).zip(to.checked_mul(size)).ok_or_else(|| self.damaged(column))?;
             let bytes =
                 self.buffer(column, column.values, 0)?.get(range.0..range.1).ok_or_else(|| self.damaged(column))?;
-            return Ok(Value::List(*dtype, Cow::Borrowed(bytes)));
+            return Ok(Value::List(dtype, Cow::Borrowed(bytes)));
         }
         let (mut numbers, mut strings, mut kind) = (Vec::new(), Vec::new(), None);
-        for item in from..to {
-            if let Some(items) = column.items {
-                self.check_item(column, self.is_valid(column, items, item)?)?;
-            }
-            match self.item(column, number, *element, item)? {
-                Item::Null => self.check_item(column, false)?,
+        for at in from..to {
+            match self.item(column, number, element, at)? {
+                Item::Null => return Err(self.null_in_list(column)),
                 Item::Number(dtype, bytes) => {
                     kind = Some(dtype);
                     numbers.extend_from_slice(&bytes);
@@ -378,15 +392,47 @@ impl<'a> Reader<'a> {
             }
         }
         Ok(match (kind, element) {
-            (Some(dtype), _) | (None, &Element::Scalar(dtype)) => Value::List(dtype, Cow::Owned(numbers)),
+            (Some(dtype), _) | (None, Element::Scalar(dtype)) => Value::List(dtype, Cow::Owned(numbers)),
             (None, Element::Bits) => Value::List(DType::Bool, Cow::Owned(numbers)),
             _ => Value::Strings(strings),
         })
     }
 
-    fn check_item(&self, column: &Column, is_valid: bool) -> Result<()> {
-        let problem = || format!("column `{}` contains a null in a list", column.name);
-        if is_valid { Ok(()) } else { Err(Error::mismatch(&*self.file.place, problem())) }
+    /// Checks that no item of these lists, and no struct around it, is null.
+    fn check_items(&self, column: &Column, level: &Level, (from, to): (usize, usize)) -> Result<()> {
+        for &validity in &level.items {
+            if !self.buffer(column, validity, 0)?.is_empty() {
+                for at in from..to {
+                    if !self.is_valid(column, validity, at)? {
+                        return Err(self.null_in_list(column));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn null_in_list(&self, column: &Column) -> Error {
+        Error::mismatch(&*self.file.place, format!("column `{}` contains a null in a list", column.name))
+    }
+
+    /// Start and end of the items of consecutive lists.
+    fn items_of(&self, column: &Column, level: &Level, (from, to): (usize, usize)) -> Result<(usize, usize)> {
+        if from == to {
+            return Ok((0, 0)); // a buffer of no lists may be empty
+        }
+        Ok((self.list(column, level, from)?.0, self.list(column, level, to - 1)?.1))
+    }
+
+    /// Start and end of the items of a list.
+    fn list(&self, column: &Column, level: &Level, at: usize) -> Result<(usize, usize)> {
+        match level.list {
+            List::Fixed(len) => {
+                let from = at.checked_mul(len).ok_or_else(|| self.damaged(column))?;
+                Ok((from, from.checked_add(len).ok_or_else(|| self.damaged(column))?))
+            }
+            list => self.bounds(column, level.offsets, list == List::Wide, at),
+        }
     }
 
     /// Start and end of a value, from its offsets.

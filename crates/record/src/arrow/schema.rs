@@ -30,14 +30,14 @@ pub enum Element {
     Fixed(usize),
 }
 
-/// How the number of values of each list is stored.
+/// How the number of items of each list is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum List {
     /// As offsets of 4 bytes.
     Narrow,
     /// As offsets of 8 bytes.
     Wide,
-    /// All lists have this many values.
+    /// All lists have this many items.
     Fixed(usize),
 }
 
@@ -50,6 +50,16 @@ pub(super) struct BufferNumber {
     pub views: usize,
 }
 
+/// A level of lists of a column.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Level {
+    pub list: List,
+    /// Offsets of the lists, unless all have one length.
+    pub offsets: BufferNumber,
+    /// Validity of the items: that of the structs around them, and of the next level's lists or of the values.
+    pub items: Vec<BufferNumber>,
+}
+
 /// A column: the leaf of a field.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Column {
@@ -59,23 +69,14 @@ pub struct Column {
     pub element: std::result::Result<Element, String>,
     /// True if the byte strings are declared to be text.
     pub text: bool,
-    /// How the rows' lists are found; `None` if a row has one value.
-    pub(super) list: Option<(List, BufferNumber)>,
+    /// Levels of lists, the outermost first; empty if a row has one value.
+    pub(super) lists: Vec<Level>,
     /// Validity of each row: that of the structs around the column, and of the list or value.
     pub(super) validity: Vec<BufferNumber>,
-    /// Validity of the values of lists.
-    pub(super) items: Option<BufferNumber>,
     /// First buffer of the values.
     pub(super) values: BufferNumber,
     /// For values that are stored once: number of the dictionary, and type of the index.
     pub(super) dictionary: Option<(i64, DType)>,
-}
-
-impl Column {
-    /// True if a row contains a list of values.
-    pub fn is_list(&self) -> bool {
-        self.list.is_some()
-    }
 }
 
 /// The columns of a schema, and the columns of its dictionaries.
@@ -100,8 +101,17 @@ struct Walk {
 struct Around {
     path: String,
     validity: Vec<BufferNumber>,
-    list: Option<(List, BufferNumber)>,
+    lists: Vec<Level>,
+    /// True for the child of a list, whose name is not a part of the path.
+    is_item: bool,
     depth: usize,
+}
+
+impl Around {
+    /// Adds the validity of the field at this position.
+    fn push_validity(&mut self, number: BufferNumber) {
+        self.lists.last_mut().map_or(&mut self.validity, |level| &mut level.items).push(number);
+    }
 }
 
 /// Parses a schema. `None` if it is damaged.
@@ -183,13 +193,12 @@ impl Walk {
             return None;
         }
         let (name, kind, children) = (field.text(0)?, field.u8(2), field.tables(5)?);
-        let path = match (around.list, around.path.as_str()) {
-            (Some(_), path) => path.to_owned(),
-            (None, "") => name.to_owned(),
-            (None, path) => format!("{path}.{name}"),
+        let path = match around.path.as_str() {
+            path if around.is_item => path.to_owned(),
+            "" => name.to_owned(),
+            path => format!("{path}.{name}"),
         };
-        let around = Around { path, depth: around.depth + 1, ..around.clone() };
-        let refuse = |walk: &mut Self, what: &str| walk.leaf(&around, Err(what.to_owned()), false, None, 0);
+        let mut around = Around { path, depth: around.depth + 1, is_item: false, ..around.clone() };
         if let Some(encoding) = field.table(4) {
             let index = encoding.table(1).map_or(Ok(DType::I32), |table| int(&table));
             let (element, text, _) = leaf(kind, &field.table(3)?)
@@ -206,7 +215,7 @@ impl Walk {
         }
         if kind == 1 {
             // A column of nulls has no buffers.
-            refuse(self, "a column of nulls only");
+            self.leaf(&around, Err("a column of nulls only".to_owned()), false, None, 0);
             return Some(());
         }
         let table = field.table(3)?;
@@ -218,40 +227,27 @@ impl Walk {
             return Some(());
         }
         let list = match kind {
-            12 => Some(List::Narrow),
+            12 | 17 => Some(List::Narrow), // a map is a list of structs of a key and a value
             21 => Some(List::Wide),
             16 => Some(List::Fixed(usize::try_from(table.i32(0, 0)).ok()?)),
             _ => None,
         };
-        match (kind, list) {
-            (_, Some(list)) => {
-                let first = self.take(if matches!(list, List::Fixed(_)) { 1 } else { 2 });
-                let offsets = BufferNumber { number: first.number + 1, ..first };
-                let [child] = children.as_slice() else { return None };
-                let is_leaf =
-                    child.table(4).is_some() || child.table(3).is_some_and(|table| leaf(child.u8(2), &table).is_some());
-                if around.list.is_some() || !is_leaf {
-                    self.skip(child, around.depth)?;
-                    let what = if around.list.is_some() { "a list of lists" } else { "a list of structs or lists" };
-                    refuse(self, what);
-                    return Some(());
-                }
-                let validity = [around.validity.as_slice(), &[first]].concat();
-                self.field(child, &Around { validity, list: Some((list, offsets)), ..around })
-            }
-            (13, _) => {
-                let own = self.take(1);
-                let validity = [around.validity.as_slice(), &[own]].concat();
-                children
-                    .iter()
-                    .try_for_each(|child| self.field(child, &Around { validity: validity.clone(), ..around.clone() }))
-            }
-            _ => {
-                let what = self.skip(field, around.depth)?;
-                refuse(self, what);
-                Some(())
-            }
+        if let Some(list) = list {
+            let first = self.take(if matches!(list, List::Fixed(_)) { 1 } else { 2 });
+            let [child] = children.as_slice() else { return None };
+            around.push_validity(first);
+            let offsets = BufferNumber { number: first.number + 1, ..first };
+            around.lists.push(Level { list, offsets, items: Vec::new() });
+            return self.field(child, &Around { is_item: true, ..around });
         }
+        if kind == 13 {
+            let own = self.take(1);
+            around.push_validity(own);
+            return children.iter().try_for_each(|child| self.field(child, &around));
+        }
+        let what = self.skip(field, around.depth)?;
+        self.leaf(&around, Err(what.to_owned()), false, None, 0);
+        Some(())
     }
 
     /// Assigns the buffers of a field that is not read. Returns the name of its type.
@@ -295,12 +291,9 @@ impl Walk {
     ) {
         let first = self.take(buffers + usize::from(dictionary.is_some()));
         let values = BufferNumber { number: first.number + 1, ..first };
-        let mut validity = around.validity.clone();
-        let items = around.list.map(|_| first);
-        if items.is_none() {
-            validity.push(first);
-        }
-        let (name, list) = (around.path.clone(), around.list);
-        self.schema.columns.push(Column { name, element, text, list, validity, items, values, dictionary });
+        let mut around = around.clone();
+        around.push_validity(first);
+        let Around { path: name, validity, lists, .. } = around;
+        self.schema.columns.push(Column { name, element, text, lists, validity, values, dictionary });
     }
 }

@@ -219,6 +219,97 @@ def test_nested_lists_go_through_torch_and_map(table):
         assert loaded(counted)["lengths"] == [[4, 4], [], [], [4]]
 
 
+JSON_ROWS = [
+    {"polygons": [[1, 2.5], [], [3]], "boxes": [[1, 2], [3, 4]], "words": [["a", "é\n"], []], "tags": ["x", "y"]},
+    {"polygons": [], "boxes": [], "words": [], "tags": []},
+    {"polygons": [[]], "boxes": [[5, 6]], "words": [["b"]], "tags": ["z"]},
+    {"polygons": None},
+]
+
+
+@pytest.fixture
+def json_lines(tmp_path):
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in JSON_ROWS))
+    return penstock.open(tmp_path)
+
+
+def test_lists_of_lists_in_json_are_read_as_lists_or_as_text(json_lines):
+    batch = loaded(
+        json_lines,
+        polygons=penstock.list(penstock.ragged("float32"), mask="has_polygons"),
+        boxes=penstock.list(penstock.ragged("int64"), default=()),
+        pairs=penstock.ragged("int16", (2,), default=()).of("boxes"),
+        words=penstock.list(penstock.list(penstock.text()), default=()),
+        raw=penstock.list(penstock.raw_list(), default=()).of("words"),
+        tags=penstock.list(penstock.text(), default=()),
+        text=penstock.text(default="").of("words"),
+    )
+    assert batch["polygons"].to_list() == [row.get("polygons") or [] for row in JSON_ROWS]
+    assert batch["has_polygons"].tolist() == [True, True, True, False]
+    assert batch["boxes"].to_list() == batch["pairs"].to_list() == [row.get("boxes", []) for row in JSON_ROWS]
+    assert batch["words"] == [row.get("words", []) for row in JSON_ROWS]
+    assert batch["raw"] == [[[word.encode() for word in each] for each in row] for row in batch["words"]]
+    assert batch["tags"] == [row.get("tags", []) for row in JSON_ROWS]
+    assert [json.loads(text) for text in batch["text"][:3]] == batch["words"][:3]
+
+
+@pytest.mark.parametrize(
+    ("value", "spec", "problem"),
+    [
+        ("[[1], 2]", penstock.list(penstock.ragged("int64")), "2 is not a list"),
+        ("[[1], [null]]", penstock.list(penstock.ragged("int64")), "null is not a number"),
+        ("[[1.5], []]", penstock.list(penstock.ragged("int64")), "1.5 is not a valid int64"),
+        ("[[1], []]", penstock.list(penstock.raw_list()), "1 is not a string"),
+        ("[[[1, 2], [3]]]", penstock.list(penstock.ragged("int64", (2,))), "inner list 1 has 1 items instead of 2"),
+        ('"[[1], [2, 3]]"', penstock.list(penstock.ragged("int64")), "a text of 13 bytes"),
+        ("[[1], [2, 3]]", penstock.ragged("int64"), r"use list\(ragged\(\.\.\.\)\) for lists of lists"),
+    ],
+)
+def test_lists_in_json_that_do_not_fit_say_so(tmp_path, value, spec, problem):
+    (tmp_path / "a.jsonl").write_text(f'{{"x": {value}}}\n')
+    with pytest.raises(Mismatch, match=rf"record 0: field `x` .*{problem}"):
+        loaded(penstock.open(tmp_path), x=spec)
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), depth=st.integers(2, 4))
+def test_prop_lists_in_json_are_those_of_python(tmp_path_factory, data, depth):
+    numbers, strings = st.integers(-(2**63), 2**63 - 1), st.text(max_size=3)
+    kinds = {"numbers": (numbers, penstock.tensor("int64", ())), "strings": (strings, penstock.text())}
+    rows, specs = [{} for _ in range(3)], {}
+    for name, (items, spec) in kinds.items():
+        for _ in range(depth):
+            items, spec = st.lists(items, max_size=3), penstock.list(spec)
+        specs[name] = spec
+        for row in rows:
+            row[name] = data.draw(items)
+    folder = tmp_path_factory.mktemp("json")
+    (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    batch = loaded(penstock.open(folder), **specs)
+    assert batch["numbers"].to_list() == [row["numbers"] for row in rows]
+    assert batch["strings"] == [row["strings"] for row in rows]
+
+
+def test_lists_of_texts_are_str_and_refuse_other_bytes(table, tmp_path):
+    words = penstock.list(penstock.list(penstock.text()))
+    assert (str(words), str(penstock.list(penstock.text()))) == ("list of list of text", "list of text")
+    assert loaded(table, words=words)["words"] == [
+        [[word.decode() for word in each] for each in row or []] for row in WORDS
+    ]
+    rows = [{"x": [[b"good"]]}, {"x": [[b"a", b"b\xff\xffc"]]}]
+    (tmp_path / "b.parquet").write_bytes(nested_bytes({"x": [["bytes"]]}, rows))
+    dataset = penstock.open(tmp_path / "b.parquet")
+    with pytest.raises(Corrupt, match=r"record 1 field `x` is not UTF-8: byte 1 of 4 is 0xff"):
+        loaded(dataset, x=words)
+    for errors, text in (("replace", "b\ufffd\ufffdc"), ("ignore", "bc")):
+        spec = penstock.list(penstock.list(penstock.text(errors=errors)))
+        assert loaded(dataset, x=spec)["x"] == [[["good"]], [["a", text]]]
+    (batch,) = penstock.Loader(dataset.fields(x=words), batch_size=2, on_error="skip")
+    assert batch["x"] == [[["good"]]]
+    mapped_batch = loaded(table.fields(words=words).map(lambda sample: {"n": len(sample["words"])}))
+    assert mapped_batch["n"].tolist() == [len(row or []) for row in WORDS]
+
+
 def test_values_of_nested_lists_are_counted_in_the_budget(tmp_path):
     (tmp_path / "a.parquet").write_bytes(nested_bytes({"x": [["int64"]]}, [{"x": [[]] * 200_000}]))
     dataset = penstock.open(tmp_path).fields(x=penstock.list(penstock.ragged("int64")))

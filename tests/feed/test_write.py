@@ -166,6 +166,8 @@ NESTED = {
     "polygons": penstock.list(penstock.ragged("float16")),
     "boxes": penstock.list(penstock.ragged("float32", (4,))),
     "words": penstock.list(penstock.raw_list()),
+    "texts": penstock.list(penstock.list(penstock.text())),
+    "tags": penstock.list(penstock.text()),
     "deep": penstock.list(penstock.list(penstock.ragged("bool"))),
     "maybe": penstock.list(penstock.ragged("int64"), mask="has_maybe"),
 }
@@ -175,15 +177,18 @@ def test_write_lists_of_lists_as_parquet_and_read_them_back(tmp_path):
     import pyarrow.parquet as pq
 
     first = {"polygons": [[1, 2.5], []], "boxes": [np.ones((2, 4), "f4"), []], "words": [["a", "é"], []]}
+    first |= {"texts": [["a", "é"], []], "tags": ["é"]}
     rows = [
         {**first, "deep": [[[True], []], []]},
-        {"polygons": [], "boxes": [], "words": [], "deep": [], "maybe": [[7], [8, 9]]},
+        {"polygons": [], "boxes": [], "words": [], "texts": [], "tags": [], "deep": [], "maybe": [[7], [8, 9]]},
     ]
     penstock.write(rows, tmp_path / "a", format="parquet", schema=NESTED)
     want = {
         "polygons": [[[1, 2.5], []], []],
         "boxes": [[[[1] * 4] * 2, []], []],
         "words": [[[b"a", "é".encode()], []], []],
+        "texts": [[["a", "é"], []], []],
+        "tags": [["é"], []],
         "deep": [[[[True], []], []], []],
         "maybe": [None, [[7], [8, 9]]],
     }
@@ -208,10 +213,11 @@ def test_write_lists_of_lists_as_parquet_and_read_them_back(tmp_path):
         ("boxes", [[1, 2, 3]], r"`boxes` has the shape \[3\], but the schema says \[any, 4\]"),
         ("deep", [1], r"`deep` is a int in level 2, instead of list of list of list of bool \[\]"),
         ("words", [[1]], "`words` is a list, instead of list of bytes"),
+        ("texts", [[b"a"]], "`texts` is a list, instead of list of str"),
     ],
 )
 def test_write_lists_of_lists_that_do_not_fit_are_refused(tmp_path, field, value, problem):
-    row = {"polygons": [], "boxes": [], "words": [], "deep": []}
+    row = {"polygons": [], "boxes": [], "words": [], "texts": [], "tags": [], "deep": []}
     with pytest.raises(ConfigError, match=f"sample 1: {problem}"):
         penstock.write([row, {**row, field: value}], tmp_path, format="parquet", schema=NESTED)
 

@@ -115,6 +115,7 @@ impl Rows {
     pub unsafe fn write(&self, column: usize, to: Row<'_>, field: &Field, part: &Value<'_>) -> Result<()> {
         let row = to.number as usize;
         let mismatch = |problem: String| Error::mismatch(to.place, format!("field `{}` {problem}", field.name));
+        let not_utf8 = |why: String| Error::corrupt(to.place, format!("field `{}` is not UTF-8: {why}", field.name));
         let loose = || {
             let loose = self.loose[column].as_ref().ok_or_else(|| Error::bug(format!("{} has no rows", field.name)))?;
             Ok::<_, Error>(lock(loose))
@@ -153,8 +154,7 @@ impl Rows {
             }
             Kind::Text(errors) => {
                 let bytes = part.text().map_err(mismatch)?;
-                let text = as_text(bytes, *errors)
-                    .map_err(|why| Error::corrupt(to.place, format!("field `{}` is not UTF-8: {why}", field.name)))?;
+                let text = as_text(bytes, *errors).map_err(not_utf8)?;
                 admit(text.len())?;
                 put(Lists { bytes: text, ends: Vec::new() })
             }
@@ -164,8 +164,12 @@ impl Rows {
                     Kind::Nested { item, depth } => (item.as_ref(), *depth),
                     _ => (None, 1),
                 };
-                admit(part.lists_size(item))?;
-                put(part.lists(item, depth).map_err(mismatch)?)
+                admit(part.lists_size(item, depth))?;
+                let lists = part.lists(item, depth).map_err(mismatch)?;
+                put(match field.text {
+                    Some(errors) => as_texts(lists, errors).map_err(not_utf8)?,
+                    None => lists,
+                })
             }
             Kind::Image(spec) => {
                 let bytes = part.bytes().map_err(mismatch)?;
@@ -245,7 +249,7 @@ impl Rows {
             }
             columns.push(match (field.fixed(), field.item()) {
                 (Some(spec), _) => Column::Tensor(Tensor::new(self.slot.clone(), column, &spec, rows)),
-                (None, Some(item)) => self.gathered(column, &item, &field.kind, rows, spare)?,
+                (None, Some(item)) => self.gathered(column, &item, field, rows, spare)?,
                 (None, None) => {
                     return Err(Error::bug(format!("field {} has neither a fixed nor a varying length", field.name)));
                 }
@@ -312,10 +316,11 @@ impl Rows {
         &self,
         column: usize,
         item: &TensorSpec,
-        kind: &Kind,
+        field: &Field,
         rows: usize,
         spare: &Arc<Pool>,
     ) -> Result<Column> {
+        let kind = &field.kind;
         let Some(loose) = &self.loose[column] else { return Err(Error::bug("a loose field has no rows")) };
         let mut loose = std::mem::take(&mut *lock(loose));
         let size = item.size_bytes()?.max(1);
@@ -358,9 +363,23 @@ impl Rows {
             values: Tensor::new(slot.clone(), 0, item, total / size),
             offsets: (1..).zip(counts).map(|(at, count)| Tensor::new(slot.clone(), at, &offset, count)).collect(),
             is_bytes,
-            is_text: matches!(kind, Kind::Text(_)),
+            is_text: matches!(kind, Kind::Text(_)) || field.text.is_some(),
         })
     }
+}
+
+/// Returns lists of byte strings with valid UTF-8. `Replace` may make the strings up to three times as long.
+fn as_texts(mut lists: Lists, errors: TextErrors) -> Result<Lists, String> {
+    let Some(ends) = lists.ends.last_mut() else { return Ok(lists) };
+    let (mut texts, mut from) = (Vec::with_capacity(lists.bytes.len()), 0);
+    for end in ends {
+        let bytes = lists.bytes.get(from..*end).unwrap_or_default();
+        from = *end;
+        texts.extend(as_text(Cow::Borrowed(bytes), errors)?);
+        *end = texts.len();
+    }
+    lists.bytes = texts;
+    Ok(lists)
 }
 
 /// Returns `bytes` as valid UTF-8. The error states where they are not.

@@ -27,6 +27,8 @@ pub struct Field {
     pub default: Option<Box<[u8]>>,
     /// For an annotation of an image, or a property of audio: the field that it follows.
     pub follows: Option<Follows>,
+    /// For lists of byte strings that are text: treatment of bytes that are not UTF-8.
+    pub text: Option<TextErrors>,
     /// For audio, which is decoded to the field's kind: a tensor, or items of a list.
     pub audio: Option<AudioSpec>,
 }
@@ -141,7 +143,7 @@ struct FieldDocument {
     audio: Option<AudioDocument>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     padding: Option<PaddingDocument>,
-    /// Only for a text: treatment of bytes that are not UTF-8.
+    /// Only for texts and lists of texts: treatment of bytes that are not UTF-8.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     errors: Option<TextErrors>,
     /// Bytes of the default, in hexadecimal.
@@ -190,7 +192,7 @@ impl Field {
 
     /// Creates a field of this kind without a default, which is read from the value of the same name.
     pub fn of_kind(name: &str, kind: Kind) -> Self {
-        Self { name: name.to_owned(), of: Vec::new(), kind, default: None, follows: None, audio: None }
+        Self { name: name.to_owned(), of: Vec::new(), kind, default: None, follows: None, text: None, audio: None }
     }
 
     /// Element type and shape, if they are the same in every sample.
@@ -343,7 +345,8 @@ impl Field {
         };
         let default = document.default.as_deref().map(|text| default_of(&document.name, &kind, text)).transpose()?;
         let audio = document.audio.as_ref().map(|audio| audio_spec(audio, &document.name, &kind)).transpose()?;
-        Ok(Self { name: document.name, of: document.of, kind, default, follows: None, audio })
+        let text = document.errors.filter(|_| matches!(kind, Kind::BytesList | Kind::Nested { item: None, .. }));
+        Ok(Self { name: document.name, of: document.of, kind, default, follows: None, text, audio })
     }
 
     /// Serialises fields as JSON that [`Field::from_json`] can parse.
@@ -384,7 +387,7 @@ impl Field {
                 Kind::Padded(_, padding) => Some(PaddingDocument::of(padding)),
                 _ => None,
             },
-            errors: if let Kind::Text(errors) = &self.kind { Some(*errors) } else { None },
+            errors: if let Kind::Text(errors) = &self.kind { Some(*errors) } else { self.text },
             default: self.default.as_deref().map(hexadecimal),
             follows: self.follows.as_ref().map(|follows| fields[follows.field].name.clone()),
             annotation: self.follows.as_ref().map(|follows| AnnotationDocument::of(&follows.annotation)),
@@ -461,7 +464,11 @@ mod tests {
                 ),
             ),
             Field { default: Some([].into()), ..Field::of_kind("raw", Kind::Bytes) },
-            Field { default: Some([].into()), ..Field::of_kind("words", Kind::BytesList) },
+            Field {
+                default: Some([].into()),
+                text: Some(TextErrors::Ignore),
+                ..Field::of_kind("words", Kind::BytesList)
+            },
             Field::of_kind(
                 "boxes",
                 Kind::Nested { item: Some(TensorSpec { dtype: DType::F32, shape: vec![4] }), depth: 2 },

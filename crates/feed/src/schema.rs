@@ -495,7 +495,7 @@ fn proposed(part: &Value<'_>) -> Result<Kind, &'static str> {
     let spec = |dtype, shape: &[usize]| Kind::Tensor(TensorSpec { dtype, shape: shape.to_vec() });
     let row = |dtype, len: usize| if len == 1 { spec(dtype, &[]) } else { spec(dtype, &[len]) };
     Ok(match part {
-        Value::Bytes(_) | Value::Text(_) | Value::Null => Kind::Bytes,
+        Value::Bytes(_) | Value::Text(_) | Value::Json(_) | Value::Null => Kind::Bytes,
         Value::NullAs(empty) => return proposed(empty),
         Value::Nested(nested) => match proposed(&nested.items)? {
             Kind::Ragged(item) => Kind::Nested { item: Some(item), depth: nested.ends.len() + 1 },

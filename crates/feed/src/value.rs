@@ -5,6 +5,7 @@
 //! silently truncated. Integers convert to any integer or float type that represents them exactly, and floats to another
 //! float type; other conversions are errors.
 
+pub(crate) mod json_lists;
 pub(crate) mod json_numbers;
 pub(crate) mod nested;
 
@@ -27,6 +28,8 @@ pub enum Value<'a> {
     Text(Cow<'a, [u8]>),
     /// A JSON array of numbers.
     Numbers(Numbers<'a>),
+    /// Another JSON array or an object, as stored.
+    Json(&'a str),
     /// An empty cell of a table, or an empty JSON array, as it is stored.
     Empty(&'static str),
     /// A list of byte strings.
@@ -86,6 +89,7 @@ impl<'a> Value<'a> {
         match self {
             Self::Bytes(bytes) => format!("{} bytes", with_separators(bytes.len() as u64)),
             Self::Text(text) => format!("a text of {} bytes", with_separators(text.len() as u64)),
+            Self::Json(text) => format!("a JSON text of {} bytes", with_separators(text.len() as u64)),
             Self::Numbers(numbers) if numbers.shape().is_empty() => numbers.text().into(),
             Self::Numbers(numbers) if numbers.shape().len() > 1 => format!("numbers {}", shown(numbers.shape())),
             Self::Numbers(numbers) => format!("a list of {} numbers", with_separators(numbers.elements() as u64)),
@@ -211,7 +215,7 @@ impl<'a> Value<'a> {
         match self {
             Self::Bytes(bytes) => bytes.len(),
             Self::Text(text) => text.len(),
-            Self::Strings(_) => 0,
+            Self::Strings(_) | Self::Json(_) => 0,
             Self::Feature(feature) => of_feature(feature),
             Self::Steps(steps) => steps.steps().iter().flatten().map(of_feature).sum(),
             Self::Array(array) | Self::List(array) => array.elements().saturating_mul(size),
@@ -232,6 +236,7 @@ impl<'a> Value<'a> {
             Self::Bytes(bytes) => bytes.to_vec(),
             Self::Text(text) if is_byte(item.dtype) => text.to_vec(),
             Self::Text(_) => return Err(self.unlike(&want())),
+            Self::Json(_) => return Err(self.unlike_why(&want(), "use list(ragged(...)) for lists of lists")),
             Self::Feature(Feature::Bytes(values)) if values.len() <= 1 => values.concat(),
             Self::Feature(Feature::Bytes(_)) | Self::Strings(_) => {
                 return Err(self.unlike_why(&want(), "use raw_list() to get its byte strings one by one"));
@@ -304,6 +309,7 @@ impl<'a> Value<'a> {
             Self::Bytes(bytes) => Ok(Cow::Borrowed(bytes)),
             Self::Text(text) => Ok(Cow::Borrowed(text)),
             Self::Digits(text) => Ok(Cow::Borrowed(text)),
+            Self::Json(text) => Ok(Cow::Borrowed(text.as_bytes())),
             Self::Numbers(numbers) => Ok(Cow::Borrowed(numbers.text().as_bytes())),
             Self::Empty(text) => Ok(Cow::Borrowed(text.as_bytes())),
             Self::Array(array) | Self::List(array) => Ok(Cow::Borrowed(&array.bytes)),

@@ -159,23 +159,23 @@ impl PyRagged {
         self.offsets.first().map_or(0, |offsets| offsets.shape[0] - 1)
     }
 
-    /// The rows of a text field as `str`.
+    /// The rows of a text field as `str`; of lists of texts, the texts of all lists.
     fn texts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         // With the GIL, so that no Python thread writes to the values meanwhile.
-        let texts = self.rows().ok_or_else(|| raise(py, Error::bug("a column is not text, or was overwritten")))?;
+        let texts = self.strings().ok_or_else(|| raise(py, Error::bug("a column is not text, or was overwritten")))?;
         PyList::new(py, texts)
     }
 }
 
 impl PyRagged {
-    /// The rows of a text field; `None` for other columns.
-    fn rows(&self) -> Option<Vec<&str>> {
+    /// The texts of a text field, or of its lists; `None` for other columns.
+    fn strings(&self) -> Option<Vec<&str>> {
         fn bytes(tensor: &Tensor) -> &[u8] {
             // SAFETY: the memory belongs to the tensor and has this size, and the caller holds the GIL.
             unsafe { std::slice::from_raw_parts(tensor.start().as_ptr(), tensor.size_bytes()) }
         }
         let values = std::str::from_utf8(bytes(&self.values)).ok().filter(|_| self.is_text)?;
-        let ends = bytes(self.offsets.first()?).as_chunks::<8>().0.iter().map(|end| i64::from_le_bytes(*end) as usize);
+        let ends = bytes(self.offsets.last()?).as_chunks::<8>().0.iter().map(|end| i64::from_le_bytes(*end) as usize);
         let ends: Vec<usize> = ends.collect();
         ends.windows(2).map(|row| values.get(row[0]..row[1])).collect()
     }

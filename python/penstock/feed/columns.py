@@ -75,8 +75,12 @@ def _column(column: Any, array: Callable[[_native.Tensor], Any]) -> Any:
 
 
 def string_rows(column: _native.RaggedTensor) -> list[Any]:
-    """Return the `str` of each row of a text field, or the `bytes` of each row of a raw field."""
-    return column.texts() if column.is_text else byte_rows(column)
+    """Return the `str` of each row of a text field, or the `bytes` of each row of a raw field; for lists of these,
+    nested lists.
+    """
+    if not column.is_text:
+        return byte_rows(column)
+    return _grouped(column.texts(), column)
 
 
 def ragged(column: _native.RaggedTensor, array: Callable[[_native.Tensor], Any]) -> Ragged:
@@ -92,11 +96,15 @@ def byte_rows(column: _native.RaggedTensor) -> list[Any]:
     """Return the `bytes` of each row of a raw field; for lists of byte strings, return nested lists for each row."""
     # Tensors support the buffer protocol, but type checkers know this protocol only from Python 3.12 on.
     values = memoryview(cast("Any", column.values))
-    inner, *outer = (memoryview(cast("Any", offsets)).tolist() for offsets in reversed(column.offsets))
-    made: list[Any] = [values[start:end].tobytes() for start, end in pairwise(inner)]
-    for offsets in outer:
-        made = [made[start:end] for start, end in pairwise(offsets)]
-    return made
+    ends = memoryview(cast("Any", column.offsets[-1])).tolist()
+    return _grouped([values[start:end].tobytes() for start, end in pairwise(ends)], column)
+
+
+def _grouped(strings: list[Any], column: _native.RaggedTensor) -> list[Any]:
+    """Group the strings of a column into its lists."""
+    for offsets in reversed(column.offsets[:-1]):
+        strings = [strings[start:end] for start, end in pairwise(memoryview(cast("Any", offsets)).tolist())]
+    return strings
 
 
 def rows(batch: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -274,23 +274,26 @@ class RawSpec(FieldSpec):
 
 @dataclass(frozen=True, slots=True)
 class RawListSpec(FieldSpec):
-    """Field with any number of byte strings per sample, each unchanged."""
+    """Field with any number of byte strings per sample, each unchanged; or of texts, if `errors` is set."""
 
     parts: tuple[str, ...] = ()
     default: tuple[()] | None = None
+    errors: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         spec_dict: dict[str, Any] = {"kind": "bytes_list", "of": list(self.parts)}
+        if self.errors is not None:
+            spec_dict["errors"] = self.errors
         return spec_dict if self.default is None else {**spec_dict, "default": ""}
 
     def __str__(self) -> str:
-        return f"list of bytes{or_default(self.default, self.presence)}"
+        return f"list of {'bytes' if self.errors is None else 'text'}{or_default(self.default, self.presence)}"
 
 
 @dataclass(frozen=True, slots=True)
 class NestedSpec(FieldSpec):
-    """Field of lists in `depth` levels, at least 2. Their items have this element type (None for byte strings) and
-    shape. Created by `penstock.list`.
+    """Field of lists in `depth` levels, at least 2. Their items have this element type (None for byte strings, which are
+    texts if `errors` is set) and shape. Created by `penstock.list`.
     """
 
     dtype: str | None
@@ -298,15 +301,20 @@ class NestedSpec(FieldSpec):
     depth: int
     parts: tuple[str, ...] = ()
     default: tuple[()] | None = None
+    errors: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         spec_dict: dict[str, Any] = {"kind": "nested", "depth": self.depth, "of": list(self.parts)}
         if self.dtype is not None:
             spec_dict |= {"dtype": self.dtype, "shape": list(self.shape)}
+        elif self.errors is not None:
+            spec_dict["errors"] = self.errors
         return spec_dict if self.default is None else {**spec_dict, "default": ""}
 
     def __str__(self) -> str:
-        item = "bytes" if self.dtype is None else f"{self.dtype} {list(self.shape)}"
+        item = (
+            ("bytes" if self.errors is None else "text") if self.dtype is None else f"{self.dtype} {list(self.shape)}"
+        )
         return f"{'list of ' * self.depth}{item}{or_default(self.default, self.presence)}"
 
 
@@ -446,7 +454,7 @@ def text(*, errors: str = "strict", default: str | None = None, mask: str | None
     """Create a field of UTF-8 text: one `str` per sample, and a list of these in batches.
 
     It reads strings of JSON lines, Parquet and Arrow, cells of CSV, members of a tar, and byte features of a tf.Example.
-    Lists and objects of JSON are read as JSON text.
+    Lists of numbers or lists, and objects of JSON are read as JSON text. `list(text())` reads lists of strings.
 
     Args:
         errors: Treatment of bytes that are not UTF-8, as in `bytes.decode`: `strict` (the sample is `Corrupt`, which
@@ -511,10 +519,11 @@ def from_json(text: str) -> tuple[tuple[str, FieldSpec], ...]:
             case "ragged":
                 return RaggedSpec(spec_dict["dtype"], tuple(spec_dict["shape"]), parts, default=empty)
             case "bytes_list":
-                return RawListSpec(parts, empty)
+                return RawListSpec(parts, empty, spec_dict.get("errors"))
             case "nested":
                 shape = tuple(spec_dict.get("shape", ()))
-                return NestedSpec(spec_dict.get("dtype"), shape, spec_dict["depth"], parts, empty)
+                errors = spec_dict.get("errors")
+                return NestedSpec(spec_dict.get("dtype"), shape, spec_dict["depth"], parts, empty, errors)
             case "record":
                 return RawSpec(record=True)
             case "present":

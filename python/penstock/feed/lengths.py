@@ -120,7 +120,9 @@ def _measured(dataset: Dataset, name: str) -> FieldSpec:
     if isinstance(spec, TextSpec):  # a text that cannot be decoded is an error of its batch, not of its length
         default = None if spec.default is None else spec.default.encode()
         return RawSpec(presence=spec.presence, parts=spec.parts, default=default)
-    if isinstance(spec, (RaggedSpec, RawSpec, RawListSpec)):
+    if isinstance(spec, RawListSpec):
+        return replace(spec, errors=None)
+    if isinstance(spec, (RaggedSpec, RawSpec)):
         return spec
     if isinstance(spec, TensorSpec) and spec.shape == () and "int" in spec.dtype:
         return spec

@@ -3,14 +3,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from penstock.errors import ConfigError
-from penstock.feed.fields import FieldSpec, NestedSpec, RaggedSpec, RawListSpec, RawSpec, TensorSpec, ragged, raw_list
+from penstock.feed.fields import (
+    FieldSpec,
+    NestedSpec,
+    RaggedSpec,
+    RawListSpec,
+    RawSpec,
+    TensorSpec,
+    TextSpec,
+    ragged,
+    raw_list,
+)
 
 __all__ = ["list"]
 
 _MAX_DEPTH = 8
 
-_ITEMS = (TensorSpec, RaggedSpec, RawSpec, RawListSpec, NestedSpec)
+_ITEMS = (TensorSpec, RaggedSpec, RawSpec, TextSpec, RawListSpec, NestedSpec)
 """Kinds of items. Their subclasses (masks, boxes, keypoints) follow an image, which a list cannot do."""
 
 
@@ -19,16 +31,16 @@ def list(  # noqa: A001 - the name in the API
 ) -> RaggedSpec | RawListSpec | NestedSpec:
     """Create a field of any number of items per sample, each of which is another field: `list(ragged("float32"))`.
 
-    `list(tensor(dtype, shape))` is `ragged(dtype, shape)`, and `list(raw())` is `raw_list()`. Lists of lists have up to
-    8 levels. In a batch, lists of numbers are a `Ragged` whose `values` are a `Ragged`, one for each level; lists of
-    byte strings are Python lists.
+    `list(tensor(dtype, shape))` is `ragged(dtype, shape)`, and `list(raw())` is `raw_list()`; `list(text())` gives `str`.
+    Lists of lists have up to 8 levels. In a batch, lists of numbers are a `Ragged` whose `values` are a `Ragged`, one
+    for each level; lists of byte strings or texts are Python lists.
 
-    They are read from Parquet's lists of lists; inner lists that all have the same length are also `ragged(dtype,
-    shape)` or `tensor(dtype, shape)`. `list(ragged(dtype))` and `list(raw_list())` also read feature lists of a
-    tf.SequenceExample, with any number of values per step.
+    They are read from lists of lists in Parquet, Arrow IPC and JSON; inner lists that all have the same length are also
+    `ragged(dtype, shape)` or `tensor(dtype, shape)`. `list(ragged(dtype))` and `list(raw_list())` also read feature
+    lists of a tf.SequenceExample, with any number of values per step.
 
     Args:
-        item: A tensor, ragged, raw, raw_list or list field, without `of`, `default` or `mask`.
+        item: A tensor, ragged, raw, text, raw_list or list field, without `of`, `default` or `mask`.
         default, mask: As in `ragged`.
     Raises:
         ConfigError: The item is another kind of field, follows a field, or has `of`, a default or a mask.
@@ -38,23 +50,26 @@ def list(  # noqa: A001 - the name in the API
     is_other = any(getattr(item, name, None) for name in ("follows", "record", "audio"))
     if is_other or type(item) not in _ITEMS:
         raise ConfigError(
-            "list: the items must be tensor, ragged, raw, raw_list or list fields, without like() or record=True "
+            "list: the items must be tensor, ragged, raw, text, raw_list or list fields, without like() or record=True "
             f"(got {item!s})",
             where="fields",
         )
     dtype: str | None
+    errors: str | None = None
     match item:
         case TensorSpec():
             return ragged(item.dtype, item.shape, default=default, mask=mask)
         case RawSpec():
             return raw_list(default=default, mask=mask)
+        case TextSpec():
+            return replace(raw_list(default=default, mask=mask), errors=item.errors)
         case RaggedSpec():
             dtype, shape, depth = item.dtype, item.shape, 2
         case RawListSpec():
-            dtype, shape, depth = None, (), 2
+            dtype, shape, depth, errors = None, (), 2, item.errors
         case NestedSpec():
-            dtype, shape, depth = item.dtype, item.shape, item.depth + 1
+            dtype, shape, depth, errors = item.dtype, item.shape, item.depth + 1, item.errors
     if depth > _MAX_DEPTH:
         raise ConfigError(f"list: {depth} levels of lists (at most {_MAX_DEPTH} are supported)", where="fields")
     outer = raw_list(default=default, mask=mask)
-    return NestedSpec(dtype, shape, depth, default=outer.default, presence=mask)
+    return NestedSpec(dtype, shape, depth, default=outer.default, errors=errors, presence=mask)

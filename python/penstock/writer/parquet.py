@@ -215,7 +215,8 @@ def _type(field: Field) -> pa.DataType:
             return pa.list_(pa.string())
         case "nested":
             assert isinstance(field.spec, NestedSpec)
-            made = pa.binary() if field.dtype == "" else pa.from_numpy_dtype(np.dtype(field.dtype))
+            string = pa.binary() if field.spec.errors is None else pa.string()
+            made = pa.from_numpy_dtype(np.dtype(field.dtype)) if field.dtype else string
             for _ in range(field.spec.depth + len(field.spec.shape)):
                 made = pa.list_(made)
             return made

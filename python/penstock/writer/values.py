@@ -68,8 +68,8 @@ class Field:
         elif isinstance(spec, RaggedSpec):
             self.is_ragged = True
         elif isinstance(spec, NestedSpec):
-            inner = RawListSpec() if spec.dtype is None else RaggedSpec(spec.dtype, spec.shape)
-            self._inner = Field(name, "bytes_list" if spec.dtype is None else "array", dtype, spec=inner)
+            inner = RawListSpec(errors=spec.errors) if spec.dtype is None else RaggedSpec(spec.dtype, spec.shape)
+            self._inner = Field(name, _list_kind(inner), dtype, spec=inner)
 
     @property
     def is_optional(self) -> bool:
@@ -264,7 +264,7 @@ class Fields:
             elif isinstance(spec, (TensorSpec, RaggedSpec)) and spec.dtype in _DTYPES:
                 made.append(Field(name, "array", spec.dtype, spec=spec, frees=frees))
             elif isinstance(spec, (RawSpec, RawListSpec)):
-                made.append(Field(name, "bytes" if isinstance(spec, RawSpec) else "bytes_list", spec=spec))
+                made.append(Field(name, "bytes" if isinstance(spec, RawSpec) else _list_kind(spec), spec=spec))
             elif isinstance(spec, TextSpec):
                 made.append(Field(name, "str", spec=spec))
             elif isinstance(spec, NestedSpec) and (spec.dtype is None or spec.dtype in _DTYPES):
@@ -341,6 +341,10 @@ class Fields:
                     where="samples",
                     hint="give every sample this field, or give write() a schema in which it has a default",
                 )
+
+
+def _list_kind(spec: RawListSpec | RaggedSpec) -> str:
+    return "array" if isinstance(spec, RaggedSpec) else "bytes_list" if spec.errors is None else "str_list"
 
 
 def _listed(names: set[str]) -> str:

@@ -40,7 +40,7 @@ impl Framing for Jsonl {
 
     fn proposes(&self, _name: &str, part: &Value<'_>) -> Option<Kind> {
         match part {
-            Value::Text(_) => Some(Kind::Text(TextErrors::Strict)),
+            Value::Text(_) | Value::Json(_) => Some(Kind::Text(TextErrors::Strict)),
             Value::Digits(text) => super::csv::number(text),
             _ => None,
         }
@@ -65,7 +65,7 @@ impl Record for Object<'_> {
             Json::Raw(text) => match Numbers::parse(text) {
                 Some(numbers) if numbers.shape() == [0] => Value::Empty("[]"),
                 Some(numbers) => Value::Numbers(numbers),
-                None => Value::Text(Cow::Borrowed(text.as_bytes())),
+                None => Value::Json(text),
             },
         }))
     }

@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use penstock_record::tf_example::Feature;
 use penstock_types::{TensorSpec, with_separators};
 
-use crate::value::Value;
+use crate::value::{Value, json_lists};
 
 /// A list of lists. Its depth is `ends.len() + 1`.
 #[derive(Debug, Clone, PartialEq)]
@@ -89,16 +89,19 @@ fn of_strings(mut outer: Vec<Vec<usize>>, strings: &[&[u8]]) -> Lists {
 }
 
 impl<'a> Value<'a> {
-    /// Size in bytes of the result of [`Value::lists`], computed without collecting.
-    pub(crate) fn lists_size(&self, item: Option<&TensorSpec>) -> usize {
+    /// Size in bytes of the result of [`Value::lists`], computed without collecting. For JSON, an upper bound.
+    pub(crate) fn lists_size(&self, item: Option<&TensorSpec>, depth: usize) -> usize {
         let index = size_of::<usize>();
         let strings = |strings: &[&[u8]]| strings.iter().map(|string| string.len() + index).sum::<usize>();
         match (self, item) {
             (Self::Nested(nested), _) => {
-                index * nested.ends.iter().map(Vec::len).sum::<usize>() + nested.items.lists_size(item)
+                index * nested.ends.iter().map(Vec::len).sum::<usize>() + nested.items.lists_size(item, 1)
             }
             (Self::NullAs(_) | Self::Null | Self::Empty(_), _) => 0,
             (Self::Strings(values) | Self::Feature(Feature::Bytes(values)), _) => strings(values),
+            // A list or item has at least two characters.
+            (Self::Json(text), _) => text.len().saturating_mul(index),
+            (Self::Numbers(numbers), _) if depth > 1 => numbers.text().len().saturating_mul(index),
             (Self::Steps(steps), None) => {
                 let step = |step: &Feature<'_>| match step {
                     Feature::Bytes(values) => strings(values),
@@ -132,6 +135,17 @@ impl<'a> Value<'a> {
                 Self::Strings(strings) => Ok(of_strings(nested.ends.clone(), strings)),
                 _ => Err(self.unlike(&want())),
             },
+            (Self::Json(_) | Self::Numbers(_), _) if depth > 1 => {
+                let shape = item.map_or(&[][..], |item| &item.shape);
+                let text = self.text()?;
+                let text = std::str::from_utf8(&text).map_err(|error| error.to_string())?;
+                let lists = json_lists::parse(text, depth + shape.len(), item.map(|item| item.dtype));
+                let lists = lists.map_err(|why| self.unlike_why(&want(), &why))?;
+                let mut nested = Nested { ends: lists.ends, items: Box::new(Value::Null) };
+                nested.check_shape(shape).map_err(|why| self.unlike_why(&want(), &why))?;
+                nested.ends.truncate(depth - usize::from(item.is_some()));
+                Ok(Lists { bytes: lists.bytes, ends: nested.ends })
+            }
             (Self::Steps(steps), Some(item)) if depth == 2 => {
                 let mut lists = Lists { bytes: Vec::new(), ends: vec![Vec::new()] };
                 let size = item.shape.iter().product::<usize>() * item.dtype.size();

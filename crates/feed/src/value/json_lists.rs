@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+//! JSON arrays of arrays, of any lengths. They are parsed only for a field of lists of lists.
+
+use penstock_types::DType;
+use serde_json::Value as Json;
+
+use super::nested::Lists;
+use super::put_text;
+
+/// Parses an array with this number of levels of arrays, at least 2. Its items are numbers or booleans, which become
+/// `dtype`, or strings if it is `None`. The error names an item that does not fit.
+pub(super) fn parse(text: &str, levels: usize, dtype: Option<DType>) -> Result<Lists, String> {
+    let document: Json = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    let mut walk = Walk { bytes: Vec::new(), ends: vec![Vec::new(); levels], strings: Vec::new(), dtype };
+    walk.array(&document, 0)?;
+    let Walk { bytes, mut ends, strings, .. } = walk;
+    ends.remove(0); // of the value itself
+    if dtype.is_none() {
+        ends.push(strings);
+    }
+    Ok(Lists { bytes, ends })
+}
+
+struct Walk {
+    bytes: Vec<u8>,
+    /// End of each array, by level: as an index in the next level or, for the last level, in the items.
+    ends: Vec<Vec<usize>>,
+    /// End of each string in `bytes`.
+    strings: Vec<usize>,
+    dtype: Option<DType>,
+}
+
+impl Walk {
+    fn array(&mut self, value: &Json, level: usize) -> Result<(), String> {
+        let Json::Array(items) = value else { return Err(format!("{} is not a list", shown(value))) };
+        let is_last = level + 1 == self.ends.len();
+        for item in items {
+            if is_last { self.item(item) } else { self.array(item, level + 1) }?;
+        }
+        let end = match (self.ends.get(level + 1), self.dtype) {
+            (Some(next), _) => next.len(),
+            (None, Some(dtype)) => self.bytes.len() / dtype.size(),
+            (None, None) => self.strings.len(),
+        };
+        self.ends[level].push(end);
+        Ok(())
+    }
+
+    fn item(&mut self, item: &Json) -> Result<(), String> {
+        let Some(dtype) = self.dtype else {
+            let Json::String(text) = item else { return Err(format!("{} is not a string", shown(item))) };
+            self.bytes.extend_from_slice(text.as_bytes());
+            self.strings.push(self.bytes.len());
+            return Ok(());
+        };
+        let number = match item {
+            Json::Number(number) => number.to_string(),
+            Json::Bool(value) => u8::from(*value).to_string(),
+            _ => return Err(format!("{} is not a number", shown(item))),
+        };
+        let from = self.bytes.len();
+        self.bytes.resize(from + dtype.size(), 0);
+        if put_text(dtype, &number, &mut self.bytes[from..]) {
+            Ok(())
+        } else {
+            Err(format!("{number} is not a valid {dtype}"))
+        }
+    }
+}
+
+/// The start of a value, for an error message.
+fn shown(value: &Json) -> String {
+    value.to_string().chars().take(32).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arrays_of_any_lengths_have_ends_by_level() {
+        let numbers = |text, levels| parse(text, levels, Some(DType::U8)).map(|lists| (lists.bytes, lists.ends));
+        assert_eq!(numbers("[[1,2],[],[3]]", 2), Ok((vec![1, 2, 3], vec![vec![2, 2, 3]])));
+        assert_eq!(numbers("[[[1],[true]],[]]", 3), Ok((vec![1, 1], vec![vec![2, 2], vec![1, 2]])));
+        assert_eq!(numbers("[]", 2), Ok((vec![], vec![vec![]])));
+        let strings = parse(r#"[["a","\u00e9"],[""]]"#, 2, None).unwrap();
+        assert_eq!((strings.bytes, strings.ends), ("aé".into(), vec![vec![2, 3], vec![1, 3, 3]]));
+        for (text, problem) in [
+            ("[[1],2]", "2 is not a list"),
+            ("{\"a\":1}", "{\"a\":1} is not a list"),
+            ("[[[1]]]", "[1] is not a number"),
+            ("[[null]]", "null is not a number"),
+            ("[[1],[256]]", "256 is not a valid uint8"),
+            ("[[1.5]]", "1.5 is not a valid uint8"),
+        ] {
+            assert_eq!(numbers(text, 2).unwrap_err(), problem);
+        }
+        assert_eq!(parse("[[1]]", 2, None).unwrap_err(), "1 is not a string");
+    }
+}

@@ -219,6 +219,27 @@ def test_arrow_lists_of_a_fixed_length_are_counted_in_the_budget(tmp_path):
         list(penstock.Loader(dataset, batch_size=1, memory_bytes=32 << 20))
 
 
+def test_arrow_schema_is_read_from_the_footer_if_no_message_has_it(tmp_path):
+    content = (HERE / "types.arrow").read_bytes()
+    schema_end = 8 + 8 + int.from_bytes(content[12:16], "little")
+    (tmp_path / "a.arrow").write_bytes(content[:8] + content[schema_end:])
+    assert read(tmp_path) == read(HERE / "types.arrow")
+    (tmp_path / "a.arrow").write_bytes(content[:8] + content[schema_end:-7] + b"\xff" + content[-6:])
+    with pytest.raises(Corrupt, match="damaged Arrow IPC: it has no schema"):
+        read(tmp_path, last=penstock.tensor("int64", ()))
+
+
+def test_arrow_maps_have_keys_and_values_whatever_their_stored_names(tmp_path):
+    entries = pa.struct([pa.field("some_key", pa.string(), nullable=False), pa.field("some_value", pa.int32())])
+    kind = pa.map_(entries[0], entries[1])
+    with pa.ipc.new_file(tmp_path / "a.arrow", pa.schema([("m", kind)])) as out:
+        out.write_table(pa.table({"m": pa.array([[("a", 1), ("b", 2)], None, []], kind)}))
+    assert read(tmp_path) == {
+        "m.key": [[b"a", b"b"], [], []],
+        "m.value": [[1, 2], [], []],
+    }
+
+
 def test_arrow_rows_of_several_files_are_shuffled_and_resumed(tmp_path: Path) -> None:
     for number in range(4):
         shutil.copy(HERE / "types.arrow", tmp_path / f"{number}.arrow")

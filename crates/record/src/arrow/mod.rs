@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Arrow IPC: reads rows of a file or stream in memory, without copying its values.
 //!
-//! Both kinds are a sequence of messages; a file also has a footer, which is not needed here. Supported are numbers,
+//! Both kinds are a sequence of messages. A file also has a footer, which is needed only if the messages lack the schema.
+//! Supported are numbers,
 //! booleans, texts, binaries, dictionaries of these, lists, maps (lists of keys and of values), and structs, whose fields
 //! are named by their path (`image.bytes`), also in lists. Dates and times are read as their integers. Compressed buffers are decompressed when they are used.
 //!
@@ -86,6 +87,13 @@ fn message<'a>(bytes: &'a [u8], at: u64, size: u64, place: &str) -> Result<Next<
 /// Position of the first message of an object with these first bytes.
 pub fn first_message(head: &[u8]) -> u64 {
     if head.starts_with(MAGIC) { MAGIC.len() as u64 } else { 0 }
+}
+
+/// The schema of a file's footer.
+fn footer_schema(content: &[u8]) -> Option<Schema> {
+    let (rest, len) = content.strip_suffix(b"ARROW1")?.split_last_chunk::<4>()?;
+    let len = usize::try_from(i32::from_le_bytes(*len)).ok()?;
+    schema(&Table::root(rest.get(rest.len().checked_sub(len)?..)?)?.table(1)?)
 }
 
 /// Result of reading the start of a group of rows.
@@ -212,7 +220,7 @@ impl File {
             }
             at = message.end;
         }
-        let schema = found.ok_or_else(|| damaged("it has no schema"))?;
+        let schema = found.or_else(|| footer_schema(&content)).ok_or_else(|| damaged("it has no schema"))?;
         Ok(Self { content, place: place.to_owned(), schema, batches, dictionaries, starts })
     }
 

@@ -102,8 +102,8 @@ struct Around {
     path: String,
     validity: Vec<BufferNumber>,
     lists: Vec<Level>,
-    /// True for the child of a list, whose name is not a part of the path.
-    is_item: bool,
+    /// Name to use in place of the stored one; empty for the child of a list, which adds nothing to the path.
+    name: Option<&'static str>,
     depth: usize,
 }
 
@@ -193,12 +193,12 @@ impl Walk {
             return None;
         }
         let (name, kind, children) = (field.text(0)?, field.u8(2), field.tables(5)?);
-        let path = match around.path.as_str() {
-            path if around.is_item => path.to_owned(),
-            "" => name.to_owned(),
-            path => format!("{path}.{name}"),
+        let path = match (around.path.as_str(), around.name) {
+            (path, Some("")) => path.to_owned(),
+            ("", own) => own.unwrap_or(name).to_owned(),
+            (path, own) => format!("{path}.{}", own.unwrap_or(name)),
         };
-        let mut around = Around { path, depth: around.depth + 1, is_item: false, ..around.clone() };
+        let mut around = Around { path, depth: around.depth + 1, name: None, ..around.clone() };
         if let Some(encoding) = field.table(4) {
             let index = encoding.table(1).map_or(Ok(DType::I32), |table| int(&table));
             let (element, text, _) = leaf(kind, &field.table(3)?)
@@ -227,7 +227,7 @@ impl Walk {
             return Some(());
         }
         let list = match kind {
-            12 | 17 => Some(List::Narrow), // a map is a list of structs of a key and a value
+            12 | 17 => Some(List::Narrow),
             21 => Some(List::Wide),
             16 => Some(List::Fixed(usize::try_from(table.i32(0, 0)).ok()?)),
             _ => None,
@@ -238,7 +238,17 @@ impl Walk {
             around.push_validity(first);
             let offsets = BufferNumber { number: first.number + 1, ..first };
             around.lists.push(Level { list, offsets, items: Vec::new() });
-            return self.field(child, &Around { is_item: true, ..around });
+            if kind != 17 {
+                return self.field(child, &Around { name: Some(""), ..around });
+            }
+            // A map is a list of structs of a key and a value, whose names differ between writers.
+            let entries = self.take(1);
+            around.push_validity(entries);
+            around.depth += 1;
+            let children = child.tables(5)?;
+            let [key, value] = children.as_slice() else { return None };
+            self.field(key, &Around { name: Some("key"), ..around.clone() })?;
+            return self.field(value, &Around { name: Some("value"), ..around });
         }
         if kind == 13 {
             let own = self.take(1);

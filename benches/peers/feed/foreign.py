@@ -56,7 +56,7 @@ PROOFS = (
     "are missing",
     "no MPEG frame at",
     "in blocks of",
-    "frames of at most",
+    "samples per frame, but a frame has",
     "minimum block length",
 )
 """Texts by which a message is recognised as clear: it describes damage that some libraries accept, or gives advice."""

@@ -111,7 +111,8 @@ clean: ## Remove everything that was built or installed here (sources and runs/ 
 # ---------------------------------------------------------------- one command per check
 
 .PHONY: static
-static: setup rustfmt clippy ruff mypy stubtest imports guards generated ## All checks except tests
+static: setup ## All checks except tests; two at a time, as most of them use one core
+	@$(MAKE) --no-print-directory --output-sync=target --jobs=2 clippy stubtest guards rustfmt ruff imports generated
 
 .PHONY: rustfmt
 rustfmt: ## Rust formatting
@@ -131,7 +132,7 @@ mypy: setup ## Python types, strict
 	@$(BIN)/mypy --no-error-summary
 
 .PHONY: stubtest
-stubtest: setup ## The hand-written stub against the compiled module
+stubtest: setup mypy ## The hand-written stub against the compiled module; after mypy, which fails while it runs
 	@$(BIN)/python -m mypy.stubtest penstock._native --concise
 
 .PHONY: imports

@@ -4,12 +4,14 @@
 use penstock_types::DType;
 use serde_json::Value as Json;
 
-use super::nested::Lists;
 use super::put_text;
+
+/// Bytes of all items, and the ends of the lists, as `Lists` has them.
+type Parsed = (Vec<u8>, Vec<Vec<usize>>);
 
 /// Parses an array with this number of levels of arrays, at least 2. Its items are numbers or booleans, which become
 /// `dtype`, or strings if it is `None`. The error names an item that does not fit.
-pub(super) fn parse(text: &str, levels: usize, dtype: Option<DType>) -> Result<Lists, String> {
+pub(super) fn parse(text: &str, levels: usize, dtype: Option<DType>) -> Result<Parsed, String> {
     let document: Json = serde_json::from_str(text).map_err(|error| error.to_string())?;
     let mut walk = Walk { bytes: Vec::new(), ends: vec![Vec::new(); levels], strings: Vec::new(), dtype };
     walk.array(&document, 0)?;
@@ -18,7 +20,7 @@ pub(super) fn parse(text: &str, levels: usize, dtype: Option<DType>) -> Result<L
     if dtype.is_none() {
         ends.push(strings);
     }
-    Ok(Lists { bytes, ends })
+    Ok((bytes, ends))
 }
 
 struct Walk {
@@ -79,12 +81,12 @@ mod tests {
 
     #[test]
     fn arrays_of_any_lengths_have_ends_by_level() {
-        let numbers = |text, levels| parse(text, levels, Some(DType::U8)).map(|lists| (lists.bytes, lists.ends));
+        let numbers = |text, levels| parse(text, levels, Some(DType::U8));
         assert_eq!(numbers("[[1,2],[],[3]]", 2), Ok((vec![1, 2, 3], vec![vec![2, 2, 3]])));
         assert_eq!(numbers("[[[1],[true]],[]]", 3), Ok((vec![1, 1], vec![vec![2, 2], vec![1, 2]])));
         assert_eq!(numbers("[]", 2), Ok((vec![], vec![vec![]])));
-        let strings = parse(r#"[["a","\u00e9"],[""]]"#, 2, None).unwrap();
-        assert_eq!((strings.bytes, strings.ends), ("aé".into(), vec![vec![2, 3], vec![1, 3, 3]]));
+        let strings = parse(r#"[["a","\u00e9"],[""]]"#, 2, None);
+        assert_eq!(strings, Ok(("aé".into(), vec![vec![2, 3], vec![1, 3, 3]])));
         for (text, problem) in [
             ("[[1],2]", "2 is not a list"),
             ("{\"a\":1}", "{\"a\":1} is not a list"),

@@ -140,11 +140,11 @@ impl<'a> Value<'a> {
                 let text = self.text()?;
                 let text = std::str::from_utf8(&text).map_err(|error| error.to_string())?;
                 let lists = json_lists::parse(text, depth + shape.len(), item.map(|item| item.dtype));
-                let lists = lists.map_err(|why| self.unlike_why(&want(), &why))?;
-                let mut nested = Nested { ends: lists.ends, items: Box::new(Value::Null) };
+                let (bytes, ends) = lists.map_err(|why| self.unlike_why(&want(), &why))?;
+                let mut nested = Nested { ends, items: Box::new(Value::Null) };
                 nested.check_shape(shape).map_err(|why| self.unlike_why(&want(), &why))?;
                 nested.ends.truncate(depth - usize::from(item.is_some()));
-                Ok(Lists { bytes: lists.bytes, ends: nested.ends })
+                Ok(Lists { bytes, ends: nested.ends })
             }
             (Self::Steps(steps), Some(item)) if depth == 2 => {
                 let mut lists = Lists { bytes: Vec::new(), ends: vec![Vec::new()] };

@@ -34,6 +34,19 @@ def test_state_of_a_grown_dataset_has_both_counts_and_a_hint(made, tmp_path):
     assert "shuffle()" in caught.value.hint
 
 
+def test_state_is_valid_for_a_dataset_that_was_moved(made, tmp_path):
+    folder = made([2] * 10)
+    loader = penstock.Loader(dataset(folder).shuffle(1), batch_size=3)
+    running = iter(loader)
+    next(running)
+    state = loader.state_dict()
+    moved = penstock.Loader(dataset(write(tmp_path / "moved", [2] * 10)).shuffle(1), batch_size=3)
+    moved.load_state_dict(state)
+    rest = [batch["x"].tolist() for batch in moved]
+    assert rest == [batch["x"].tolist() for batch in running]
+    assert len(rest) == 6
+
+
 def test_reprs_show_maps_loaders_and_schemas(made):
     ds = dataset(made([2] * 3)).shuffle(4).take(5)
     shaped = ds.map(mapped.plain, workers=2).map(functools.partial(mapped.waits_for_file, None))

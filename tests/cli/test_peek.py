@@ -75,7 +75,8 @@ def test_peek_shows_the_first_object_that_is_not_empty(tars, run_cli):
 
 def test_peek_code_runs_as_printed(tars, run_cli, tmp_path):
     np.save(tmp_path / "a.npy", np.arange(6, dtype="float32").reshape(3, 2))
-    for url, samples in ((str(tars), 15), (f"{tmp_path}/*.npy", 1)):
+    (tmp_path / "ragged.jsonl").write_text('{"tokens": [1]}\n{"tokens": []}\n{"tokens": [2, 3]}\n')
+    for url, samples in ((str(tars), 15), (f"{tmp_path}/*.npy", 1), (f"{tmp_path}/*.jsonl", 3)):
         facts = json.loads(run_cli("peek", url, "--json").out)
         done = subprocess.run(
             [sys.executable, "-c", "\n".join(facts["python"])], capture_output=True, text=True, timeout=60, check=False

@@ -132,6 +132,16 @@ def test_convert_of_a_list_of_texts_to_tar_names_the_fields_that_remain(tmp_path
     assert convert(plan, tmp_path / "b", format="tar").samples == 2
 
 
+def test_convert_of_parquet_keeps_text_as_text(tmp_path):
+    (tmp_path / "a").mkdir()
+    rows = {"n": [1, 2, 3], "text": ["é", None, "b"], "raw": [b"\xff", b"", b"a"]}
+    pq.write_table(pa.table(rows), tmp_path / "a/x.parquet")
+    convert(tmp_path / "a", tmp_path / "b", format="parquet")
+    table = pq.read_table(tmp_path / "b/shard-000000.parquet")
+    assert (table.schema.field("text").type, table.schema.field("raw").type) == (pa.string(), pa.binary())
+    assert table.to_pydict() == rows
+
+
 def test_convert_leaves_lists_of_lists_out_except_for_parquet(tmp_path):
     (tmp_path / "a").mkdir()
     rows = {"n": [1, 2], "lists": [[[1], [2, 3]], None], "words": [[["a"], []], [["bc", "é"]]]}

@@ -142,7 +142,7 @@ HUGE = HUGE[:16] + struct.pack(">II", 60_000, 60_000) + HUGE[24:]
         ("png", encoded(np.zeros((8, 8, 3), np.uint8)), "uint8", "mask with the colours of a PNG"),
         ("jpg", encoded(np.zeros((8, 8, 3), np.uint8), "JPEG"), "uint8", "mask with the colours of a JPEG"),
         ("png", encoded(np.zeros((8, 8), np.uint8))[:60], "uint8", "damaged PNG"),
-        ("png", b"", "uint8", "is not an image"),
+        ("png", b"", "uint8", r"has no image \(0 bytes or a null\)"),
         ("png", HUGE, "uint8", "is an image of 60,000 x 60,000 pixels"),
         ("npy", npy(np.zeros((2, 8, 8), np.uint8)), "uint8", "a mask has a height and a width"),
         ("npy", npy(np.zeros((8, 8), np.float32)), "uint8", "float32 cannot be converted"),

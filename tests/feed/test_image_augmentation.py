@@ -193,6 +193,7 @@ def test_rotation_moves_mask_boxes_and_keypoints_too(tmp_path):
     ("spec", "text"),
     [
         (lambda: plain().augment("blur"), "`blur` is not one of brightness"),
+        (lambda: plain().augment("brightness"), "image: brightness needs a value"),
         (lambda: plain().augment("hue", 0.6), "hue must be a range inside -0.5..0.5"),
         (lambda: plain().augment("brightness", float("nan")), "brightness must have finite values"),
         (lambda: plain().augment("posterize", (5, 3)), "posterize must be a range"),

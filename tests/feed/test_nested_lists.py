@@ -262,6 +262,8 @@ def test_lists_of_lists_in_json_are_read_as_lists_or_as_text(json_lines):
         ("[[1], []]", penstock.list(penstock.raw_list()), "1 is not a string"),
         ("[[[1, 2], [3]]]", penstock.list(penstock.ragged("int64", (2,))), "inner list 1 has 1 items instead of 2"),
         ('"[[1], [2, 3]]"', penstock.list(penstock.ragged("int64")), "a text of 13 bytes"),
+        ("[1, null]", penstock.ragged("int64"), "a JSON list of 9 bytes with a null"),
+        ('["a", null]', penstock.list(penstock.text()), "a JSON list of 11 bytes with a null"),
         ("[[1], [2, 3]]", penstock.ragged("int64"), r"use list\(ragged\(\.\.\.\)\) for lists of lists"),
     ],
 )

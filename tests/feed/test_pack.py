@@ -228,7 +228,14 @@ def test_pack_takes_ready_tokens_of_fixed_and_varying_length(tmp_path: Path) -> 
         list(penstock.Loader(rows.pack(3, fields="z"), batch_size=4))
     with pytest.raises(ConfigError, match="`x` is not a field of numbers") as caught:
         list(penstock.Loader(rows.map(lambda sample: {"x": sample["x"].tolist()}).pack(3, fields="x"), batch_size=4))
-    assert "tokenize(fn, key=...), not from map() or decode()" in str(caught.value.hint)
+    assert 'tokenize(lambda lists: lists, "x", into="x", key="lists-1")' in str(caught.value.hint)
+    lists = rows.map(lambda sample: {"x": sample["x"].tolist()}).tokenize(
+        lambda lists: lists, "x", into="x", key="lists-1"
+    )
+    (batch,) = penstock.Loader(lists.pack(3, fields="x"), batch_size=4)
+    assert batch["x"].tolist() == [[1, 2, 70000], [4, 0, 0]]
+    (batch,) = penstock.Loader(lists.padded(), batch_size=4)
+    assert batch["x"].tolist() == [[1, 2, 70000], [0, 0, 0], [4, 0, 0]]
     (tmp_path / "b.jsonl").write_text('{"x": [1, 2], "y": [1]}\n')
     with pytest.raises(MapFailed, match="`y` and `x` have different lengths"):
         list(penstock.Loader(penstock.open(tmp_path / "b.jsonl").pack(3, fields=("x", "y")), batch_size=4))

@@ -112,6 +112,40 @@ def test_raw_record_of_other_formats_is_what_they_store(tmp_path):
         assert records(dataset.fields(r=penstock.raw(record=True)), "r") == want[name], name
 
 
+def test_raw_lines_and_rows_of_any_content_reach_a_decoder(tmp_path):
+    lines = [b'{"a": 1, "b": NaN}', b"not json", b'{"a": "\xff"}', b'{"a": 2}']
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    dataset = penstock.open(tmp_path / "a.jsonl")
+    assert records(dataset.fields(record=penstock.raw())) == lines
+    kept = dataset.fields(record=penstock.raw()).filter(lambda sample: sample["record"].startswith(b"{"))
+    assert records(kept) == [lines[0], *lines[2:]]
+    repaired = dataset.fields(record=penstock.raw()).decode(
+        lambda record: {"n": len(record)} if record.endswith(b"}") else None
+    )
+    assert sum(records(repaired, "n")) == sum(map(len, lines)) - len(lines[1])
+    with pytest.raises(Corrupt, match=r"record 0 is not a JSON object .* \(NaN and Infinity are not JSON: write null,"):
+        records(dataset.fields(a=penstock.tensor("int64", ())), "a")
+    with pytest.raises(Corrupt, match="record 0 is not a JSON object"):
+        dataset.schema()
+    rows = [b"1,2", b"3", b"4,5,6"]
+    (tmp_path / "b.csv").write_bytes(b"x,y\n" + b"\n".join(rows) + b"\n")
+    dataset = penstock.open(tmp_path / "b.csv")
+    assert records(dataset.fields(record=penstock.raw())) == rows
+    with pytest.raises(Corrupt, match="record 1 has 1 cells, but there are 2 columns"):
+        records(dataset.fields(x=penstock.tensor("int64", ())), "x")
+
+
+def test_files_may_be_empty_but_images_may_not(tmp_path):
+    (tmp_path / "a.txt").touch()
+    (tmp_path / "b.txt").write_bytes(b"0 .5 .5 1 1")
+    dataset = penstock.open(tmp_path, format="files")
+    assert records(dataset) == [b"", b"0 .5 .5 1 1"]
+    assert sorted(records(dataset.shuffle(1))) == [b"", b"0 .5 .5 1 1"]
+    (tmp_path / "c.jpg").touch()
+    with pytest.raises(Corrupt, match=r"c\.jpg is empty \(0 bytes\)"):
+        records(penstock.open(tmp_path / "c.jpg", format="images").fields(image=penstock.image(4)), "image")
+
+
 def test_files_of_any_kind_have_keys_and_labels_of_their_folders(tmp_path):
     for label, name in enumerate(("cat", "dog")):
         (tmp_path / name).mkdir()

@@ -150,6 +150,32 @@ def test_features_and_members_that_some_files_lack_have_masks(tmp_path):
     assert (batch["cls"].tolist(), batch["has_cls"].tolist()) == ([-1, 3], [False, True])
 
 
+@pytest.mark.parametrize("kind", ["arrow", "csv", "npz"])
+def test_files_of_other_tables_may_lack_columns(tmp_path, kind):
+    import pyarrow as pa
+
+    for at, columns in enumerate(({"a": [1, 2]}, {"b": [5], "a": [3]})):
+        path = tmp_path / f"{at}.{kind}"
+        if kind == "arrow":
+            table = pa.table(columns)
+            with pa.ipc.new_file(path, table.schema) as out:
+                out.write_table(table)
+        elif kind == "csv":
+            rows = zip(*columns.values(), strict=True)
+            path.write_text("\n".join([",".join(columns), *(",".join(map(str, row)) for row in rows)]) + "\n")
+        else:
+            np.savez(path, **{name: np.array(values[0]) for name, values in columns.items()})
+    a = penstock.tensor("int64", ())
+    dataset = penstock.open(tmp_path)
+    (batch,) = penstock.Loader(dataset.fields(a=a, b=penstock.tensor("int64", (), default=-1, mask="m")), batch_size=4)
+    count = len(batch["a"])
+    assert batch["a"].tolist() == [1, 2, 3][-count:] if kind != "npz" else [1, 3]
+    assert batch["b"].tolist() == [-1] * (count - 1) + [5]
+    assert batch["m"].tolist() == [False] * (count - 1) + [True]
+    with pytest.raises(Mismatch, match="give the field a default if not every file has the value"):
+        list(penstock.Loader(dataset.fields(a=a, b=penstock.tensor("int64", ())), batch_size=4))
+
+
 def test_shards_of_mds_may_lack_columns(tmp_path):
     old, new = tmp_path / "old", tmp_path / "new"
     old.mkdir()

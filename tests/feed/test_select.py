@@ -192,6 +192,20 @@ def test_filter_whose_function_fails_names_the_record(plain):
         read(plain.filter(lambda sample: sample["y"]))
 
 
+def test_filter_leaves_out_unreadable_samples_if_asked(tmp_path):
+    lines = ['{"a": 1}', '{"a": 2}', '{"a": "x"}', "not json", '{"a": 5}', '{"a": 6}'] * 60
+    (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n")
+    dataset = penstock.open(tmp_path).fields(a=penstock.tensor("int64", ()))
+    with pytest.raises(penstock.errors.Mismatch, match="record 2"):
+        list(penstock.Loader(dataset.filter(lambda sample: sample["a"] > 1), batch_size=4, on_error="skip"))
+    kept = dataset.filter(lambda sample: sample["a"] > 1, on_error="skip")
+    assert [n for batch in penstock.Loader(kept, batch_size=7) for n in batch["a"].tolist()] == [2, 5, 6] * 60
+    weighted = kept.resample("balanced", labels="a", seed=1)
+    assert {n for batch in penstock.Loader(weighted, batch_size=7) for n in batch["a"].tolist()} == {2, 5, 6}
+    with pytest.raises(penstock.errors.ConfigError, match="neither raise nor skip"):
+        dataset.filter(bool, on_error="substitute")
+
+
 def test_filter_in_workers_gives_the_same_samples(plain):
     assert read(plain.filter(mapped.is_even, workers=1, key="in workers")) == list(range(0, 18, 2))
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -265,5 +266,10 @@ def test_open_of_an_incomplete_dataset_is_refused(tmp_path):
     assert penstock.open(tmp_path / "d").samples == 40
     shard = sorted((tmp_path / "d").glob("*.tar"))[1]
     shard.unlink()
-    with pytest.raises(Corrupt, match=rf"lacks 1 of the \d+ objects in its manifest; the first is {shard.name}"):
+    problem = rf"lacks 1 of the \d+ objects in its manifest; the first is {shard.name}"
+    with pytest.raises(Corrupt, match=problem):
         penstock.open(tmp_path / "d")
+    shutil.copytree(tmp_path / "d", tmp_path / "copied")
+    with pytest.raises(Corrupt, match=problem + r"; copy them too or, .* delete the copy of \.penstock/manifest\.json"):
+        penstock.open(tmp_path / "copied")
+    (tmp_path / "copied/.penstock/manifest.json").unlink()

@@ -73,7 +73,7 @@ pub(crate) fn decode(
     if let Some(blocks) = blocks {
         let name = |number: usize| object.source.listed_place(number);
         blocks.unpack(object.number, stored, scratch, object.limit, &name)?;
-    } else if stored.is_empty() {
+    } else if stored.is_empty() && !framing.may_be_empty() {
         return Err(Error::corrupt(place, "is empty (0 bytes), but should contain records"));
     }
     if framing.is_table() {

@@ -319,6 +319,7 @@ impl Survey {
     }
 
     fn add(&mut self, framing: &dyn Framing, record: &dyn Record) -> Result<()> {
+        record.check()?;
         self.records += 1;
         for name in record.names() {
             if self.known.get(&name) == Some(&None) {

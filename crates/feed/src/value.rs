@@ -89,6 +89,9 @@ impl<'a> Value<'a> {
         match self {
             Self::Bytes(bytes) => format!("{} bytes", with_separators(bytes.len() as u64)),
             Self::Text(text) => format!("a text of {} bytes", with_separators(text.len() as u64)),
+            Self::Json(text) if text.starts_with('[') && text.contains("null") => {
+                format!("a JSON list of {} bytes with a null", with_separators(text.len() as u64))
+            }
             Self::Json(text) => format!("a JSON text of {} bytes", with_separators(text.len() as u64)),
             Self::Numbers(numbers) if numbers.shape().is_empty() => numbers.text().into(),
             Self::Numbers(numbers) if numbers.shape().len() > 1 => format!("numbers {}", shown(numbers.shape())),
@@ -236,7 +239,10 @@ impl<'a> Value<'a> {
             Self::Bytes(bytes) => bytes.to_vec(),
             Self::Text(text) if is_byte(item.dtype) => text.to_vec(),
             Self::Text(_) => return Err(self.unlike(&want())),
-            Self::Json(_) => return Err(self.unlike_why(&want(), "use list(ragged(...)) for lists of lists")),
+            Self::Json(text) if text.starts_with("[[") => {
+                return Err(self.unlike_why(&want(), "use list(ragged(...)) for lists of lists"));
+            }
+            Self::Json(_) => return Err(self.unlike(&want())),
             Self::Feature(Feature::Bytes(values)) if values.len() <= 1 => values.concat(),
             Self::Feature(Feature::Bytes(_)) | Self::Strings(_) => {
                 return Err(self.unlike_why(&want(), "use raw_list() to get its byte strings one by one"));

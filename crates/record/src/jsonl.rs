@@ -132,8 +132,13 @@ impl<'a> Line<'a> {
             Error::corrupt(place, format!("is not UTF-8 (byte {at} of {all})"))
         })?;
         let entries = serde_json::from_str(text).map_err(|error| {
+            let rest = text.get(error.column().saturating_sub(1)..).unwrap_or_default();
             let advice = match error.is_eof() {
                 true => " (if the object continues on the next line, join its lines: jq -c . OLD.json > NEW.jsonl)",
+                // Python's json.dumps writes them.
+                false if ["NaN", "Infinity"].iter().any(|word| rest.starts_with(word)) => {
+                    " (NaN and Infinity are not JSON: write null, or read the line by raw(record=True) and decode it)"
+                }
                 false => "",
             };
             Error::corrupt(place, format!("is not a JSON object on one line: {}{advice}", of_line(&error)))

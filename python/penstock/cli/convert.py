@@ -137,6 +137,7 @@ def _result(written: Written) -> dict[str, Any]:
 
 
 def _readable(plan: Conversion, facts: dict[str, Any]) -> str:
+    from penstock.cli.stage_estimate import usd
     from penstock.units import format_bytes
 
     count = "an unknown number of" if plan.samples is None else f"{plan.samples:,}"
@@ -148,7 +149,11 @@ def _readable(plan: Conversion, facts: dict[str, Any]) -> str:
     lines += [f"  field    {name}: {spec}" for name, spec in facts["fields"].items()]
     lines += [f"  left out {name}: {reason}" for name, reason in facts["left_out"].items()]
     if facts["money"] is not None:
-        lines.append(f"  reading  {facts['requests']:,} requests, ${facts['money']['requests_usd']:,.2f}")
+        money = facts["money"]
+        text = f"  reading  {facts['requests']:,} requests, {usd(money['requests_usd'])}"
+        if money["egress_usd"]:
+            text += f"; egress {usd(money['egress_usd'])} if this machine is outside the cloud"
+        lines.append(text)
     return "\n".join(lines)
 
 

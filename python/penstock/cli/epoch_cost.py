@@ -10,6 +10,7 @@ __all__ = ["money_text"]
 
 def money_text(money: dict[str, Any]) -> str:
     """Format the cost as lines of text."""
+    from penstock.cli.stage_estimate import usd
     from penstock.units import format_bytes
 
     how = "by the URL" if money["is_inferred"] else "as given"
@@ -19,13 +20,7 @@ def money_text(money: dict[str, Any]) -> str:
     for name, label in (("without_cache", "without the node's cache"), ("with_cache", "with it")):
         way = money[name]
         egress = (
-            ""
-            if way["egress_usd"] is None
-            else f", egress {_usd(way['egress_usd'])} if the nodes are outside the cloud"
+            "" if way["egress_usd"] is None else f", egress {usd(way['egress_usd'])} if the nodes are outside the cloud"
         )
-        lines.append(f"  {label}: requests {_usd(way['requests_usd'])}{egress}")
+        lines.append(f"  {label}: requests {usd(way['requests_usd'])}{egress}")
     return "\n".join([*lines, f"  {money['dates']}"])
-
-
-def _usd(amount: float) -> str:
-    return f"${amount:,.2f}" if amount >= 0.01 or amount == 0 else "< $0.01"

@@ -137,7 +137,7 @@ def _code(url: str, named: str | None) -> list[str]:
     return [
         "import penstock",
         f"dataset = penstock.open({url!r}{chosen}).shuffle(seed=1)",
-        f"for batch in penstock.Loader(dataset, batch_size={_BATCH}): print({{name: getattr(rows, 'shape', len(rows)) for name, rows in batch.items()}})",
+        f"for batch in penstock.Loader(dataset, batch_size={_BATCH}): print({{name: rows.shape if hasattr(rows, 'shape') else len(rows.to_list() if hasattr(rows, 'to_list') else rows) for name, rows in batch.items()}})",
     ]
 
 

@@ -217,7 +217,14 @@ class Dataset(DatasetBase):
         selection.check_indexed(self, "select")
         return selection.add(self, "select", selection.Select(index))
 
-    def filter(self, fn: Callable[[dict[str, Any]], bool], workers: int = 0, *, key: str | None = None) -> Dataset:
+    def filter(
+        self,
+        fn: Callable[[dict[str, Any]], bool],
+        workers: int = 0,
+        *,
+        key: str | None = None,
+        on_error: Literal["raise", "skip"] = "raise",
+    ) -> Dataset:
         """Return the dataset with only the samples for which `fn(sample)` returns True.
 
         `fn` takes a dict of NumPy views of one sample, as in `map`. It is called once for each sample, when the order
@@ -232,14 +239,21 @@ class Dataset(DatasetBase):
             workers: Number of processes that call `fn`; 0 calls it in this process.
             key: Text that identifies `fn` and everything that it depends on; by default a digest of its code, defaults,
                 closure and globals.
+            on_error: `skip` also leaves out the samples that cannot be read; not with workers. A loader's `on_error` does
+                not apply here.
         Raises:
             ConfigError: The dataset is unindexed; or, when the order is first used, `fn` keeps no sample.
+            Corrupt, Mismatch: A sample cannot be read.
             MapFailed: `fn` raised an exception or did not return a boolean.
         """
         selection.check_indexed(self, "filter")
         if not callable(fn):
             raise ConfigError(f"filter: {fn!r} is not callable", where="filter")
-        step = selection.Filter(selection.before(self), fn, as_int("workers", workers), key)
+        if on_error not in ("raise", "skip"):
+            raise ConfigError(f"on_error: `{on_error}` is neither raise nor skip", where="filter")
+        if on_error == "skip" and workers:
+            raise ConfigError('filter: on_error="skip" cannot be combined with workers', where="filter")
+        step = selection.Filter(selection.before(self), fn, as_int("workers", workers), key, on_error == "skip")
         return selection.add(self, "filter", step)
 
     def resample(

@@ -265,7 +265,8 @@ class DatasetBase:
             raise ConfigError(
                 f"padded: the dataset is {state}",
                 where="padded",
-                hint="pad a stored field by its type: .fields(x=penstock.ragged(dtype).padded())"
+                hint="pad a stored field by its type: .fields(x=penstock.ragged(dtype).padded()); pass lists of decode() "
+                'through tokenize first: .tokenize(lambda lists: lists, "x", into="x", key="lists-1")'
                 if self.tokenizing is None
                 else None,
             )

@@ -22,6 +22,12 @@ __all__ = ["BoxesSpec", "ImageSpec", "KeypointsSpec", "MaskSpec", "boxes", "foll
 MAX_PIXELS = 100_000_000
 """Default maximum number of pixels in an image. Slightly above Pillow's warning limit."""
 
+_WITH_VALUE = {
+    *("brightness", "contrast", "saturation", "sharpness", "hue", "posterize", "solarize"),
+    *("rotate", "shear_x", "shear_y", "translate_x", "translate_y"),
+}
+"""Operations of `augment` that need a value."""
+
 
 @dataclass(frozen=True, slots=True)
 class ImageSpec(FieldSpec):
@@ -83,7 +89,9 @@ class ImageSpec(FieldSpec):
         """Return the field with one random operation, as by torchvision's `TrivialAugmentWide`."""
         return self._then("trivialaugment", (as_int("num_magnitude_bins", num_magnitude_bins),), 1.0, fill)
 
-    def augment(self, operation: str, value: float | tuple[float, float] = 0, *, p: float = 1.0, fill: int = 0) -> Self:
+    def augment(
+        self, operation: str, value: float | tuple[float, float] | None = None, *, p: float = 1.0, fill: int = 0
+    ) -> Self:
         """Return the field with one more operation: `augment("rotate", (-10, 10), p=0.5)`.
 
         Operations come after crop, resize and flip, in the order of the calls.
@@ -93,10 +101,21 @@ class ImageSpec(FieldSpec):
                 (factors), `hue` (-0.5 to 0.5), `posterize` (bits), `solarize` (threshold of 255), `autocontrast`,
                 `equalize`, `invert`, `grayscale`, `rotate` (degrees, counter-clockwise), `shear_x`, `shear_y` (pixels
                 per row or column), `translate_x`, `translate_y` (fractions of the side).
-            value: The value, or the range from which it is drawn.
+            value: The value, or the range from which it is drawn. `autocontrast`, `equalize`, `invert` and `grayscale`
+                have none.
             p: Probability that a sample gets the operation.
             fill: Value of pixels from outside of the image.
+        Raises:
+            ConfigError: The operation needs a value, or a number is invalid.
         """
+        if value is None:
+            if operation in _WITH_VALUE:
+                raise ConfigError(
+                    f"image: {operation} needs a value",
+                    where="image",
+                    hint=f'give a value or a range: augment("{operation}", (low, high))',
+                )
+            value = 0
         return self._then(operation, value if isinstance(value, tuple) else (value, value), p, fill)
 
     def _then(self, operation: str, values: Sequence[float], p: float, fill: int) -> Self:

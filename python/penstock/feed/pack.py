@@ -403,7 +403,8 @@ def column_of(tensors: Mapping[str, Any], name: str, np: Any) -> Ragged:
         raise ConfigError(
             f"pack: `{name}` is not a field of numbers (the fields are {known})",
             where="pack",
-            hint="return the lists from tokenize(fn, key=...), not from map() or decode()"
+            hint=f"return the lists from tokenize(fn, key=...), or pass those of map() and decode() through it: "
+            f'tokenize(lambda lists: lists, "{name}", into="{name}", key="lists-1")'
             if isinstance(column, list)
             else 'call tokenize() first, or name the field of tokens: pack(length, fields="input_ids")',
         )

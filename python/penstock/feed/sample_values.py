@@ -6,14 +6,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from penstock.errors import MapFailed
+from penstock.feed.columns import rows
 from penstock.feed.sample_scan import batch_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from penstock.feed.dataset import Dataset
 
-__all__ = ["values_of"]
+__all__ = ["readable_values_of", "values_of"]
 
 _MAX_BATCH = 256
 """Maximum number of samples per batch of a scan."""
@@ -26,9 +28,43 @@ def values_of(dataset: Dataset, function: Callable[[dict[str, Any]], Any], worke
     from penstock.feed.loader import Loader
 
     batch = batch_size(dataset, _MAX_BATCH)
-    # Only a loader with batch_by pads to buckets; a single sample has its own length.
-    specs = {name: spec.unpadded for name, spec in dataset.specs}
-    mapped = replace(dataset, specs=tuple(specs.items())).map(function, workers)
+    mapped = _unpadded(dataset).map(function, workers)
     loader = Loader(mapped, batch_size=batch, rank=0, world=1, prefetch_next_epoch=False)
     values = [np.asarray(each["value"]) for each in loader]
     return np.concatenate(values) if values else np.zeros(0, bool)
+
+
+def readable_values_of(dataset: Dataset, function: Callable[[dict[str, Any]], Any]) -> Any:
+    """Return `function(sample)["value"]` of every sample as booleans, False for samples that cannot be read.
+
+    Raises:
+        MapFailed: The function raised an exception.
+    """
+    import numpy as np
+
+    from penstock.feed.loader import Loader
+
+    batch, source, made = batch_size(dataset, _MAX_BATCH), _unpadded(dataset), np.zeros(dataset.samples, bool)
+
+    def read(part: Dataset, size: int) -> Iterator[list[dict[str, Any]]]:
+        return map(rows, Loader(part, batch_size=size, rank=0, world=1, on_error="skip", prefetch_next_epoch=False))
+
+    for number, found in enumerate(read(source, batch)):
+        positions = range(number * batch, min((number + 1) * batch, len(made)))
+        samples = dict(zip(positions, found, strict=False))
+        if len(found) < len(positions):  # some were skipped: read each alone
+            alone = {at: next(read(source.select([at]), 1), []) for at in positions}
+            samples = {at: one[0] for at, one in alone.items() if one}
+        for at, sample in samples.items():
+            try:
+                made[at] = function(sample)["value"]
+            except Exception as error:
+                raise MapFailed(
+                    f"filter: the function raised {type(error).__name__}: {error} (sample {at:,})", where="filter"
+                ) from error
+    return made
+
+
+def _unpadded(dataset: Dataset) -> Dataset:
+    """Return the dataset without padding to buckets, which only a loader with batch_by does."""
+    return replace(dataset, specs=tuple((name, spec.unpadded) for name, spec in dataset.specs))

@@ -21,7 +21,7 @@ from penstock.extras import require
 from penstock.feed import sample_scan
 from penstock.feed.dataset_base import cut, stored_steps
 from penstock.feed.function_digest import function_digest
-from penstock.feed.sample_values import values_of
+from penstock.feed.sample_values import readable_values_of, values_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -52,7 +52,7 @@ def add(dataset: Dataset, name: str, payload: Any) -> Dataset:
         ConfigError: Another step follows the shuffle or a `repeat`.
     """
     if dataset.map_steps:
-        raise ConfigError(f"{name}: must come before map()", where=name)
+        raise ConfigError(f"{name}: must come before map() and decode()", where=name)
     steps = dataset.steps
     names = [step for step, _, _ in steps]
     if "resample" in names:
@@ -191,6 +191,8 @@ class Filter:
     function: Callable[[dict[str, Any]], Any]
     workers: int
     key: str | None
+    skips: bool = False
+    """Whether samples that cannot be read are left out; otherwise, they are errors."""
     _kept: list[Any] = field(default_factory=list)
 
     def __reduce__(self) -> Any:
@@ -220,8 +222,10 @@ class Filter:
                     self.dataset.url,
                 )
             else:
-                key = f"filter:{key}:{specs}"
+                key = f"filter:{key}:{specs}" + (":skip" if self.skips else "")
             compute = partial(values_of, self.dataset, _Predicate(self.function), self.workers)
+            if self.skips:
+                compute = partial(readable_values_of, self.dataset, _Predicate(self.function))
             kept = sample_scan.scanned(self.dataset, f"filter {self!r}", key, compute)
             if len(kept) and not kept.any():
                 raise ConfigError(f"filter: {self!r} keeps none of the {len(kept):,} samples", where="filter")
@@ -244,7 +248,7 @@ def _restored(dataset: Dataset, kept: bytes, name: str) -> Filter:
         raise AssertionError("the result of a filter is pickled with it")
 
     function.__qualname__ = name
-    return Filter(dataset, function, 0, None, [np.frombuffer(kept, dtype=bool)])
+    return Filter(dataset, function, 0, None, _kept=[np.frombuffer(kept, dtype=bool)])
 
 
 def positions(steps: Sequence[Step], samples: int) -> Positions:

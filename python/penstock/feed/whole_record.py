@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, Corrupt
 from penstock.feed.fields import RawSpec
 
 if TYPE_CHECKING:
@@ -46,7 +46,10 @@ def resolve(dataset: Dataset) -> dict[str, Any]:
                 hint=f'name a part: {name}=penstock.raw().of("{(schema.specs or schema.left_out)[-1][0]}")',
             )
     if fields.get(_NAME) == RawSpec() and not is_of_parts:
-        schema = dataset.schema()
+        try:
+            schema = dataset.schema()
+        except Corrupt:  # the whole record is delivered whatever its content
+            return {**fields, _NAME: RawSpec(record=True)}
         of_part = dict(schema.specs).get(_NAME)
         is_whole = of_part is None or getattr(of_part, "record", False) or dataset.format == "files"
         if is_whole and _NAME not in dict(schema.left_out):

@@ -123,6 +123,11 @@ def plan_conversion(
     dataset = open_dataset(source)
     schema = dataset.schema()
     known = {name: spec for name, spec in schema.specs if not isinstance(spec, PresentSpec)}
+    for (name, spec), held in zip(schema.specs, schema.holds, strict=True):
+        # The default field of Parquet's text is raw. As text, it remains text.
+        if format == "parquet" and isinstance(spec, RawSpec) and held.startswith("a text of"):
+            default = None if spec.default is None else spec.default.decode()
+            known[name] = TextSpec(parts=spec.parts, default=default, presence=spec.presence)
     nested = [name for name, spec in known.items() if isinstance(spec, NestedSpec) and format != "parquet"]
     chosen: dict[str, FieldSpec] = {}
     for text in known if fields is None else fields:

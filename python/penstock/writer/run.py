@@ -6,7 +6,6 @@ Memory is bounded: one shard is filled while at most `workers` shards are compre
 
 from __future__ import annotations
 
-import operator
 import os
 import threading
 from collections import deque
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from penstock.errors import ConfigError, PenstockError, PreconditionFailed
 from penstock.extras import require
+from penstock.feed.number_arguments import as_int
 from penstock.writer.destination import OWN, Destination
 from penstock.writer.journal import MANIFEST, Journal, ShardRecord
 from penstock.writer.settings import Settings, shard_names
@@ -113,7 +113,7 @@ def write(
     return run(
         samples,
         Destination(url, timeout_s=timeout_s),
-        Settings(format, operator.index(shard_bytes), compress, level, name),
+        Settings(format, as_int("shard_bytes", shard_bytes), compress, level, name),
         schema=schema,
         if_exists=if_exists,
         workers=workers,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from penstock.errors import ConfigError
+from penstock.feed.number_arguments import as_int
 
 __all__ = ["FORMATS", "KEY", "Compress", "Format", "Settings", "Statistics", "shard_names"]
 
@@ -50,6 +51,14 @@ class Settings:
             raise ConfigError(f"compress: `{self.compress}` is not one of gzip, zstd", where="compress")
         if self.level is not None and self.compress is None:
             raise ConfigError("level: requires compress", where="level")
+        if self.level is not None:
+            # libdeflate compresses whole shards, and zlib the columns of Parquet.
+            least, most = (-7, 22) if self.compress == "zstd" else (1, 9) if self.format == "parquet" else (0, 12)
+            if not least <= as_int("level", self.level) <= most:
+                raise ConfigError(
+                    f"level: must be {least} to {most} for {self.compress} in {self.format} (got {self.level})",
+                    where="level",
+                )
         if self.shard_bytes < 1:
             raise ConfigError(f"shard_bytes: must be at least 1 (got {self.shard_bytes})", where="shard_bytes")
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", self.name):

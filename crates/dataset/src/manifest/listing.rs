@@ -86,12 +86,19 @@ pub async fn index_written(
     let known: HashMap<&Key, &Entry> = written.objects.iter().map(|entry| (&entry.key, entry)).collect();
     let is_same_place = written.url == listed.url;
     let fields = written_fields(&json);
-    if fields.is_some() && is_same_place && !accepts_incomplete {
+    if fields.is_some() && !accepts_incomplete {
         let present: HashSet<&Key> = listed.objects.iter().map(|entry| &entry.key).collect();
         let mut missing = written.objects.iter().filter(|entry| !present.contains(&entry.key));
         if let Some(first) = missing.next() {
             let (missing, all) = (1 + missing.count(), written.objects.len());
-            let problem = format!("lacks {missing} of the {all} objects in its manifest; the first is {}", first.key);
+            let mut problem =
+                format!("lacks {missing} of the {all} objects in its manifest; the first is {}", first.key);
+            if !is_same_place {
+                // A copy may be meant to be a part.
+                problem.push_str(
+                    "; copy them too or, to read only the others, delete the copy of .penstock/manifest.json",
+                );
+            }
             return Err(Error::corrupt(listed.url.clone(), problem));
         }
     }

@@ -124,6 +124,10 @@ impl Record for Row<'_> {
         self.reader.value(number, self.row).map(|cell| Some(value(cell, text)))
     }
 
+    fn takes_defaults(&self) -> bool {
+        true
+    }
+
     fn names(&self) -> Vec<String> {
         self.file.columns().iter().map(|column| column.name.clone()).collect()
     }

@@ -2,6 +2,7 @@
 //! CSV format: a record is a row, and its values are the cells, named by the header. A cell has no type of its own: the
 //! field decides whether it is a number or a text.
 
+use std::cell::OnceCell;
 use std::sync::{Arc, Mutex};
 
 use penstock_record::csv::{Cells, cells, rows};
@@ -106,12 +107,8 @@ impl Framing for Csv {
 
     fn read(&self, bytes: &[u8], head: &[u8], id: RecordId<'_>, each: Each<'_>) -> Result<()> {
         let place = format!("{} record {}", id.place, id.record);
-        let (names, cells) = (self.names(head, id.place)?, cells(bytes, self.delimiter, &place)?);
-        if names.len() != cells.len() {
-            let (have, want) = (with_separators(cells.len() as u64), with_separators(names.len() as u64));
-            return Err(Error::corrupt(place, format!("has {have} cells, but there are {want} columns")));
-        }
-        each(&Row { names: &names, cells })
+        let names = self.names(head, id.place)?;
+        each(&Row { names: &names, bytes, delimiter: self.delimiter, place: &place, cells: OnceCell::new() })
     }
 
     fn proposes(&self, _name: &str, part: &Value<'_>) -> Option<Kind> {
@@ -139,18 +136,45 @@ pub(super) fn number(text: &[u8]) -> Option<Kind> {
     Some(Kind::Tensor(TensorSpec { dtype, shape: Vec::new() }))
 }
 
+/// A row, which is divided into cells when a value is read, so that `raw(record=True)` reads rows of any content.
 struct Row<'a> {
     names: &'a [String],
-    cells: Cells,
+    bytes: &'a [u8],
+    delimiter: u8,
+    place: &'a str,
+    cells: OnceCell<Result<Cells>>,
+}
+
+impl Row<'_> {
+    fn cells(&self) -> Result<&Cells> {
+        let parse = || {
+            let cells = cells(self.bytes, self.delimiter, self.place)?;
+            if self.names.len() == cells.len() {
+                return Ok(cells);
+            }
+            let (have, want) = (with_separators(cells.len() as u64), with_separators(self.names.len() as u64));
+            Err(Error::corrupt(self.place, format!("has {have} cells, but there are {want} columns")))
+        };
+        self.cells.get_or_init(parse).as_ref().map_err(Clone::clone)
+    }
 }
 
 impl Record for Row<'_> {
     fn part(&self, name: &str) -> Result<Option<Value<'_>>> {
+        let cells = self.cells()?;
         let Some(at) = self.names.iter().position(|known| known == name) else { return Ok(None) };
-        Ok(self.cells.get(at).map(|cell| if cell.is_empty() { Value::Empty("") } else { Value::Digits(cell) }))
+        Ok(cells.get(at).map(|cell| if cell.is_empty() { Value::Empty("") } else { Value::Digits(cell) }))
     }
 
     fn names(&self) -> Vec<String> {
         self.names.to_vec()
+    }
+
+    fn check(&self) -> Result<()> {
+        self.cells().map(|_| ())
+    }
+
+    fn takes_defaults(&self) -> bool {
+        true
     }
 }

@@ -135,6 +135,10 @@ impl Files {
 }
 
 impl Framing for Files {
+    fn may_be_empty(&self) -> bool {
+        self.content == RECORD
+    }
+
     fn spans(&self, content: &[u8], _place: &str, spans: &mut Vec<Span>) -> Result<()> {
         spans.push(Span { offset: 0, len: content.len() as u64, crc: 0 });
         Ok(())

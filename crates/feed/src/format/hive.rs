@@ -145,6 +145,10 @@ impl Record for Partitioned<'_> {
         names
     }
 
+    fn check(&self) -> Result<()> {
+        self.record.check()
+    }
+
     fn may_lack_parts(&self) -> bool {
         self.record.may_lack_parts()
     }

@@ -2,6 +2,7 @@
 //! JSON lines format: a record is a line, and its values are the entries of its object.
 
 use std::borrow::Cow;
+use std::cell::OnceCell;
 
 use penstock_record::jsonl::{Json, Line, check_start, lines};
 use penstock_types::Result;
@@ -35,7 +36,7 @@ impl Framing for Jsonl {
 
     fn read(&self, bytes: &[u8], _head: &[u8], id: RecordId<'_>, each: Each<'_>) -> Result<()> {
         let place = format!("{} record {}", id.place, id.record);
-        each(&Object { line: Line::parse(bytes, &place)?, place: &place })
+        each(&Object { bytes, line: OnceCell::new(), place: &place })
     }
 
     fn proposes(&self, _name: &str, part: &Value<'_>) -> Option<Kind> {
@@ -47,14 +48,22 @@ impl Framing for Jsonl {
     }
 }
 
+/// A line, which is parsed when a value is read, so that `raw(record=True)` reads lines of any content.
 struct Object<'a> {
-    line: Line<'a>,
+    bytes: &'a [u8],
+    line: OnceCell<Result<Line<'a>>>,
     place: &'a str,
+}
+
+impl<'a> Object<'a> {
+    fn line(&self) -> Result<&Line<'a>> {
+        self.line.get_or_init(|| Line::parse(self.bytes, self.place)).as_ref().map_err(Clone::clone)
+    }
 }
 
 impl Record for Object<'_> {
     fn part(&self, name: &str) -> Result<Option<Value<'_>>> {
-        let Some(value) = self.line.value(name, self.place)? else { return Ok(None) };
+        let Some(value) = self.line()?.value(name, self.place)? else { return Ok(None) };
         Ok(Some(match value {
             Json::Null => Value::Null,
             Json::Bool(value) => Value::Numbers(Numbers::boolean(value)),
@@ -71,7 +80,11 @@ impl Record for Object<'_> {
     }
 
     fn names(&self) -> Vec<String> {
-        self.line.names()
+        self.line().map(Line::names).unwrap_or_default()
+    }
+
+    fn check(&self) -> Result<()> {
+        self.line().map(|_| ())
     }
 
     fn may_lack_parts(&self) -> bool {

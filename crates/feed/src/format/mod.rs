@@ -405,8 +405,12 @@ pub(crate) struct RecordId<'a> {
 pub(crate) trait Record {
     /// Reads the value of that name; `None` if the record has none. Returns `Corrupt` if it cannot be read.
     fn part(&self, name: &str) -> Result<Option<Value<'_>>>;
-    /// Names of the record's values.
+    /// Names of the record's values; none if the record cannot be read.
     fn names(&self) -> Vec<String>;
+    /// Returns `Corrupt` if the record cannot be read.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
     /// True if other records of the dataset may have values that this one lacks. Lists that are missing are then empty.
     fn may_lack_parts(&self) -> bool {
         false
@@ -528,6 +532,11 @@ pub(crate) trait Framing: Send + Sync + fmt::Debug {
     /// Reads a record and passes it to `each`. `bytes` are the record's bytes, and `head` are the object's bytes before
     /// its first record.
     fn read(&self, bytes: &[u8], head: &[u8], id: RecordId<'_>, each: Each<'_>) -> Result<()>;
+
+    /// True if an object of 0 bytes is a record.
+    fn may_be_empty(&self) -> bool {
+        false
+    }
 
     /// Bytes of the whole record, which `Kind::Record` delivers, among the bytes of its span. `None` if the format's
     /// records consist of separate values, such as the members of a tar.

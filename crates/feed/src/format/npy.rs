@@ -192,6 +192,10 @@ struct Arrays<'a> {
 }
 
 impl Record for Arrays<'_> {
+    fn takes_defaults(&self) -> bool {
+        true
+    }
+
     fn part(&self, name: &str) -> Result<Option<Value<'_>>> {
         let Some(entry) = self.directory.get(name) else { return Ok(None) };
         let place = self.directory.member(entry);

@@ -89,7 +89,7 @@ impl<'a> Value<'a> {
         match self {
             Self::Bytes(bytes) => format!("{} bytes", with_separators(bytes.len() as u64)),
             Self::Text(text) => format!("a text of {} bytes", with_separators(text.len() as u64)),
-            Self::Json(text) if text.starts_with('[') && text.contains("null") => {
+            Self::Json(text) if json_lists::has_null(text) => {
                 format!("a JSON list of {} bytes with a null", with_separators(text.len() as u64))
             }
             Self::Json(text) => format!("a JSON text of {} bytes", with_separators(text.len() as u64)),

@@ -23,6 +23,14 @@ pub(super) fn parse(text: &str, levels: usize, dtype: Option<DType>) -> Result<P
     Ok((bytes, ends))
 }
 
+/// True if the text is an array that contains a null, also in its arrays.
+pub(super) fn has_null(text: &str) -> bool {
+    fn is_null_inside(value: &Json) -> bool {
+        value.as_array().is_some_and(|items| items.iter().any(|item| item.is_null() || is_null_inside(item)))
+    }
+    text.starts_with('[') && serde_json::from_str(text).is_ok_and(|value| is_null_inside(&value))
+}
+
 struct Walk {
     bytes: Vec<u8>,
     /// End of each array, by level: as an index in the next level or, for the last level, in the items.
@@ -98,5 +106,7 @@ mod tests {
             assert_eq!(numbers(text, 2).unwrap_err(), problem);
         }
         assert_eq!(parse("[[1]]", 2, None).unwrap_err(), "1 is not a string");
+        assert!(has_null("[1, null]") && has_null("[[null]]"));
+        assert!(!has_null(r#"["null", {"a": null}]"#) && !has_null(r#"{"a": [null]}"#) && !has_null("[1"));
     }
 }

@@ -173,7 +173,7 @@ def test_padding_beyond_the_memory_budget_is_an_error(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"to": 0}, "to: must be longest, bucket or a number of items"),
+        ({"to": 0}, "to: must be longest, bucket or a length"),
         ({"to": "short"}, "to: must be longest, bucket"),
         ({"to": 8, "multiple_of": 8}, "multiple_of: must be at least 1, and 1 for rows of a given length"),
         ({"multiple_of": 0}, "multiple_of: must be at least 1"),

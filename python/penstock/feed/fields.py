@@ -177,18 +177,7 @@ class RaggedSpec(FieldSpec):
         Raises:
             ConfigError: A number is invalid, or the value is not of the field's type.
         """
-        to = to if isinstance(to, str) else as_int("to", to)
-        multiple_of = as_int("multiple_of", multiple_of)
-        if to not in ("longest", "bucket") if isinstance(to, str) else not 1 <= to < 2**31:
-            raise ConfigError(
-                f"to: must be longest, bucket or a number of items of at least 1 (got {to!r})", where="fields"
-            )
-        if not 1 <= multiple_of < 2**31 or (multiple_of > 1 and not isinstance(to, str)):
-            raise ConfigError(
-                f"multiple_of: must be at least 1, and 1 for rows of a given length (got {multiple_of})", where="fields"
-            )
-        if mask is not None and (not isinstance(mask, str) or not mask):
-            raise ConfigError(f"mask: must be the name of a column (got {mask!r})", where="fields")
+        to, multiple_of = padded_length(to, multiple_of, mask, ("longest", "bucket"), "fields")
         spec = PaddedSpec(self, to, multiple_of, value, mask, bool(truncate), presence=self.presence)
         spec.to_dict()
         return spec
@@ -478,6 +467,27 @@ def raw_list(*, default: tuple[()] | None = None, mask: str | None = None) -> Ra
     tf.SequenceExample whose steps contain one byte string each. `default` and `mask` are as in `ragged`.
     """
     return RawListSpec(default=_empty(default, mask), presence=mask)
+
+
+def padded_length(
+    to: SupportsIndex | str, multiple_of: SupportsIndex, mask: object, names: tuple[str, ...], where: str
+) -> tuple[Any, int]:
+    """Check the arguments of `padded`: the length, which may be one of `names`. Returns it and `multiple_of`.
+
+    Raises:
+        ConfigError: One of them is invalid.
+    """
+    length = to if isinstance(to, str) else as_int("to", to)
+    multiple = as_int("multiple_of", multiple_of)
+    if length not in names if isinstance(length, str) else not 1 <= length < 2**31:
+        raise ConfigError(f"to: must be {', '.join(names)} or a length of at least 1 (got {to!r})", where=where)
+    if not 1 <= multiple < 2**31 or (multiple > 1 and not isinstance(length, str)):
+        raise ConfigError(
+            f"multiple_of: must be at least 1, and 1 for rows of a given length (got {multiple})", where=where
+        )
+    if mask is not None and (not isinstance(mask, str) or not mask):
+        raise ConfigError(f"mask: must be the name of a column (got {mask!r})", where=where)
+    return length, multiple
 
 
 def with_masks(specs: dict[str, FieldSpec]) -> dict[str, FieldSpec]:

@@ -223,9 +223,11 @@ class Filter:
                 )
             else:
                 key = f"filter:{key}:{specs}" + (":skip" if self.skips else "")
-            compute = partial(values_of, self.dataset, _Predicate(self.function), self.workers)
+            predicate = _Predicate(self.function)
             if self.skips:
-                compute = partial(readable_values_of, self.dataset, _Predicate(self.function))
+                compute = partial(readable_values_of, self.dataset, predicate)
+            else:
+                compute = partial(values_of, self.dataset, predicate, self.workers)
             kept = sample_scan.scanned(self.dataset, f"filter {self!r}", key, compute)
             if len(kept) and not kept.any():
                 raise ConfigError(f"filter: {self!r} keeps none of the {len(kept):,} samples", where="filter")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.errors import ConfigError, MapFailed
+from penstock.feed.fields import padded_length
 from penstock.feed.number_arguments import as_int
 
 if TYPE_CHECKING:
@@ -45,16 +46,7 @@ class TokenPadding:
         """
         import numpy as np
 
-        length = 0 if isinstance(to, str) else as_int("to", to)
-        if to != "longest" and not 1 <= length < 2**31:
-            raise ConfigError(f"to: must be longest or a number of tokens of at least 1 (got {to!r})", where="padded")
-        multiple = as_int("multiple_of", multiple_of)
-        if not 1 <= multiple < 2**31 or (multiple > 1 and length):
-            raise ConfigError(
-                f"multiple_of: must be at least 1, and 1 for rows of a given length (got {multiple})", where="padded"
-            )
-        if mask is not None and (not isinstance(mask, str) or not mask):
-            raise ConfigError(f"mask: must be the name of a column (got {mask!r})", where="padded")
+        length, multiple = padded_length(to, multiple_of, mask, ("longest",), "padded")
         values = (
             {n: as_int("value", v) for n, v in value.items()} if hasattr(value, "items") else as_int("value", value)
         )
@@ -66,7 +58,7 @@ class TokenPadding:
                     where="padded",
                     hint='use another type: tokenize(..., dtype="int64")',
                 )
-        return cls(length or None, multiple, values, mask, truncate)
+        return cls(None if isinstance(length, str) else length, multiple, values, mask, truncate)
 
     def apply(self, columns: Mapping[str, Ragged]) -> dict[str, Any]:
         """Return an array (samples x tokens) per field, and the mask of the first one.

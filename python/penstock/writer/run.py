@@ -91,9 +91,10 @@ def write(
         format: `tfrecord` (tf.Example), `tar` (WebDataset) or `parquet` (needs the extra `parquet`).
         shard_bytes: A shard ends with the first sample that brings it to this size, before compression.
         compress: `gzip` or `zstd`: of the whole shard, or of the columns in Parquet.
-        level: Level of the compression; by default 6 for gzip and 3 for zstd.
-        schema: Fields by name: `tensor`, `ragged`, `raw` and `raw_list`. Samples may lack a field with a default, or
-            one that is ragged or a list.
+        level: Level of the compression; by default 6 for gzip and 3 for zstd. At most 12 for gzip (9 in Parquet), 22 for
+            zstd.
+        schema: Fields by name: `tensor`, `ragged`, `raw`, `raw_list`, `text` and, in Parquet, `list`. Samples may lack
+            a field with a default, or one that is ragged or a list.
         name: Start of the names of the shards.
         if_exists: For an unfinished write in the folder: `resume` continues it, `error` raises, and `overwrite` deletes
             it. For a complete dataset, `resume` raises too.

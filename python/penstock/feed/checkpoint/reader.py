@@ -43,7 +43,7 @@ class CheckpointReader(StorageReader):  # type: ignore[misc]  # torch has no typ
         timeout_s: Time limit of a request.
 
     Raises (inside torch's CheckpointException):
-        NotFound: There is no complete checkpoint, or none of this step.
+        NotFound: There is no complete checkpoint, or the one of this step is not complete.
         Corrupt: The checkpoint is damaged, or is not one of Penstock.
     """
 

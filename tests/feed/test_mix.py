@@ -86,6 +86,13 @@ def test_steps_that_say_nothing_clear_are_refused(plain):
             bad()
 
 
+@pytest.mark.parametrize("name", ["fields", "shuffle", "select", "filter", "resample", "cache"])
+def test_mixture_method_of_a_part_is_refused_with_its_place(parts, name):
+    with pytest.raises(penstock.errors.ConfigError, match=f"{name}: a mixture does not have this method") as caught:
+        getattr(penstock.mix({parts[0]: 1, parts[1]: 1}), name)(lambda sample: True)
+    assert f"a.{name}(...)" in caught.value.hint
+
+
 def test_nothing_left_makes_no_batch(plain):
     assert read(plain.take(0)) == []
     assert read(plain.shuffle(1).take(0)) == []

@@ -366,3 +366,93 @@ def test_tokenize_with_the_tokenizers_package_uses_its_digest(tmp_path: Path) ->
     penstock.Loader(text.tokenize(trained(30)), batch_size=4).load_state_dict(state)
     with pytest.raises(ConfigError, match="state: tokenizer is"):
         penstock.Loader(text.tokenize(trained(14)), batch_size=4).load_state_dict(state)
+
+
+@pytest.mark.parametrize("count_tokens", [False, True])
+def test_pack_of_a_mixture_keeps_the_source_of_each_token(tmp_path: Path, count_tokens: bool) -> None:
+    texts = {"a": ["aaa", "a", "", "aaaaaaaa"], "b": ["bb", "bbbbb"]}
+    a, b = (
+        penstock.open(write(tmp_path / name, of, 1)).fields(text=penstock.text()).shuffle(1)
+        for name, of in texts.items()
+    )
+    mixed = penstock.mix({a: 2, b: 1}, source=True).tokenize(Bytes())
+    made = mixed.pack(5, bos=7, eos=9, pad=-1, documents=2, split=False, count_tokens=count_tokens)
+    batches = list(penstock.Loader(made, batch_size=2))
+    tokens, segments, source = (
+        np.concatenate([b[name] for b in batches]) for name in ("tokens", "segment_ids", "source")
+    )
+    assert source.dtype == np.int32
+    assert set(source[segments == 0].tolist()) == {-1}
+    assert {chr(token): number for token, number in zip(tokens.flat, source.flat, strict=True) if token > 9} == {
+        "a": 0,
+        "b": 1,
+    }
+    for row in range(len(tokens)):  # bos and eos belong to their document
+        for segment in set(segments[row].tolist()) - {0}:
+            assert len(set(source[row][segments[row] == segment].tolist())) == 1
+    loader = penstock.Loader(made, batch_size=2)
+    walk = iter(loader)
+    next(walk)
+    again = penstock.Loader(made, batch_size=2)
+    again.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    assert [b["source"].tolist() for b in again] == [b["source"].tolist() for b in walk]
+
+
+def test_pack_leaves_out_a_source_that_a_function_replaced(tmp_path: Path) -> None:
+    a = penstock.open(write(tmp_path / "a", ["aaa", "a"], 1)).fields(text=penstock.text())
+    mixed = penstock.mix({a: 1}, source=True)
+    for function in (lambda sample: {"text": sample["text"]}, lambda sample: {**sample, "source": "name"}):
+        (batch,) = penstock.Loader(mixed.map(function).tokenize(Bytes()).pack(4), batch_size=4)
+        assert "source" not in batch
+    (batch,) = penstock.Loader(mixed.map(dict).tokenize(Bytes()).pack(4), batch_size=4)
+    assert batch["source"].tolist() == [[0] * 4]
+
+
+def refuses(texts: list[str]) -> list[list[int]]:
+    if "xyz" in texts:
+        raise KeyError("xyz")
+    return [[len(text)] for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("function", "problem"),
+    [
+        (refuses, r"the tokenizer raised KeyError: 'xyz'"),
+        (
+            lambda texts: [[1.5] if text == "xyz" else [1] for text in texts],
+            "`tokens` is not a list of int64 .*'float'",
+        ),
+        (lambda texts: [[2**70] if text == "xyz" else [1] for text in texts], "`tokens` is not a list of int64"),
+    ],
+)
+def test_tokenize_error_names_the_record(tmp_path: Path, function: Any, problem: str) -> None:
+    opened = penstock.open(write(tmp_path, TEXTS)).fields(text=penstock.text())
+    position = TEXTS.index("xyz")
+    place = rf"tokenize: record 0 of .*/1\.jsonl \(position {position} of epoch 0\): {problem}"
+    for dataset in (opened, opened.map(dict)):
+        for batch, world in ((9, 1), (3, 2), (2, 4)):
+            tokens = dataset.tokenize(function, key="f")
+            loaders = [penstock.Loader(tokens, batch_size=batch, rank=rank, world=world) for rank in range(world)]
+            with pytest.raises(MapFailed, match=place) as caught:
+                [list(loader) for loader in loaders]
+            assert (caught.value.epoch, caught.value.position) == (0, position)
+    rule = penstock.buckets("text", [4], [3, 3])
+    with pytest.raises(MapFailed, match=place):
+        list(penstock.Loader(opened.tokenize(function, key="f"), batch_by=rule))
+    made = opened.tokenize(function, key="f").pack(4, count_tokens=True)
+    with pytest.raises(MapFailed, match=place):
+        len(penstock.Loader(made, batch_size=2))
+    unindexed = penstock.open(tmp_path, indexed=False).fields(text=penstock.text()).tokenize(function, key="f")
+    with pytest.raises(MapFailed, match=rf"tokenize: sample \d of a batch of 3 in epoch 0: {problem}"):
+        list(penstock.Loader(unindexed, batch_size=3))
+
+
+def test_tokenize_error_after_a_skipped_record_does_not_name_a_wrong_one(tmp_path: Path) -> None:
+    write(tmp_path, TEXTS, 1)
+    with (tmp_path / "0.jsonl").open("r+b") as file:
+        file.write(b"?")
+    opened = penstock.open(tmp_path).fields(text=penstock.text()).tokenize(refuses, key="f")
+    with pytest.raises(
+        MapFailed, match=r"tokenize: sample 4 of a batch of 8 in epoch 0: the tokenizer raised KeyError"
+    ):
+        list(penstock.Loader(opened, batch_size=9, on_error="skip"))

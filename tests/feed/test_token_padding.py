@@ -125,7 +125,9 @@ def test_padded_refuses_what_it_cannot_do(tmp_path):
             call()
     with pytest.raises(MapFailed, match="mask `tokens` is also the name of a field of tokens"):
         list(penstock.Loader(tokens.padded(mask="tokens"), batch_size=8))
-    with pytest.raises(MapFailed, match=r"`tokens` of sample 3 of the batch has 40 tokens, more than 16") as caught:
+    with pytest.raises(
+        MapFailed, match=r"record 3 of .*0\.jsonl \(position 3 .*: `tokens` has 40 tokens, more than 16"
+    ) as caught:
         list(penstock.Loader(tokens.padded(16), batch_size=8))
     assert caught.value.hint == "cut longer samples: padded(16, truncate=True)"
     with pytest.raises(MapFailed, match=r"value names `labels`, which is not a field of tokens \(tokens\)"):

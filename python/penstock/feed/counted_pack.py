@@ -303,7 +303,8 @@ class CountedPackRun:
         first, end = plan.documents[number]
         while first < end and (not self._kept or self._kept[-1][0][-1] < end - 1):
             self._add()
-        begin, stream = plan.firsts[number] * step.length, TokenStream(step)
+        stream = TokenStream(step, has_source=self._packing.dataset.source_numbers is not None)
+        begin = plan.firsts[number] * step.length
         for positions, tensors in self._kept:
             low, high = np.searchsorted(positions, (first, end)).tolist()
             if low < high:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from penstock.feed.pool_locality import Locality
     from penstock.feed.tokenize import TokenizeStep
 
-__all__ = ["SOURCE", "STORED_STEPS", "DatasetBase", "Step", "cut", "expected_reads", "stored_steps"]
+__all__ = ["STORED_STEPS", "DatasetBase", "Step", "cut", "expected_reads", "stored_steps"]
 
 _MAX_STEPS_CHARS = 400
 """Maximum number of characters of steps that a state contains verbatim. Longer steps are hashed, so that a state stays
@@ -38,9 +38,6 @@ Step = tuple[str, Any, int]
 """One requested step: ("take", n, 0), ("shard", index, count), ("repeat", times, 0), ("shuffle", 0, 0). The value of
 select, filter and resample is an object: `repr` describes it, and `str` identifies it in a state.
 """
-
-SOURCE = "source"
-"""Name of the field with the number of a sample's source in a mixture."""
 
 STORED_STEPS = ("select", "filter", "resample")
 """Steps that choose samples in stored order, wherever they are relative to `shuffle`."""
@@ -180,7 +177,8 @@ class DatasetBase:
             workers: Number of processes per rank, for Python code. 0 runs `fn` in this process.
             threads: Number of threads instead, for functions that release the GIL.
             rebatch: Form batches of equal size from the outputs.
-            timeout_s: Maximum seconds for one sample, in workers and threads. After that, the pass ends with an error.
+            timeout_s: Maximum seconds for one sample; requires workers or threads. After that, the pass ends with an
+                error.
         """
         from penstock.feed.map_step import MapStep
 
@@ -291,7 +289,8 @@ class DatasetBase:
 
         A batch has the packed fields, and for each token `segment_ids` (int32: number of its document in the window,
         from 1 on; 0 for padding), `position_ids` (int32: index in its document or, if the document began in an earlier
-        window, in the window) and `mask` (bool: False for padding). Other fields are left out.
+        window, in the window) and `mask` (bool: False for padding). For a mixture with `source=True`, `source` (int32) is
+        the number of each token's part, -1 for padding. Other fields are left out.
 
         By default, each rank packs the documents of its own slices, so ranks have different numbers of batches, and a
         loader has no length. A state is at most 1 KB, may be in the middle of a document, and is valid only for the

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from penstock.feed.audio_fields import AudioDecoding
 
 __all__ = [
+    "SOURCE",
     "FieldSpec",
     "NestedSpec",
     "PaddedSpec",
@@ -37,6 +38,9 @@ __all__ = [
     "to_json",
     "with_masks",
 ]
+
+SOURCE = "source"
+"""Name of the field with the number of a sample's source in a mixture."""
 
 _FORMATS = {
     "bool": "?",

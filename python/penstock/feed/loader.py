@@ -26,7 +26,6 @@ from penstock.extras import require
 from penstock.feed import columns, fields, loader_arguments, rebatch_state, states
 from penstock.feed import report as reporting
 from penstock.feed.counted_pack import CountedPackFeed, CountedPacking
-from penstock.feed.dataset_base import SOURCE
 from penstock.feed.epoch import BatchRun, Delivery, Epoch
 from penstock.feed.equal_batches import FilledRun
 from penstock.feed.first_epoch import FirstEpochFeed
@@ -384,7 +383,7 @@ class BaseLoader(Generic[Batch]):
     def _new_feed(self, sampler: _native.Sampler, settings: Mapping[str, Any], **place: Any) -> _native.Feed:
         numbers = self.dataset.source_numbers
         # The core adds the field of the source, which is not read from records.
-        read = [item for item in self.dataset.batch_fields().items() if numbers is None or item[0] != SOURCE]
+        read = [item for item in self.dataset.batch_fields().items() if numbers is None or item[0] != fields.SOURCE]
         plan = self._plan()
         return _native.Feed(
             sampler,
@@ -445,7 +444,7 @@ class BaseLoader(Generic[Batch]):
         if self.dataset.tokenizing is not None:
             from penstock.feed.tokenize import TokenizeRun
 
-            run = TokenizeRun(run, self.dataset.tokenizing, epoch)
+            run = TokenizeRun(self, run, self.dataset.tokenizing, epoch, cursor)
         return run
 
     def _supersede(self, why: str) -> None:

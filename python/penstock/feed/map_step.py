@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import ConfigError, MapFailed
 from penstock.feed import global_seeds, map_functions, whole_record
 from penstock.feed.columns import Ragged, ragged, string_rows
+from penstock.feed.function_digest import function_digest
 from penstock.feed.map_functions import Function, Functions, Results, Rows
 from penstock.feed.map_pool import MapTask, WorkerPool
 from penstock.feed.map_threads import ThreadPool
@@ -32,10 +33,12 @@ if TYPE_CHECKING:
     from penstock.feed.first_epoch import FirstEpochRun
     from penstock.feed.loader import BaseLoader
 
-__all__ = ["MapRun", "MapStep", "functions_of", "new_pool", "run_here", "sample_seed"]
+__all__ = ["MapRun", "MapStep", "functions_of", "new_pool", "record_place", "row_positions", "run_here", "sample_seed"]
 
 _MAX_ERRORS = 8
 """Maximum number of error messages kept for the report."""
+
+DEFAULT_TIMEOUT_S = 600.0
 
 _POLL_S = 0.005
 """Interval in seconds at which a free worker checks whether the feed has a batch."""
@@ -51,9 +54,11 @@ class MapStep:
     threads: int = 0
     decodes: bool = False
     rebatch: bool = False
-    timeout_s: float = 600.0
+    timeout_s: float = DEFAULT_TIMEOUT_S
     is_source: bool = False
     """Whether the dataset itself decodes its records so, as `penstock.video.open` does."""
+    digest: str | None = None
+    """With `rebatch`, digest of the function before its first call. None if it cannot be computed."""
 
     @classmethod
     def of(
@@ -62,7 +67,7 @@ class MapStep:
         workers: int,
         *,
         threads: int | None = None,
-        timeout_s: float = 600.0,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
         **how: bool,
     ) -> MapStep:
         """Check a function.
@@ -82,6 +87,12 @@ class MapStep:
             raise ConfigError(f"{name}: give either workers or threads (got {workers} and {threads})", where=name)
         if not timeout_s > 0:
             raise ConfigError(f"timeout_s: {timeout_s} is not above 0 s", where="timeout_s")
+        if timeout_s != DEFAULT_TIMEOUT_S and not workers and not threads:
+            raise ConfigError(
+                f"timeout_s: {timeout_s:g} s cannot be enforced, because fn runs in the thread of the caller",
+                where="timeout_s",
+                hint=f"give {name}() workers=1 or threads=1, or leave timeout_s out",
+            )
         try:
             wants_seed = "seed" in inspect.signature(function).parameters
         except (TypeError, ValueError):
@@ -95,7 +106,8 @@ class MapStep:
                     where=name,
                     hint="define it at the top of a module, or set workers=0",
                 ) from None
-        return cls(function, wants_seed, workers, threads, timeout_s=timeout_s, **how)
+        digest = function_digest(function) if how.get("rebatch") else None
+        return cls(function, wants_seed, workers, threads, timeout_s=timeout_s, digest=digest, **how)
 
 
 def functions_of(dataset: DatasetBase, *, on_error: str = "raise") -> Functions:
@@ -167,6 +179,7 @@ class MapRun:
         self._pass = _Pass(epoch, cursor, skip_rows)
         self._functions, self._pool = loader.functions, loader.worker_pool()
         self._skipped, self._errors = 0, list[str]()
+        self._positions: Sequence[int] = ()
         # Columns of an empty slice of the last batch, from an earlier batch of this pass: no function is called for it.
         self._empty: dict[str, Any] = {}
         if self._pool is not None:
@@ -182,6 +195,7 @@ class MapRun:
             return None
         task, results = got
         passed, positions, counts = task.passed, task.positions, results.counts
+        self._positions = positions
         rows = len(positions)
         if counts is not None:
             rows, passed = sum(counts), {name: values.repeat(counts) for name, values in passed.items()}
@@ -196,6 +210,10 @@ class MapRun:
         if made and not self._empty:
             self._empty = {name: [] if isinstance(column, list) else column[:0].copy() for name, column in made.items()}
         return {**passed, **(made or self._empty)}, rows, task.cursor
+
+    def positions(self) -> Sequence[int]:
+        """Return the positions of the samples of the last batch."""
+        return self._positions
 
     def _next_results(self) -> tuple[MapTask, Results] | None:
         """Return the next batch's task and results, or None after the last."""
@@ -265,8 +283,6 @@ class MapRun:
         tensors, count, cursor = got
         loader, state = self._loader, self._pass
         is_padded, start = loader.source_tail == "pad", state.read
-        end = start + loader.source_batch if is_padded else cursor
-        first = start + (end - start) * loader.rank // loader.world
         state.read = cursor
         rows, passed = Rows({}), {}
         for name, value in tensors.items():
@@ -275,8 +291,7 @@ class MapRun:
             else:
                 _add(rows, name, value, self._array)
         skip, state.skip_rows = min(state.skip_rows, count), 0
-        planned = self._run.positions()
-        positions = range(first, first + count) if planned is None else planned
+        positions = row_positions(loader, self._run, start, cursor)[:count]
         task = MapTask(positions[skip:], state.epoch, start, cursor, passed, skip)
         seeds: list[int | None] = list(_seeds(loader.dataset, state.epoch, task.positions))
         if is_padded and loader.tail != "pad":
@@ -312,6 +327,15 @@ class MapRun:
             self._pool.abandon()
 
 
+def row_positions(loader: BaseLoader[Any], run: _native.Run | FirstEpochRun, start: int, cursor: int) -> Sequence[int]:
+    """Return the positions of this rank's samples in the batch from `start` to `cursor` that `run` returned last."""
+    planned = run.positions()
+    if planned is not None:
+        return planned
+    size = loader.source_batch if loader.source_tail == "pad" else cursor - start
+    return range(start + size * loader.rank // loader.world, start + size * (loader.rank + 1) // loader.world)
+
+
 def _add(rows: Rows, name: str, value: Any, array: Callable[[Any], Any]) -> None:
     """Add a column of the feed to `rows`, according to its kind: fixed shape, ragged (values and offsets), or list."""
     if isinstance(value, list):
@@ -340,14 +364,19 @@ def _seeds(dataset: DatasetBase, epoch: int, positions: Sequence[int]) -> list[i
     return [sample_seed(seed, epoch, position) for position in positions]
 
 
+def record_place(dataset: DatasetBase, epoch: int, position: int) -> str:
+    """Name the record at a position of an epoch, for messages."""
+    course = dataset.course()
+    ((leaf, number, record),) = course.places(epoch, [position])
+    source = course.sources[leaf]
+    return f"record {record} of {source.url}{source.key(number)} (position {position:,} of epoch {epoch})"
+
+
 def _map_failed(
     name: str, failure: map_functions.FunctionFailed, dataset: DatasetBase, epoch: int, positions: Sequence[int]
 ) -> MapFailed:
     position = positions[failure.row] % dataset.samples
-    course = dataset.course()
-    ((leaf, number, record),) = course.places(epoch, [position])
-    source = course.sources[leaf]
-    place = f"record {record} of {source.url}{source.key(number)} (position {position:,} of epoch {epoch})"
+    place = record_place(dataset, epoch, position)
     error = MapFailed(f"{name}: {place}: {failure.why}", where=name, epoch=epoch, position=position)
     if failure.trace:
         error.add_note("the function's traceback:\n" + failure.trace)

@@ -20,12 +20,13 @@ from penstock import _native
 from penstock.errors import ConfigError
 from penstock.feed import optional_parts
 from penstock.feed.dataset import Dataset
-from penstock.feed.dataset_base import SOURCE, DatasetBase
-from penstock.feed.fields import tensor
+from penstock.feed.dataset_base import DatasetBase
+from penstock.feed.fields import SOURCE, tensor
 from penstock.feed.number_arguments import as_int
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
+    from typing import NoReturn
 
     from penstock.feed.node_cache import NodeCache
 
@@ -33,6 +34,17 @@ __all__ = ["Mixture", "mix"]
 
 _SCALE = 2**32
 """Weights are rounded to multiples of about 2^-32. This is exact for common ratios, and the same on every machine."""
+
+
+def _only_of_parts(name: str) -> Callable[..., NoReturn]:
+    def method(*_: Any, **__: Any) -> NoReturn:
+        raise ConfigError(
+            f"{name}: a mixture does not have this method, only its parts have it",
+            where=name,
+            hint=f"call it on the parts before mixing: mix({{a.{name}(...): 1, b.{name}(...): 1}})",
+        )
+
+    return method
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -45,6 +57,11 @@ class Mixture(DatasetBase):
     """Weights from later positions on: (first position, weight of each part)."""
     given_names: tuple[str, ...] | None = None
     has_source: bool = False
+
+    fields, schema, shuffle, patches, select, filter, resample, local, cache = map(
+        _only_of_parts,
+        ("fields", "schema", "shuffle", "patches", "select", "filter", "resample", "local", "cache"),
+    )
 
     @property
     def specs(self) -> tuple[tuple[str, Any], ...]:

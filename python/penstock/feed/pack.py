@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import ConfigError, MapFailed
 from penstock.feed import states
 from penstock.feed.columns import Ragged, ragged
+from penstock.feed.fields import SOURCE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -181,7 +182,7 @@ class PackRun:
         self._packing, self._run, self._place = packing, run, place
         # Documents, then tokens of the next document, that earlier windows contain.
         self._skip = skip
-        self._stream = TokenStream(packing.step)
+        self._stream = TokenStream(packing.step, has_source=packing.dataset.source_numbers is not None)
         self._is_exhausted = False
 
     @property
@@ -243,14 +244,19 @@ class PackRun:
 
 
 class TokenStream:
-    """Tokens of documents that are not in a window yet, with the index of each token in its document."""
+    """Tokens of documents that are not in a window yet, with the index of each token in its document. With
+    `has_source`, also with the number of the document's part in a mixture.
+    """
 
-    def __init__(self, step: PackStep) -> None:
+    def __init__(self, step: PackStep, *, has_source: bool) -> None:
         import numpy as np
 
         self._np, self._step = np, step
         self._pads = dict(zip(step.fields, step.pads, strict=True))
-        self._values: dict[str, list[np.ndarray[Any, Any]]] = {name: [] for name in step.fields}
+        self._has_source = has_source and SOURCE not in step.fields
+        if self._has_source:
+            self._pads[SOURCE] = -1
+        self._values: dict[str, list[np.ndarray[Any, Any]]] = {name: [] for name in self._pads}
         # Index of each token in its document, or -1 for padding.
         self._indices: list[np.ndarray[Any, Any]] = []
         self._ascending = np.arange(step.length, dtype=np.int32)
@@ -281,6 +287,9 @@ class TokenStream:
         np, step = self._np, self._step
         columns = {name: column_of(tensors, name, np) for name in step.fields}
         offsets = columns[step.fields[0]].offsets
+        if self._has_source and _is_replaced(tensors.get(SOURCE)):
+            self._has_source = False
+            del self._values[SOURCE], self._pads[SOURCE]
         for name, column in columns.items():
             if not np.array_equal(column.offsets, offsets):
                 raise MapFailed(
@@ -322,6 +331,12 @@ class TokenStream:
                 if behind and stop > start:
                     made[stop - 1] = step.eos
             self._values[name].append(made)
+        if self._has_source:
+            numbers = np.asarray(tensors[SOURCE]).tolist()
+            sources = np.full(end, self._pads[SOURCE], np.int32)
+            for row, (_, start, stop) in enumerate(layout, first):
+                sources[start:stop] = numbers[row]
+            self._values[SOURCE].append(sources)
         self.tokens += end
 
     def _dtype(self, name: str, values: np.ndarray[Any, Any]) -> Any:
@@ -361,8 +376,8 @@ class TokenStream:
         np, length = self._np, self._step.length
         if not self._indices:
             self._indices.append(np.empty(0, np.int32))
-            for parts in self._values.values():
-                parts.append(np.empty(0, self._step.dtype))
+            for name, parts in self._values.items():
+                parts.append(np.empty(0, np.int32 if name == SOURCE and self._has_source else self._step.dtype))
         need = rows * length
         made: dict[str, Any] = {
             name: self._cut(parts, need).reshape(rows, length) for name, parts in self._values.items()
@@ -391,6 +406,11 @@ class TokenStream:
         (whole,) = parts
         parts[0] = whole[need:]
         return whole[:need]
+
+
+def _is_replaced(source: Any) -> bool:
+    """True if a function removed the field `source` of a mixture, or returned other values under its name."""
+    return getattr(source, "dtype", None) != "int32" or len(source.shape) != 1
 
 
 def column_of(tensors: Mapping[str, Any], name: str, np: Any) -> Ragged:

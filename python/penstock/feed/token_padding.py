@@ -6,13 +6,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from penstock.errors import ConfigError, MapFailed
+from penstock.errors import ConfigError
 from penstock.feed.fields import padded_length
 from penstock.feed.number_arguments import as_int
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
+    from penstock.errors import MapFailed
     from penstock.feed.columns import Ragged
 
 __all__ = ["TokenPadding"]
@@ -60,8 +61,9 @@ class TokenPadding:
                 )
         return cls(None if isinstance(length, str) else length, multiple, values, mask, truncate)
 
-    def apply(self, columns: Mapping[str, Ragged]) -> dict[str, Any]:
-        """Return an array (samples x tokens) per field, and the mask of the first one.
+    def apply(self, columns: Mapping[str, Ragged], failed: Callable[..., MapFailed]) -> dict[str, Any]:
+        """Return an array (samples x tokens) per field, and the mask of the first one. `failed(step, why, row, hint)`
+        returns the error of the batch or of one row.
 
         Raises:
             MapFailed: A sample is too long, or `value` or `mask` does not match the names of the fields.
@@ -71,22 +73,20 @@ class TokenPadding:
         names = ", ".join(columns)
         values = self.values if isinstance(self.values, dict) else dict.fromkeys(columns, self.values)
         if unknown := values.keys() - columns.keys():
-            raise MapFailed(
-                f"padded: value names `{min(unknown)}`, which is not a field of tokens ({names})", where="padded"
-            )
+            raise failed("padded", f"value names `{min(unknown)}`, which is not a field of tokens ({names})")
         if self.mask in columns:
-            raise MapFailed(f"padded: mask `{self.mask}` is also the name of a field of tokens", where="padded")
+            raise failed("padded", f"mask `{self.mask}` is also the name of a field of tokens")
         made: dict[str, Any] = {}
         for name, column in columns.items():
             lengths = np.diff(column.offsets)
-            width = self._width(lengths, name)
+            width = self._width(lengths, name, failed)
             is_token = np.arange(width) < lengths[:, None]
             try:
                 made[name] = np.full(is_token.shape, values.get(name, 0), column.values.dtype)
             except MemoryError:
-                raise MapFailed(
-                    f"padded: `{name}` of {len(lengths):,} samples x {width:,} tokens does not fit into memory",
-                    where="padded",
+                raise failed(
+                    "padded",
+                    f"`{name}` of {len(lengths):,} samples x {width:,} tokens does not fit into memory",
                     hint="limit the length: padded(4096, truncate=True)",
                 ) from None
             made[name][is_token] = column.values if not (lengths > width).any() else _cut(column, lengths, width)
@@ -94,15 +94,15 @@ class TokenPadding:
                 made.setdefault(self.mask, is_token)
         return made
 
-    def _width(self, lengths: Any, name: str) -> int:
+    def _width(self, lengths: Any, name: str, failed: Callable[..., MapFailed]) -> int:
         longest = int(lengths.max(initial=0))
         if self.length is None:
             return -(-longest // self.multiple_of) * self.multiple_of
         if longest > self.length and not self.truncate:
-            raise MapFailed(
-                f"padded: `{name}` of sample {int(lengths.argmax())} of the batch has {longest:,} tokens, more than "
-                f"{self.length:,}",
-                where="padded",
+            raise failed(
+                "padded",
+                f"`{name}` has {longest:,} tokens, more than {self.length:,}",
+                int(lengths.argmax()),
                 hint=f"cut longer samples: padded({self.length}, truncate=True)",
             )
         return self.length

@@ -26,6 +26,7 @@ from penstock.feed import byte_pairs
 from penstock.feed.byte_pairs import Utf8
 from penstock.feed.columns import Ragged, string_rows
 from penstock.feed.fields import dtype_name
+from penstock.feed.map_step import record_place, row_positions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from penstock.feed.byte_pairs import BytePairEncoder
-    from penstock.feed.epoch import BatchRun
+    from penstock.feed.dataset_base import DatasetBase
+    from penstock.feed.loader import BaseLoader
     from penstock.feed.token_padding import TokenPadding
 
 __all__ = ["TokenizeRun", "TokenizeStep"]
@@ -123,16 +125,43 @@ def _encode_of(tokenizer: Any, special_tokens: bool) -> _Encode:  # noqa: FBT001
     return _Encode(tokenizer, special_tokens, byte_pairs.of(tokenizer, tokenizer.to_str(), special_tokens))
 
 
-_Job = tuple["Future[dict[str, Any]]", list[Any]]
-"""A batch to tokenize: its result, and the texts of each field."""
+@dataclass(frozen=True, slots=True)
+class _Texts:
+    """Texts of a batch for each field, and the positions of their samples in the epoch, if they are known."""
+
+    columns: list[Any]
+    dataset: DatasetBase
+    epoch: int
+    positions: Sequence[int] | None
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    def of_row(self, row: int) -> list[Any]:
+        """Return the text of one sample, as a list for each field."""
+        return [[rows.text(row) if isinstance(rows, Utf8) else rows[row]] for rows in self.columns]
+
+    def failed(self, step: str, why: str, row: int | None = None, hint: str | None = None) -> MapFailed:
+        """Return the error of a step for this batch or, with `row`, for one of its samples."""
+        facts: dict[str, Any] = {"where": step, "epoch": self.epoch, "hint": hint}
+        if row is None or self.positions is None:
+            sample = "" if row is None else f"sample {row} of "
+            return MapFailed(f"{step}: {sample}a batch of {len(self):,} in epoch {self.epoch}: {why}", **facts)
+        position = self.positions[row] % self.dataset.samples
+        place = record_place(self.dataset, self.epoch, position)
+        return MapFailed(f"{step}: {place}: {why}", position=position, **facts)
 
 
-def _work(queue: SimpleQueue[_Job | None], step: TokenizeStep, epoch: int) -> None:
+_Job = tuple["Future[dict[str, Any]]", _Texts]
+"""A batch to tokenize: its result, and its texts."""
+
+
+def _work(queue: SimpleQueue[_Job | None], step: TokenizeStep) -> None:
     while (job := queue.get()) is not None:
         made, texts = job
         if made.set_running_or_notify_cancel():
             try:
-                made.set_result(_tokenized(step, texts, epoch))
+                made.set_result(_tokenized(step, texts))
             except BaseException as error:  # such as SystemExit; without a result, the consumer would wait forever
                 made.set_exception(error)
         del job, made, texts
@@ -141,15 +170,15 @@ def _work(queue: SimpleQueue[_Job | None], step: TokenizeStep, epoch: int) -> No
 class TokenizeRun:
     """A run whose texts are replaced by tokens. Has the same interface as the native run."""
 
-    def __init__(self, run: BatchRun, step: TokenizeStep, epoch: int) -> None:
-        self._run, self._step, self._epoch = run, step, epoch
+    def __init__(self, loader: BaseLoader[Any], run: Any, step: TokenizeStep, epoch: int, cursor: int) -> None:
+        self._loader, self._run, self._step, self._epoch, self._read = loader, run, step, epoch, cursor
         self._queue: SimpleQueue[_Job | None] = SimpleQueue()
         self._under_way: deque[tuple[Future[dict[str, Any]], dict[str, Any], int, int]] = deque()
         self._is_exhausted = self._is_closed = False
         self._is_utf8 = isinstance(step.encode, _Encode) and step.encode.pairs is not None
         self._wait_s = 0.0
         # A daemon, because a tokenizer that hangs must not keep the program from ending.
-        threading.Thread(target=_work, args=(self._queue, step, epoch), name="penstock-tokenize", daemon=True).start()
+        threading.Thread(target=_work, args=(self._queue, step), name="penstock-tokenize", daemon=True).start()
 
     def next(self) -> tuple[dict[str, Any], int, int] | None:
         """Return the next batch in order, or None after the last."""
@@ -180,13 +209,25 @@ class TokenizeRun:
                 self._is_exhausted = True
                 return
             tensors, rows, cursor = got
-            texts = [_texts(tensors, name, self._is_utf8) for name in self._step.fields]
+            columns = [_texts(tensors, name, self._is_utf8) for name in self._step.fields]
+            texts = _Texts(columns, self._loader.dataset, self._epoch, self._positions(rows, cursor))
             passed = {name: column for name, column in tensors.items() if name not in self._step.fields}
             made: Future[dict[str, Any]] = Future()
             self._under_way.append((made, passed, rows, cursor))
             self._queue.put((made, texts))
             if self._is_closed:  # `close` may not have seen this batch
                 made.cancel()
+
+    def _positions(self, rows: int, cursor: int) -> Sequence[int] | None:
+        """Return the positions of a batch's samples; None if they are unknown."""
+        start, self._read = self._read, cursor
+        dataset = self._loader.dataset
+        is_counted_pack = dataset.packing is not None and dataset.packing.count_tokens
+        if not dataset.indexed or dataset.decodes or is_counted_pack:
+            return None
+        is_mapped = bool(dataset.map_steps)
+        found = self._run.positions() if is_mapped else row_positions(self._loader, self._run, start, cursor)
+        return found if len(found) == rows else None  # fewer rows if samples were skipped
 
     def timing(self) -> dict[str, float]:
         """Return the times of the run, and the time spent waiting for the tokenizer."""
@@ -195,7 +236,8 @@ class TokenizeRun:
 
     def error_counts(self) -> tuple[int, int, list[str]]:
         """Return the errors that the native run skipped or substituted."""
-        return self._run.error_counts()
+        counts: tuple[int, int, list[str]] = self._run.error_counts()
+        return counts
 
     def is_ready(self) -> bool:
         """True if `next` would not wait."""
@@ -225,51 +267,80 @@ def _texts(tensors: Mapping[str, Any], name: str, is_utf8: bool) -> list[Any] | 
     return Utf8.of(column) if is_utf8 and column.is_text else string_rows(column)
 
 
-def _tokenized(step: TokenizeStep, texts: list[Any], epoch: int) -> dict[str, Any]:
+def _tokenized(step: TokenizeStep, texts: _Texts) -> dict[str, Any]:
     """Run the tokenizer over the texts of a batch. Returns a `Ragged` per field of tokens, or padded arrays and a mask."""
     try:
-        results = step.encode(*texts)
+        results = step.encode(*texts.columns)
     except Exception as error:
-        columns = zip(step.fields, texts, strict=True)
+        columns = zip(step.fields, texts.columns, strict=True)
         raw = [name for name, rows in columns if isinstance(rows, list) and rows and isinstance(rows[0], bytes)]
-        raise MapFailed(
-            f"tokenize: the tokenizer raised {type(error).__name__}: {error} (epoch {epoch})",
-            where="tokenize",
-            epoch=epoch,
+        raise texts.failed(
+            "tokenize",
+            f"the tokenizer raised {type(error).__name__}: {error}",
+            _first_failing(step, texts, type(error)),
             hint=f"read it as text: .fields({raw[0]}=penstock.text())" if raw else None,
         ) from error
     named: Mapping[str, Any] = results if isinstance(results, Mapping) else {step.into: results}
-    joined = {name: _joined(rows, len(texts[0]), step.dtype, name) for name, rows in named.items()}
-    return joined if step.padding is None else step.padding.apply(joined)
+    joined = {name: _joined(rows, texts, step.dtype, name) for name, rows in named.items()}
+    return joined if step.padding is None else step.padding.apply(joined, texts.failed)
 
 
-def _joined(rows: Sequence[Any], count: int, dtype: str, name: str) -> Ragged:
+def _first_failing(step: TokenizeStep, texts: _Texts, kind: type[Exception]) -> int | None:
+    """Return the first row whose text alone makes the tokenizer raise such an error; None if there is none."""
+    for row in range(len(texts)):
+        try:
+            step.encode(*texts.of_row(row))
+        except kind:
+            return row
+        except Exception:  # noqa: S112 - not the error to find
+            continue
+    return None
+
+
+def _joined(rows: Sequence[Any], texts: _Texts, dtype: str, name: str) -> Ragged:
     """Convert one sequence of numbers per sample to a `Ragged` of this type.
 
     Raises:
-        MapFailed: There are not `count` sequences, or a value does not fit the type.
+        MapFailed: There is not one sequence for each text, or a value does not fit the type.
     """
-    import numpy as np
-
     try:
         if isinstance(rows, Ragged):  # of byte_pairs
             return Ragged(_fitted(rows.values, dtype), rows.offsets)
-        lengths = [len(row) for row in rows]
-        if len(lengths) != count:
-            raise MapFailed(f"tokenize: {count:,} texts gave {len(lengths):,} lists of `{name}`", where="tokenize")
-        offsets = np.zeros(count + 1, np.int64)
-        np.cumsum(lengths, out=offsets[1:])
-        if lengths and isinstance(rows[0], np.ndarray):
-            joined: np.ndarray[Any, Any] = np.concatenate(list(rows))
-            values = joined.astype(dtype, casting="safe") if joined.dtype.kind == "f" else _fitted(joined, dtype)
-        else:
-            # `operator.index` refuses what NumPy would convert: fractions, and digits as text.
-            values = np.fromiter(map(operator.index, chain.from_iterable(rows)), dtype, int(offsets[-1]))
-    except (OverflowError, TypeError, ValueError) as error:
-        raise MapFailed(
-            f"tokenize: `{name}` is not a list of {dtype} for each text: {error}", where="tokenize"
-        ) from None
-    return Ragged(values, offsets)
+        if len(rows) != len(texts):
+            raise texts.failed("tokenize", f"{len(texts):,} texts gave {len(rows):,} lists of `{name}`")
+        return _ragged(rows, dtype)
+    except _NOT_TOKENS as error:
+        row = _first_other(rows, dtype)
+        raise texts.failed("tokenize", f"`{name}` is not a list of {dtype} for each text: {error}", row) from None
+
+
+_NOT_TOKENS = (OverflowError, TypeError, ValueError)
+"""Errors that the conversion of values to tokens raises."""
+
+
+def _ragged(rows: Sequence[Any], dtype: str) -> Ragged:
+    import numpy as np
+
+    offsets = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum([len(row) for row in rows], out=offsets[1:])
+    if len(rows) and isinstance(rows[0], np.ndarray):
+        joined: np.ndarray[Any, Any] = np.concatenate(list(rows))
+        return Ragged(
+            joined.astype(dtype, casting="safe") if joined.dtype.kind == "f" else _fitted(joined, dtype), offsets
+        )
+    # `operator.index` refuses what NumPy would convert: fractions, and digits as text.
+    return Ragged(np.fromiter(map(operator.index, chain.from_iterable(rows)), dtype, int(offsets[-1])), offsets)
+
+
+def _first_other(rows: Any, dtype: str) -> int | None:
+    """Return the first row that is not a sequence of such numbers; None if `rows` are not a sequence."""
+    rows = rows.to_list() if isinstance(rows, Ragged) else rows
+    for number, row in enumerate(rows if hasattr(rows, "__len__") else ()):
+        try:
+            _ragged([row], dtype)
+        except _NOT_TOKENS:
+            return number
+    return None
 
 
 def _fitted(values: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:

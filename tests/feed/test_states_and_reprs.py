@@ -111,3 +111,30 @@ def test_torch_loader_warns_of_samples_that_are_left_out(made, caplog):
         assert len(warnings_of(caplog)) == 1
         assert list(penstock.torch.Loader(plain.shuffle(1), global_batch=24, rank=0, world=4)) == []
     assert "an epoch has no batch: 20 samples are fewer than the global batch of 24" in warnings_of(caplog)[1]
+
+
+def test_loader_with_tail_drop_warns_once_of_an_epoch_without_a_batch(made, caplog):
+    plain = dataset(made([2] * 10))
+    for loader in (
+        penstock.Loader(plain, batch_size=24, rank=0, world=1, tail="drop"),
+        penstock.Loader(plain.shuffle(1), batch_size=6, rank=0, world=4, tail="drop"),
+    ):
+        caplog.clear()
+        assert list(loader) == list(loader) == []
+        (warning,) = caplog.messages
+        assert "global batch 24" in warning
+        assert 'epoch 0 had no batch, because tail="drop" leaves out a batch that is not full' in warning
+        assert "the epoch has 20 samples" in warning
+    caplog.clear()
+    assert list(penstock.Loader(plain, batch_size=6, rank=1, world=4, tail="drop")) == []  # the first rank warns
+    one = penstock.Loader(plain, batch_size=20, rank=0, world=1, tail="drop")
+    walk = iter(one)
+    next(walk)
+    again = penstock.Loader(plain, batch_size=20, rank=0, world=1, tail="drop")
+    again.load_state_dict(one.state_dict())
+    assert list(again) == []  # the state is at the end of the epoch
+    assert list(penstock.Loader(plain.take(0), batch_size=4)) == []
+    assert caplog.messages == []
+    packed = plain.fields(x=penstock.tensor("int16", (3, 2))).pack(1000, fields="x", documents=4)
+    assert list(penstock.Loader(packed, batch_size=1, rank=1, world=2, tail="drop")) == []
+    assert "rank 1 of 2" in caplog.messages[0]

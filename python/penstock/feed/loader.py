@@ -191,6 +191,7 @@ class BaseLoader(Generic[Batch]):
         self._resume = 0
         # Whether the caller has chosen the next epoch, and whether the warning about a repeated epoch was given.
         self._is_chosen = self._has_warned = False
+        self._warns_of_no_batch = self.tail == "drop"
         self._feed: tuple[int, AnyFeed] | None = None
         # The complete dataset, while an epoch of its old part is finished.
         self._whole_dataset: DatasetBase | None = None
@@ -502,6 +503,20 @@ class BaseLoader(Generic[Batch]):
                 self._epoch + 1,
             )
 
+    def _warn_of_no_batch(self) -> None:
+        """Warn once if a whole epoch had no batch, because `tail="drop"` leaves out batches that are not full."""
+        is_equal = self.has_fixed_positions
+        if self.rank and is_equal:
+            return  # the first rank warns
+        self._warns_of_no_batch = False
+        _LOG.warning(
+            '%r: epoch %d had no batch, because tail="drop" leaves out a batch that is not full%s. Use smaller batches or '
+            'tail="ragged".',
+            self,
+            self._epoch,
+            f", and the epoch has {self.dataset.samples:,} samples" if is_equal and self._packing is None else "",
+        )
+
     def _is_spent(self, cursor: int) -> bool:
         """True if a pass at this cursor has delivered every batch of the epoch."""
         if self._packing is not None:
@@ -624,6 +639,8 @@ class BaseLoader(Generic[Batch]):
     def _exhausted(self, by: Epoch[Batch], epoch: int) -> None:
         if self._is_live(by):
             self._live = None
+            if self._cursor == 0 and self._warns_of_no_batch:
+                self._warn_of_no_batch()
             if epoch == self._epoch:
                 self._to_epoch(epoch + 1)
 

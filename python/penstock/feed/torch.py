@@ -137,6 +137,7 @@ class Loader(BaseLoader[dict[str, Any]]):
         samples, left = self.dataset.samples, self.dataset.samples % self.global_batch
         advice = 'Set tail="pad" (repeated samples with weight 0) or tail="ragged" (some ranks get an empty batch)'
         if 0 < samples == left and not len(self):
+            self._warns_of_no_batch = False
             _LOG.warning(
                 "%r: an epoch has no batch: %d samples are fewer than the global batch of %d on %d ranks. %s, or use "
                 "smaller batches.",

@@ -211,6 +211,15 @@ def test_batch_by_maps_samples_at_their_positions(tmp_path):
                 assert even[sample] == seed
 
 
+def test_batch_by_length_of_a_mixture_that_is_no_list_of_arrays_is_refused(tmp_path):
+    a, b = (write(tmp_path / name, [1, 2]) for name in "ab")
+    mixed = penstock.mix([(a, 1), (b, 1)])
+    for length, text in (([1, 2], "length: must be"), ([[1, 2]], "1 arrays of lengths for 2"), (len, "1 arrays of")):
+        with pytest.raises(ConfigError, match=text) as caught:
+            len(penstock.Loader(mixed, batch_by=penstock.buckets(length, [4], [1])))
+        assert "array" in caught.value.hint
+
+
 def test_batch_by_of_a_mixture_takes_an_array_per_dataset(tmp_path):
     a, b = write(tmp_path / "a", [1, 2, 3] * 4).shuffle(1), write(tmp_path / "b", [9, 8] * 4).shuffle(2)
     mixed = penstock.mix({a: 1, b: 1}, samples=40)
@@ -284,6 +293,7 @@ def test_a_bad_rule_is_an_error(make, text):
         ([1, 2.5, 3], "the length of sample 1 is 2.5"),
         ([1, 2, 2**32], "the length of sample 2 is 4294967296"),
         (["a", "b", "c"], "must be an array of one number per sample"),
+        (lambda sample: 1, r"must be an array of one number per sample \(got function\)"),
         ("nothing", "`nothing` does not exist"),
         ("x", r"`x` is float32 \[\], but lengths are those of a ragged"),
     ],
@@ -299,10 +309,18 @@ def test_bad_lengths_are_an_error(tmp_path, length, text):
 def test_a_sample_that_fits_no_bucket_or_budget_is_named(tmp_path):
     dataset = write(tmp_path / "d", [1, 2, 3, 4, 5, 9, 1])
     fits = dataset.take(5)
-    with pytest.raises(ConfigError, match=r"0001\.tfrecord record 1 has length 9, but the last bucket ends at 8"):
+    with pytest.raises(
+        ConfigError, match=r"0001\.tfrecord record 1 has length 9, but the last bucket ends at 8"
+    ) as caught:
         list(penstock.Loader(dataset, batch_by=penstock.buckets("tokens", [4, 8], [2, 2])))
-    with pytest.raises(ConfigError, match=r"0001\.tfrecord record 1 has length 9, but the budget of a batch is 8"):
-        list(penstock.Loader(dataset, batch_by=penstock.budget(8, length="tokens")))
+    assert "add one size to batch_sizes for a bucket without a bound, or leave out" in caught.value.hint
+    assert "ds.filter(fn)" in caught.value.hint
+    with pytest.raises(
+        ConfigError, match=r"0001\.tfrecord record 1 has length 9, but the budget of a batch is 8"
+    ) as caught:
+        list(penstock.Loader(dataset, batch_by=penstock.budget(8, length=np.array([1, 2, 3, 4, 5, 9, 1]))))
+    assert "raise tokens to at least the length of the longest sample" in caught.value.hint
+    assert "ds.select(lengths <= longest)" in caught.value.hint
     # Samples that are not selected do not matter.
     assert sorted(flat(ids(penstock.Loader(fits, batch_by=penstock.budget(8, length="tokens"))))) == [0, 1, 2, 3, 4]
     rule = penstock.budget(length="tokens", global_tokens=9)

@@ -92,6 +92,18 @@ def test_resample_labels_are_read_from_a_field_once(plain, tmp_path, labels, cap
         _ = plain.resample("balanced", labels="class", seed=1).samples
 
 
+def test_resample_labels_of_unreadable_records_say_what_to_do(tmp_path):
+    rows = [b'{"label": 0}', b"?", b'{"label": 1}', b'{"label": 0}']
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(rows))
+    opened = penstock.open(tmp_path).fields(label=penstock.tensor("int64", ()))
+    drawn = opened.resample("balanced", labels="label", seed=1)
+    with pytest.raises(penstock.errors.Corrupt, match="record 1") as caught:
+        list(penstock.Loader(drawn, batch_size=4, on_error="skip"))
+    assert 'ds.filter(lambda sample: True, on_error="skip").resample(' in caught.value.__notes__[-1]
+    readable = opened.filter(lambda sample: True, on_error="skip").resample("balanced", labels="label", seed=1)
+    assert sum(len(batch["label"]) for batch in penstock.Loader(readable, batch_size=4)) == 3
+
+
 def test_resample_balances_class_folders_without_reading(tmp_path):
     for name, count in (("ant", 9), ("bee", 1)):
         (tmp_path / name).mkdir()

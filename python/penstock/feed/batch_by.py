@@ -47,6 +47,11 @@ class BatchBy:
     length: Any
     window: int | None
 
+    @property
+    def advice(self) -> str:
+        """Change of the rule with which longer samples fit."""
+        raise NotImplementedError
+
     def rule(self, world: int) -> dict[str, Any]:
         """Return the rule in the form that the core reads, with sizes over all ranks."""
         raise NotImplementedError
@@ -71,7 +76,12 @@ class BatchBy:
             )
         arrays = sample_lengths.of(dataset, self.length, on_error)
         rule = self.rule(world)
-        native = _native.BatchBy(dataset.course(), json.dumps(rule), arrays, window=self.window)
+        try:
+            native = _native.BatchBy(dataset.course(), json.dumps(rule), arrays, window=self.window)
+        except ConfigError as error:  # a sample is too long
+            shorter = "filter(fn)" if isinstance(self.length, str) else "select(lengths <= longest)"
+            error.add_note(f"{self.advice}, or leave out longer samples: ds.{shorter}")
+            raise
         digest = hashlib.blake2b(digest_size=8)
         for array in arrays:
             digest.update(array.data)
@@ -88,6 +98,11 @@ class Buckets(BatchBy):
     boundaries: tuple[int, ...]
     sizes: tuple[int, ...]
     is_global: bool
+
+    @property
+    def advice(self) -> str:
+        name = "global_batch_sizes" if self.is_global else "batch_sizes"
+        return f"raise the last boundary, or add one size to {name} for a bucket without a bound"
 
     def rule(self, world: int) -> dict[str, Any]:
         sizes = [size * (1 if self.is_global else world) for size in self.sizes]
@@ -107,6 +122,10 @@ class Budget(BatchBy):
     tokens: int
     max_samples: int | None
     is_global: bool
+
+    @property
+    def advice(self) -> str:
+        return f"raise {'global_tokens' if self.is_global else 'tokens'} to at least the length of the longest sample"
 
     def rule(self, world: int) -> dict[str, Any]:
         most = _NO_LIMIT if self.max_samples is None else self.max_samples

@@ -41,9 +41,14 @@ def of(dataset: DatasetBase, length: Any, on_error: str = "raise") -> list[Lengt
     parts = sample_scan.leaves(dataset)
     if isinstance(length, str):
         return [of_field(part, length, on_error) for part in parts]
-    arrays = [length] if len(parts) == 1 and not _is_list_of_arrays(length) else list(length)
+    is_single = not hasattr(length, "__iter__") or (len(parts) == 1 and not _is_list_of_arrays(length))
+    arrays = [length] if is_single else list(length)
     if len(arrays) != len(parts):
-        raise ConfigError(f"length: {len(arrays)} arrays of lengths for {len(parts)} datasets", where="batch_by")
+        raise ConfigError(
+            f"length: {len(arrays)} arrays of lengths for {len(parts)} datasets",
+            where="batch_by",
+            hint="give a list with one array for each dataset of the mixture, or the name of a field",
+        )
     return [_checked(array, part.counted().samples) for array, part in zip(arrays, parts, strict=True)]
 
 
@@ -61,8 +66,12 @@ def _checked(given: Any, samples: int) -> Lengths:
 
     array = np.asarray(given)
     if array.ndim != 1 or array.dtype.kind not in "iuf":
-        text = f"{array.dtype} {list(array.shape)}"
-        raise ConfigError(f"length: must be an array of one number per sample (got {text})", where="batch_by")
+        text = f"{array.dtype} {list(array.shape)}" if array.dtype != object else type(given).__name__
+        raise ConfigError(
+            f"length: must be an array of one number per sample (got {text})",
+            where="batch_by",
+            hint="give the name of a field, or an array of whole numbers in stored order",
+        )
     if len(array) != samples:
         raise ConfigError(
             f"length: {len(array):,} lengths, but the dataset has {samples:,} samples",

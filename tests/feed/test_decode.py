@@ -304,6 +304,31 @@ def test_decode_states_of_others_are_refused_with_both_values(numbers):
             loader(dataset).load_state_dict(state)
 
 
+def test_decode_state_amid_the_outputs_of_another_function_is_refused(numbers):
+    def twice(record):
+        return [{"y": int(record)}] * 2
+
+    def thrice(record):
+        return [{"y": int(record)}] * 3
+
+    def after(batches, function):
+        walk = loader(numbers.decode(function, rebatch=True), batch_size=5)
+        for _, _ in zip(range(batches), walk, strict=False):
+            pass
+        return for_rank(json.loads(json.dumps(walk.state_dict())), 0)
+
+    amid, between = after(1, twice), after(2, twice)
+    assert (amid["outputs"], between["outputs"]) == (1, 0)
+    other = loader(numbers.decode(thrice, rebatch=True), batch_size=5)
+    with pytest.raises(ConfigError, match="1 outputs of a sample were delivered by function") as caught:
+        other.load_state_dict(amid)
+    assert "`outputs`" in caught.value.hint
+    old = {name: value for name, value in amid.items() if name != "function"}
+    for state in (between, {**amid, "outputs": 0}, old):
+        other.load_state_dict(state)
+    loader(numbers.decode(twice, rebatch=True), batch_size=5).load_state_dict(amid)
+
+
 def test_decode_takes_dicts_unless_the_record_is_the_only_field(tmp_path):
     (tmp_path / "a.bin").write_bytes(b"1")
     (tmp_path / "b.bin").write_bytes(b"2")
@@ -323,6 +348,7 @@ def test_decode_where_it_cannot_be_is_refused(numbers, tmp_path):
         (lambda: numbers.decode(decoders.number, workers=1, threads=1), "give either workers or threads"),
         (lambda: numbers.decode(decoders.number, threads=-1), "threads: -1 is not between"),
         (lambda: numbers.decode(decoders.number, timeout_s=0), "timeout_s: 0 is not above 0 s"),
+        (lambda: numbers.decode(decoders.number, timeout_s=5), "timeout_s: 5 s cannot be enforced"),
         (lambda: numbers.decode(3), "decode: 3 is not callable"),
         (lambda: numbers.decode(lambda record: None, workers=1), "cannot be pickled"),
         (lambda: loader(decoded, on_error="skip", tail="pad"), "skip"),

@@ -61,20 +61,28 @@ def check_loader(loader: BaseLoader[Any]) -> None:
         )
 
 
+def _function(loader: BaseLoader[Any]) -> str | None:
+    """Digest of the function that makes the outputs; None if it cannot be computed."""
+    return next(step.digest for step in loader.dataset.map_steps if step.rebatch)
+
+
 def _mine(loader: BaseLoader[Any]) -> dict[str, int]:
     return {"world": loader.world, "rank": loader.rank, "global_batch": loader.global_batch}
 
 
 def state_of_place(loader: BaseLoader[Any], place: Place) -> dict[str, Any]:
     """Return the part of a state that is specific to rebatching."""
-    return {"row": place.row, "outputs": place.outputs, **_mine(loader), "promise": NOTICE}
+    digest = _function(loader)
+    known = {} if digest is None else {"function": digest}
+    return {"row": place.row, "outputs": place.outputs, **known, **_mine(loader), "promise": NOTICE}
 
 
 def place_of_state(state: Mapping[str, Any], loader: BaseLoader[Any], start: int) -> Place:
     """Return the position of a state whose source batch starts at `start`.
 
     Raises:
-        ConfigError: The state is of another rank, number of ranks or batch size, or of a loader that does not rebatch.
+        ConfigError: The state is of another rank, number of ranks or batch size, of a loader that does not rebatch, or
+            in the middle of the outputs of another function.
     """
     if "outputs" not in state:
         raise ConfigError(
@@ -94,4 +102,13 @@ def place_of_state(state: Mapping[str, Any], loader: BaseLoader[Any], start: int
     for name, number in (("row", row), ("outputs", outputs)):
         if not isinstance(number, int) or not 0 <= number < 1 << _BITS:
             raise ConfigError(f"state: {name} {number!r} is not valid", where="state")
+    saved, mine = state.get("function"), _function(loader)
+    if outputs and None not in (saved, mine) and saved != mine:
+        raise ConfigError(
+            f"state: {outputs:,} outputs of a sample were delivered by function {saved}, but this loader's function is "
+            f"{mine}",
+            where="state",
+            hint="give decode() the function of the state; or set `outputs` of each rank in the state to 0, which delivers "
+            "this sample's outputs again",
+        )
     return Place(start, row, outputs)  # type: ignore[arg-type]  # checked above

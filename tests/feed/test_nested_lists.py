@@ -50,6 +50,27 @@ def lists(column):
     return [lists(each) if isinstance(each, list) else each.decode() for each in column]
 
 
+def test_ragged_has_the_length_and_the_rows_of_its_samples(table):
+    boxes = loaded(table)["boxes"]
+    inner = boxes.values
+    rows = [boxes.row(at).to_list() for at in range(len(BOXES))]
+    assert len(boxes) == len(BOXES) == len(rows)
+    assert [boxes[at].to_list() for at in range(len(boxes))] == rows
+    assert boxes[np.int64(-1)].to_list() == rows[-1]
+    for part in (slice(1, 3), slice(None, -1), slice(3, 1), slice(2, None)):
+        assert boxes[part].to_list() == rows[part]
+    assert [inner[at].tolist() for at in range(len(inner))] == inner.to_list()
+    with pytest.raises(IndexError):
+        boxes[len(boxes)]
+    with pytest.raises(ValueError, match="must have step 1"):
+        boxes[::2]
+    values, offsets = boxes
+    assert values is boxes.values
+    assert offsets is boxes.offsets
+    for copied in (pickle.loads(pickle.dumps(boxes)), boxes._replace(values=inner), penstock.Ragged._make(boxes)):
+        assert copied.to_list() == rows
+
+
 @pytest.mark.parametrize("kind", ["snappy", "pages", "plain2"])
 def test_nested_lists_of_pyarrow_are_read_as_it_wrote_them(golden, kind):
     rows = json.loads((golden / "rows.json").read_text())

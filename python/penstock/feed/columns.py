@@ -19,11 +19,27 @@ __all__ = ["Ragged", "adapt", "byte_rows", "ragged", "rows", "string_rows"]
 class Ragged(NamedTuple):
     """A field whose samples differ in length: sample i is `values[offsets[i]:offsets[i + 1]]`.
 
+    `len(field)` is the number of samples, `field[i]` is sample i, and `field[i:j]` is a `Ragged` of these samples.
+    Iteration and unpacking give `values` and `offsets`.
+
     For lists of lists, `values` is a `Ragged` of the inner lists: sample i is its lists `offsets[i]` to `offsets[i + 1]`.
     """
 
     values: Any
     offsets: Any
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self.offsets) - 1
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return one sample as `row` does or, for a slice of step 1, a `Ragged` of its samples."""
+        if not isinstance(index, slice):
+            return self.row(index)
+        rows = range(len(self))[index]
+        if rows.step != 1:
+            raise ValueError(f"a slice of a Ragged must have step 1 (got {rows.step})")
+        return _between(self, rows.start, max(rows.start, rows.stop))
 
     @property
     def flat_values(self) -> Any:
@@ -41,13 +57,17 @@ class Ragged(NamedTuple):
         Raises:
             IndexError: There are fewer samples.
         """
-        index = range(len(self.offsets) - 1)[index]
+        index = range(len(self))[index]
         return _between(self.values, int(self.offsets[index]), int(self.offsets[index + 1]))
 
     def to_list(self) -> list[Any]:
         """Return the samples as Python lists."""
         values = self.values.to_list() if isinstance(self.values, Ragged) else self.values.tolist()
         return [values[start:end] for start, end in pairwise(self.offsets.tolist())]
+
+
+# `_replace` uses `_make`, whose default requires that `len` is the number of fields.
+Ragged._make = classmethod(lambda cls, parts: cls(*parts))  # type: ignore[method-assign, assignment]
 
 
 def _between(values: Any, start: int, end: int) -> Any:
@@ -109,11 +129,5 @@ def _grouped(strings: list[Any], column: _native.RaggedTensor) -> list[Any]:
 
 def rows(batch: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Convert a batch that `adapt` returned to one dict per sample."""
-    first = next(iter(batch.values()), ())
-    # A `Ragged` is a tuple, whose length is not the number of its samples.
-    count = len(first.offsets) - 1 if isinstance(first, Ragged) else len(first)
-
-    def row(column: Any, at: int) -> Any:
-        return column.row(at) if isinstance(column, Ragged) else column[at]
-
-    return [{name: row(column, at) for name, column in batch.items()} for at in range(count)]
+    count = len(next(iter(batch.values()), ()))
+    return [{name: column[at] for name, column in batch.items()} for at in range(count)]

@@ -100,6 +100,21 @@ def test_jsonl_damaged_line_is_corrupt_and_can_be_skipped(tmp_path: Path, line: 
     assert texts_of(penstock.open(tmp_path), on_error="skip") == ["one", "two"]
 
 
+def test_jsonl_unpaired_surrogate_is_corrupt_in_strings_and_kept_in_json_text(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "\\ud800", "list": ["\\ud800"], "in": {"a": "\\ud800"}}\n')
+    dataset = penstock.open(tmp_path)
+    for field in (
+        penstock.text(errors="replace").of("text"),
+        penstock.raw().of("text"),
+        penstock.list(penstock.text(errors="ignore")).of("list"),
+        penstock.text().of("in.a"),
+    ):
+        with pytest.raises(Corrupt, match=r"a\.jsonl record 0 `.*` has an invalid string"):
+            batches(dataset.fields(x=field))
+    (batch,) = batches(dataset.fields(x=penstock.text().of("in")))
+    assert batch["x"] == ['{"a": "\\ud800"}']
+
+
 def test_json_array_is_refused_with_the_way_to_convert_it(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps([{"text": "a"}]))
     with pytest.raises(Unsupported, match="a JSON array in place of JSON lines") as caught:

@@ -451,7 +451,8 @@ def text(*, errors: str = "strict", default: str | None = None, mask: str | None
 
     Args:
         errors: Treatment of bytes that are not UTF-8, as in `bytes.decode`: `strict` (the sample is `Corrupt`, which
-            `on_error` handles), `replace` or `ignore`. A line of JSON that is not UTF-8 is always `Corrupt`.
+            `on_error` handles), `replace` or `ignore`. A line of JSON that is not UTF-8 is always `Corrupt`. So is a
+            string of JSON with an unpaired surrogate; lists and objects read as JSON text keep the escape.
         default: Value if the sample has none, as in `tensor`.
         mask: As in `tensor`. The default is then `""`.
     Raises:

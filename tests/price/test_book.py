@@ -150,7 +150,10 @@ def test_book_bad_row_is_refused(text, output):
 def test_dates_line_warns_past_twelve_months_only():
     row = Price("x", 1.0, "hour", "R", "S", "2024-07")
     assert dates_line([row], dt.date(2025, 7, 31)) == "prices as of 2024-07"
-    assert "older than 12 months (oldest 13)" in dates_line([row], dt.date(2025, 8, 1))
+    old = "prices as of 2024-07, all older than 12 months (oldest: 13 months): check them before you spend"
+    assert dates_line([row], dt.date(2025, 8, 1)) == old
+    newer = Price("y", 1.0, "hour", "R", "S", "2025-07")
+    assert "2024-07 to 2025-07, 1 of 2 older than 12 months" in dates_line([row, newer], dt.date(2025, 8, 1))
 
 
 def test_book_has_the_file_services_of_the_migration_study():

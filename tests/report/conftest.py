@@ -146,7 +146,7 @@ def comparison(**changes):
         "prices": [
             PriceRow("azure-vm-nd40rs_v2", "$26.438 / hour", "South Central US", "SkyPilot catalog v6", "2024-12")
         ],
-        "prices_line": "prices as of 2024-07 to 2024-12; 3 of 3 are older than 12 months (oldest 28): check them before you spend",
+        "prices_line": "prices as of 2024-07 to 2024-12, all older than 12 months (oldest: 28 months): check them before you spend",
         "notes": [
             "The accelerators are emulated: a step waits 435 ms.",
             "Predictions are modelled from stated limits, not measured on the cluster.",

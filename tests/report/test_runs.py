@@ -55,7 +55,7 @@ def test_money_is_summed_dated_and_never_invented():
     priced = measured("paid", usd=0.25, prices_as_of=("2024-07",))
     assert money_text(measured("free"), TODAY) == "Cost: none of these rows has one. Rows without a cost are not free."
     said = money_text([*priced, *measured("free")], TODAY)
-    assert said.startswith("Cost: $1.50 for 6 rows; prices as of 2024-07; 1 of 1 are older than 12 months (oldest 28)")
+    assert said.startswith("Cost: $1.50 for 6 rows; prices as of 2024-07, all older than 12 months (oldest: 28 months)")
     assert said.endswith("6 of 12 rows have no cost and are not counted.")
     paid, free = run_lines([*priced, *measured("free")])
     assert paid.usd == pytest.approx(1.5)

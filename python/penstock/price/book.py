@@ -251,7 +251,9 @@ def dates_text(dates: Sequence[str], today: dt.date) -> str:
     old = [age for age in ages if age > STALE_AFTER_MONTHS]
     if not old:
         return f"prices as of {span}"
-    return f"prices as of {span}; {len(old)} of {len(dates)} are older than {STALE_AFTER_MONTHS} months (oldest {max(old)}): check them before you spend"
+    which = "all" if len(old) == len(dates) else f"{len(old)} of {len(dates)}"
+    age = f"older than {STALE_AFTER_MONTHS} months (oldest: {max(old)} months)"
+    return f"prices as of {span}, {which} {age}: check them before you spend"
 
 
 def age_months(as_of: str, today: dt.date) -> int:

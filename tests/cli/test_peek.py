@@ -3,15 +3,22 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
+import shutil
 import subprocess
 import sys
 import tarfile
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+
+import penstock
+from penstock.cli import peek_columns
 
 
 @pytest.fixture
@@ -42,8 +49,23 @@ def test_peek_shows_facts_records_cost_and_code(tars, run_cli, emulator):
     assert facts["first_records"][1]["txt"] == "'caption 1'"
     assert facts["epoch_cost"]["without_cache"]["requests_usd"] > 0
     text = run_cli("peek", server.url, env=server.env).out
-    assert "records  unknown until counted, by a scan" in text
+    assert "records  not known yet: counted by a scan" in text
     assert text.splitlines()[-3:] == facts["python"]
+
+
+def test_peek_cost_of_the_first_epoch_includes_the_scan(tars, run_cli, emulator):
+    server = emulator(folder=tars)
+    facts = json.loads(run_cli("peek", server.url, "--json", env=server.env).out)
+    assert facts["first_epoch_max_reads"] == 3
+    assert "up to 3 times this" in facts["epoch_cost_note"]
+    assert run_cli("index", server.url, "--records", env=server.env).code == 0
+    facts = json.loads(run_cli("peek", server.url, "--json", env=server.env).out)
+    assert (facts["first_epoch_max_reads"], facts["epoch_cost_note"], facts["records"]) == (1, None, 15)
+
+
+def test_peek_cost_says_why_there_is_none(tars, run_cli):
+    facts = json.loads(run_cli("peek", str(tars), "--json").out)
+    assert (facts["epoch_cost"], facts["epoch_cost_note"]) == (None, "none: reads of local files are not billed")
 
 
 @pytest.mark.parametrize(("wanted", "shown"), [(1, 1), (50, 4)])
@@ -59,12 +81,96 @@ def test_peek_reads_one_object(tars, run_cli, emulator, wanted, shown):
     assert not (tars.parent / "cache/records").exists() or not list((tars.parent / "cache/records").iterdir())
 
 
-def test_peek_of_arrow_files_counts_none_of_them(tmp_path, run_cli):
+def test_peek_names_a_damaged_object(tmp_path, run_cli):
     good = (Path(__file__).parent.parent / "feed/arrow/types.arrow").read_bytes()
     (tmp_path / "a.arrow").write_bytes(good)
-    (tmp_path / "b.arrow").write_bytes(good[:-200])
+    (tmp_path / "b.arrow").write_bytes(good[: len(good) // 2])
     facts = json.loads(run_cli("peek", str(tmp_path), "-n", "9", "--json").out)
     assert (facts["records"], len(facts["first_records"])) == (None, 5)
+    (unreadable,) = facts["columns_compared"]["unreadable"]
+    assert unreadable["object"] == "b.arrow"
+    assert "damaged" in unreadable["reason"]
+    (tmp_path / "b.arrow").unlink()
+    assert json.loads(run_cli("peek", str(tmp_path), "--json").out)["records"] == 5
+
+
+@pytest.fixture
+def evolved(tmp_path):
+    """JSON lines whose last file has another column, and whose second file has another type."""
+    folder = tmp_path / "evolved"
+    folder.mkdir()
+    for at, line in enumerate(({"id": 1, "pairs": [[1, 2]]}, {"id": 1.5, "pairs": [[3, 4]]}, {"id": 2, "score": 0.5})):
+        (folder / f"{at}.jsonl").write_text(json.dumps({"text": "x" * 100, **line}) + "\n")
+    return folder
+
+
+def test_peek_compares_the_columns_of_objects(evolved, run_cli):
+    facts = json.loads(run_cli("peek", str(evolved), "--json").out)
+    assert facts["columns_compared"] == {
+        "objects": 3,
+        "differing": [
+            {"name": "id", "objects": {"int64 []": 2, "float64 []": 1}, "first_other": "1.jsonl"},
+            {"name": "pairs", "objects": {"ragged int64 [2]": 2, "missing": 1}, "first_other": "2.jsonl"},
+            {"name": "score", "objects": {"missing": 2, "float64 []": 1}, "first_other": "2.jsonl"},
+        ],
+        "unreadable": [],
+    }
+    text = run_cli("peek", str(evolved), env={"COLUMNS": "80"}).out
+    assert "differences between objects (3 of 3 compared)\n" in text
+    assert "    id     int64 [] in 2, float64 [] in 1 (first other: 1.jsonl)\n" in text
+    assert max(map(len, text.splitlines()[1:-3])) <= 80
+    for name in ("1.jsonl", "2.jsonl"):
+        shutil.copy(evolved / "0.jsonl", evolved / name)
+    assert "fields (the same in all 3 objects compared)\n" in run_cli("peek", str(evolved)).out
+
+
+def test_peek_compares_few_objects_and_prefers_the_last(tmp_path, monkeypatch):
+    for at in range(20):
+        (tmp_path / f"{at:02d}.csv").write_text(f"id\n{at}\n" if at < 19 else "id,late\n1,2\n")
+    dataset = penstock.open(tmp_path)
+    assert peek_columns.compare(dataset)["objects"] == 8
+    monkeypatch.setattr(peek_columns, "_MAX_BYTES", dataset.source.object_bytes(19))
+    found = peek_columns.compare(dataset)
+    assert (found["objects"], [each["name"] for each in found["differing"]]) == (2, ["late"])
+    monkeypatch.setattr(peek_columns, "_MAX_BYTES", 1)
+    assert peek_columns.compare(dataset)["objects"] == 1
+
+
+@pytest.fixture
+def table(tmp_path):
+    """A Parquet file of two rows."""
+    pq.write_table(pa.table({"x": [1.0, 2.0]}), tmp_path / "table.parquet")
+    return tmp_path / "table.parquet"
+
+
+@pytest.mark.parametrize(
+    ("folders", "year", "missing"),
+    [(("", "year=2024"), "missing", 1), (("year=2023", "z"), "2023", 1), (("year=2023", "year=x%20y"), "2023", 0)],
+)
+def test_peek_of_hive_partitions_that_differ(table, run_cli, tmp_path, folders, year, missing):
+    for folder in folders:
+        (tmp_path / "hive" / folder).mkdir(parents=True, exist_ok=True)
+        shutil.copy(table, tmp_path / "hive" / folder / "a.parquet")
+    facts = json.loads(run_cli("peek", str(tmp_path / "hive"), "--json").out)
+    assert (facts["records"], facts["first_records"]) == (4, [{"x": "1.0 (float64)", "year": year}])
+    differing = facts["columns_compared"]["differing"]
+    assert [(each["name"], each["objects"]["missing"]) for each in differing] == [("year", 1)] * missing
+
+
+def test_peek_shows_the_first_row_behind_an_empty_table(table, run_cli, tmp_path):
+    (tmp_path / "data").mkdir()
+    pq.write_table(pa.table({"x": pa.array([], pa.float64())}), tmp_path / "data" / "a.parquet")
+    shutil.copy(table, tmp_path / "data" / "b.parquet")
+    facts = json.loads(run_cli("peek", str(tmp_path / "data"), "--json").out)
+    assert (facts["records"], facts["first_records"]) == (2, [{"x": "1.0 (float64)"}])
+
+
+def test_peek_shows_the_items_of_lists_and_arrays(run_cli, tmp_path):
+    rows = pa.table({"tokens": pa.array([range(40), [1]], pa.list_(pa.int32())), "boxes": [[[1, 2], [3]], []]})
+    pq.write_table(rows, tmp_path / "a.parquet")
+    (record,) = json.loads(run_cli("peek", str(tmp_path), "--json").out)["first_records"]
+    assert record["boxes"] == "[[1, 2], [3]]"
+    assert record["tokens"] == "int32 [40]: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14…"
 
 
 def test_peek_shows_the_first_object_that_is_not_empty(tars, run_cli):
@@ -76,17 +182,29 @@ def test_peek_shows_the_first_object_that_is_not_empty(tars, run_cli):
 def test_peek_code_runs_as_printed(tars, run_cli, tmp_path):
     np.save(tmp_path / "a.npy", np.arange(6, dtype="float32").reshape(3, 2))
     (tmp_path / "ragged.jsonl").write_text('{"tokens": [1]}\n{"tokens": []}\n{"tokens": [2, 3]}\n')
-    for url, samples in ((str(tars), 15), (f"{tmp_path}/*.npy", 1), (f"{tmp_path}/*.jsonl", 3)):
+    (tmp_path / "many.csv").write_text("id\n" + "1\n" * 40)
+    for url, batches in (
+        (str(tars), 1),
+        (f"{tmp_path}/*.npy", 1),
+        (f"{tmp_path}/*.jsonl", 1),
+        (f"{tmp_path}/*.csv", 2),
+    ):
         facts = json.loads(run_cli("peek", url, "--json").out)
         done = subprocess.run(
             [sys.executable, "-c", "\n".join(facts["python"])], capture_output=True, text=True, timeout=60, check=False
         )
         assert done.returncode == 0, done.stderr
-        assert len([1 for word in done.stdout.split() if word.strip("(,)}") == str(samples)]) >= len(facts["fields"])
+        printed = [ast.literal_eval(line.removeprefix("dict_keys(")[:-1]) for line in done.stdout.splitlines()]
+        assert printed == [[each["name"] for each in facts["fields"]]] * batches
+        assert (len(facts["python"]), len(facts["python"][2])) == (3, 73)
 
 
 def test_peek_of_nothing_or_an_unknown_format_is_an_error(tmp_path, run_cli):
     assert run_cli("peek", str(tmp_path / "none")).code == 3
     (tmp_path / "x.bin").write_bytes(b"\x00" * 100)
-    assert run_cli("peek", str(tmp_path / "x.bin")).code != 0
-    assert run_cli("peek", str(tmp_path), "--format", "nonsense").code == 2
+    assert "hint: set --format NAME, such as --format megatron" in run_cli("peek", str(tmp_path / "x.bin")).err
+    named = run_cli("peek", str(tmp_path), "--format", "nonsense")
+    assert (named.code, "hint: give formats with arguments in Python" in named.err) == (2, True)
+    (tmp_path / "x.sgy").write_bytes(bytes(4000))
+    volume = run_cli("peek", str(tmp_path / "x.sgy"))
+    assert (volume.code, "hint: describe a volume with penstock array info FILE" in volume.err) == (3, True)

@@ -6,10 +6,13 @@ that reads it.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from penstock.cli import peek_columns, peek_output
+from penstock.errors import ConfigError, Corrupt, Unsupported
 
 if TYPE_CHECKING:
     from penstock.feed.dataset import Dataset
@@ -22,12 +25,32 @@ _BATCH = 32
 _SHOWN = 60
 """Maximum number of characters of a printed value."""
 
+_SHOWN_ITEMS = 16
+"""Maximum number of printed items of an array."""
+
+_MAX_COUNTED = 64
+"""Maximum number of objects whose own record counts are read."""
+
 _COUNTED_BY_OBJECT = {
     "arrow": "a few requests per object, which read its footer or the headers of its batches",
     "parquet": "one request per object, which reads its footer",
     "npy": "one request per object, which reads its header",
 }
 """How the records of a format are counted if each object states its own count."""
+
+_COUNTED_BY = {
+    "existing": "indexes of other programs",
+    "format": "the format",
+    "index": "an index in the cache",
+    "manifest": "the manifest",
+    "sizes": "the sizes of the objects",
+}
+"""Sources of record counts that are known without reading objects, by name."""
+
+_MAX_FIRST_READS = 3
+"""Maximum number of times that the first shuffled epoch reads each byte if it counts the records and no node cache holds
+the dataset: the scan, and an epoch in parts, each of which reads a window again that the part before it did not finish.
+"""
 
 
 @click.command("peek")
@@ -39,15 +62,34 @@ def command(url: str, records: int, named: str | None, as_json: bool) -> int:
     """Show what the dataset at URL contains and what an epoch of it costs, and print the Python code that reads it.
 
     URL is a folder, an object, a pattern or a dataset of the Hugging Face Hub (hf://datasets/ORG/NAME). The dataset is
-    listed, and the beginning of one object is read (a table is read in full). Nothing is written.
+    listed, and the beginning of one object is read (a table is read in full). For Parquet,
+    Arrow IPC, JSON lines and CSV, the columns of up to 8 objects are compared, for which at most 64 MiB more are read.
+    Nothing is written.
     """
-    import penstock
-
-    dataset = penstock.open(url, format=named)
+    dataset = _open(url, named)
     found = _facts(dataset, url, named)
     found["first_records"] = _first(dataset, records) if records else []
-    click.echo(json.dumps(found) if as_json else _readable(found))
+    click.echo(json.dumps(found) if as_json else peek_output.readable(found))
     return 0
+
+
+def _open(url: str, named: str | None) -> Dataset:
+    """Open the dataset. Errors have hints for the command line, in place of those for Python."""
+    import penstock
+
+    try:
+        return penstock.open(url, format=named)
+    except (ConfigError, Unsupported) as error:
+        where = error.where or ""
+        if error.message.startswith("SEG-Y") or "HDF5 files" in error.message or named == "hdf5":
+            hint = "describe a volume with penstock array info FILE"
+        elif where.startswith("penstock.open"):
+            hint = "set --format NAME, such as --format megatron for .bin files with .idx files"
+        elif where == "format":
+            hint = "give formats with arguments in Python: penstock.open(url, format=penstock.formats.NAME(...))"
+        else:
+            raise
+        raise type(error)(error.message, where=error.where, hint=hint) from None
 
 
 def _facts(dataset: Dataset, url: str, named: str | None) -> dict[str, Any]:
@@ -56,6 +98,10 @@ def _facts(dataset: Dataset, url: str, named: str | None) -> dict[str, Any]:
     source, schema = dataset.source, dataset.schema()
     sizes = sorted(source.object_bytes(number) for number in range(source.objects))
     count, how = _counts(dataset)
+    cost = estimate_epochs(
+        dataset.url, objects=source.objects, size_bytes=source.size_bytes, requests=source.requests, epochs=1
+    )
+    first_reads = _MAX_FIRST_READS if dataset.awaits_scan() else 1
     return {
         "schema_version": 1,
         "url": dataset.url,
@@ -69,27 +115,45 @@ def _facts(dataset: Dataset, url: str, named: str | None) -> dict[str, Any]:
             for (name, spec), holds in zip(schema.specs, schema.holds, strict=True)
         ],
         "left_out": [{"name": name, "reason": reason} for name, reason in schema.left_out],
+        "columns_compared": peek_columns.compare(dataset),
         "records": count,
         "counts": how,
-        "epoch_cost": estimate_epochs(
-            dataset.url, objects=source.objects, size_bytes=source.size_bytes, requests=source.requests, epochs=1
-        ),
+        "epoch_cost": cost,
+        "epoch_cost_note": _cost_note(dataset.url, first_reads, is_priced=cost is not None),
+        "first_epoch_max_reads": first_reads,
         "python": _code(url, named),
     }
 
 
+def _cost_note(url: str, first_reads: int, *, is_priced: bool) -> str | None:
+    """Return why the epoch has no cost, or why the first one costs more."""
+    scheme = url.partition("://")[0] if "://" in url else "file"
+    if scheme == "file":
+        return "none: reads of local files are not billed"
+    if not is_priced:
+        return f"not known: the price book has no prices of {scheme}:// stores"
+    if first_reads == 1:
+        return None
+    return (
+        f"The first epoch also counts the records. Shuffled and without the node's cache, it costs up to {first_reads} "
+        "times this. After `penstock index URL --records`, which reads each object once, it does not."
+    )
+
+
 def _counts(dataset: Dataset) -> tuple[int | None, str]:
-    """Return the number of records, if it is known without reading objects, and how records are counted."""
+    """Return the number of records, if a few requests find it, and how records are counted."""
     how = _COUNTED_BY_OBJECT.get(dataset.format)
     if how is not None:
-        return None, how
+        counted = None
+        if dataset.source.objects <= _MAX_COUNTED:
+            with suppress(Corrupt):  # an object is damaged, which the comparison of columns reports
+                counted = dataset.counted_without_scan()
+        return (None, how) if counted is None else (counted.samples, "the objects")
     if dataset.scan() is None:
-        return dataset.samples, {"index": "an index in the cache", "format": "the format"}.get(
-            dataset.rung, dataset.rung
-        )
+        return dataset.samples, _COUNTED_BY.get(dataset.rung, dataset.rung)
     return (
         None,
-        "a scan, which reads every object once while the first epoch runs (`penstock index --records` beforehand)",
+        "a scan, which reads every object once while the first epoch runs, or before it: penstock index URL --records",
     )
 
 
@@ -98,36 +162,67 @@ def _first(dataset: Dataset, records: int) -> list[dict[str, str]]:
     import penstock
     from penstock.feed.columns import rows
 
-    dataset = dataset.fields(**dict(dataset.schema().specs))  # the parts left out are printed, not logged
+    schema = dataset.schema()
+    partitions: dict[str, str] = {}
     if dataset.format in _COUNTED_BY_OBJECT or dataset.scan() is not None:
-        # The other objects would only be counted. An object without bytes has no record.
-        source = dataset.source
-        chosen = next((number for number in range(source.objects) if source.object_bytes(number)), 0)
-        dataset = replace(dataset, source=source.subset([chosen]), _counts=type(dataset._counts)())  # noqa: SLF001
+        chosen = _first_object(dataset)  # the other objects would only be counted
+        partitions = peek_columns.partitions(dataset.source.key(chosen), schema)
+        dataset = peek_columns.of_object(dataset, chosen)
         scan = dataset.scan()
         if scan is not None:
             # A loader that asked for more records would scan the object, and store an index.
             records = min(records, scan.counts.scan_start(0, records))
             if records == 0:
                 return []
+    # The fields are set, so that the parts left out are printed, but not logged.
+    dataset = dataset.fields(**{name: spec for name, spec in schema.specs if name not in partitions})
     loader = penstock.Loader(dataset.take(records).cache(False), batch_size=records, prefetch_next_epoch=False)
     for batch in loader:
-        return [{name: _value(value) for name, value in row.items()} for row in rows(batch)]
+        return [{**{name: _value(value) for name, value in row.items()}, **partitions} for row in rows(batch)]
     return []
 
 
+def _first_object(dataset: Dataset) -> int:
+    """Return the number of the first object that has a record."""
+    source = dataset.source
+    for number in range(source.objects):
+        if source.object_bytes(number) == 0:
+            continue
+        if dataset.format not in _COUNTED_BY_OBJECT:
+            return number
+        with suppress(ConfigError):  # a table without rows
+            peek_columns.of_object(dataset, number).counted_without_scan()
+            return number
+    return 0
+
+
 def _value(value: Any) -> str:
+    """Return the value as text of about `_SHOWN` characters."""
+    from penstock.feed.columns import Ragged
+
     if isinstance(value, (bytes, memoryview)):
         data = bytes(value)
         head = data[:_SHOWN].decode("utf-8", "replace")
         return f"{len(data):,} bytes" if not head.isprintable() else repr(head) + ("…" if len(data) > _SHOWN else "")
+    if isinstance(value, Ragged):
+        return _shortened(repr(value.to_list()))
     dtype = getattr(value, "dtype", None)
     if dtype is None:
-        text = repr(value)
-    elif not value.shape:
-        text = f"{value} ({dtype})"
-    else:
-        text = f"{dtype} {list(value.shape)}"
+        return _shortened(repr(value))
+    if not value.shape:
+        return f"{value} ({dtype})"
+    text = f"{dtype} {list(value.shape)}"
+    if len(value.shape) > 1:
+        return text
+    return _shortened(f"{text}: {_items(value)}")
+
+
+def _items(values: Any) -> str:
+    shown = [str(item) for item in values[:_SHOWN_ITEMS]]
+    return ", ".join([*shown, "…"] if len(values) > _SHOWN_ITEMS else shown)
+
+
+def _shortened(text: str) -> str:
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
 
 
@@ -137,32 +232,5 @@ def _code(url: str, named: str | None) -> list[str]:
     return [
         "import penstock",
         f"dataset = penstock.open({url!r}{chosen}).shuffle(seed=1)",
-        f"for batch in penstock.Loader(dataset, batch_size={_BATCH}): print({{name: rows.shape if hasattr(rows, 'shape') else len(rows.to_list() if hasattr(rows, 'to_list') else rows) for name, rows in batch.items()}})",
+        f"for batch in penstock.Loader(dataset, batch_size={_BATCH}): print(batch.keys())",
     ]
-
-
-def _readable(found: dict[str, Any]) -> str:
-    from penstock.cli.epoch_cost import money_text
-    from penstock.units import format_bytes
-
-    sizes = found["object_bytes"]
-    lines = [
-        f"{found['url']}: {found['objects']:,} objects of {found['format']}, {format_bytes(found['bytes'])}",
-        f"  objects  {format_bytes(sizes['min'])} to {format_bytes(sizes['max'])}, median {format_bytes(sizes['median'])}",
-    ]
-    if found["ignored"]:
-        lines.append(f"  ignored  {found['ignored']:,} objects with other names")
-    records = "unknown until counted" if found["records"] is None else f"{found['records']:,}"
-    lines += [f"  records  {records}, by {found['counts']}", "  fields"]
-    width = max((len(each["name"]) for each in (*found["fields"], *found["left_out"])), default=0)
-    lines += [f"    {each['name']:<{width}}  {each['field']}  ({each['holds']})" for each in found["fields"]]
-    lines += [f"    {each['name']:<{width}}  left out: {each['reason']}" for each in found["left_out"]]
-    for number, record in enumerate(found["first_records"]):
-        lines.append(f"  record {number}")
-        lines += [f"    {name:<{width}}  {value}" for name, value in record.items()]
-    if found["epoch_cost"] is None:
-        lines.append("  cost     nothing is billed for this store, or its prices are not known")
-    else:
-        lines.append("  cost of an epoch")
-        lines += [f"    {line}" for line in money_text(found["epoch_cost"]).splitlines()]
-    return "\n".join([*lines, "", *found["python"]])

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compares the columns of some objects of a dataset, for `penstock peek`: a schema may have changed from file to file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from penstock.errors import BudgetExceeded, ConfigError, Corrupt, Unsupported
+
+if TYPE_CHECKING:
+    from penstock.feed.dataset import Dataset, Schema
+
+__all__ = ["compare", "of_object", "partitions"]
+
+_FORMATS = ("arrow", "csv", "jsonl", "parquet")
+_TABLES = ("arrow", "parquet")
+
+_MAX_OBJECTS = 8
+
+_MAX_BYTES = 64 << 20
+"""Maximum number of stored bytes to read of the objects after the first."""
+
+_START_BYTES = 16 << 20
+"""Stored bytes of an object of text that a schema reads, unless its first record is longer (`STEP` in the core)."""
+
+_MISSING = "missing"
+
+_PARTITION = "a Hive partition in the folder names"
+"""End of the description of a column that the names of folders contain."""
+
+
+def of_object(dataset: Dataset, number: int) -> Dataset:
+    """Return the dataset of one object."""
+    return replace(dataset, source=dataset.source.subset([number]), _counts=type(dataset._counts)())  # noqa: SLF001
+
+
+def partitions(key: str, schema: Schema) -> dict[str, str]:
+    """Return the value of each partition column for an object, as its folders spell it; `missing` if none of them has
+    the column. Only the whole dataset shows the type of such a column, and whether all objects have it.
+    """
+    named = (folder.split("=", 1) for folder in key.split("/")[:-1] if "=" in folder)
+    folders = {unquote(name): unquote(value) for name, value in named}
+    found = zip(schema.specs, schema.holds, strict=True)
+    return {name: folders.get(name, _MISSING) for (name, _), holds in found if holds.endswith(_PARTITION)}
+
+
+def compare(dataset: Dataset) -> dict[str, Any] | None:
+    """Compare the columns of the first object, the last and some between; None for formats without columns.
+
+    Returns:
+        `objects`: number of objects compared; `differing`: for each column whose types differ or that some objects
+        lack, the number of objects by type, and the first object that differs from the first; `unreadable`: objects
+        whose columns cannot be read, with the reason.
+    """
+    source = dataset.source
+    if dataset.format not in _FORMATS or source.fields is not None:
+        return None
+    whole = dataset.schema()
+    kinds: dict[str, dict[str, str]] = {}
+    unreadable = []
+    for number in _chosen(dataset):
+        key = source.key(number)
+        try:
+            columns = _kinds(of_object(dataset, number).schema() if kinds else whole)
+        except ConfigError:  # it has no record
+            continue
+        except (BudgetExceeded, Corrupt, Unsupported) as error:
+            unreadable.append({"object": key, "reason": str(error)})
+            continue
+        folders = partitions(key, whole)
+        in_folders = {name: str(spec) for name, spec in whole.specs if folders.get(name, _MISSING) != _MISSING}
+        kinds[key] = columns | in_folders
+    differing = []
+    for name in dict.fromkeys(name for columns in kinds.values() for name in columns):
+        found = {key: columns.get(name, _MISSING) for key, columns in kinds.items()}
+        first, *others = found.items()
+        other = next((key for key, kind in others if kind != first[1]), None)
+        if other is not None:
+            seen = list(found.values())
+            differing.append({"name": name, "objects": {kind: seen.count(kind) for kind in seen}, "first_other": other})
+    return {"objects": len(kinds), "differing": differing, "unreadable": unreadable}
+
+
+def _chosen(dataset: Dataset) -> list[int]:
+    """Return the numbers of the objects to compare: the first, the last and others at equal distances, in this order of
+    preference, while the bytes to read of the others are within the limit.
+    """
+    source, is_table = dataset.source, dataset.format in _TABLES
+    filled = [number for number in range(source.objects) if source.object_bytes(number)]
+    last, left, chosen = len(filled) - 1, _MAX_BYTES, filled[:1]
+    spread = {round(at * last / (_MAX_OBJECTS - 1)) for at in range(1, _MAX_OBJECTS)} - {0}
+    for at in (*sorted(spread)[-1:], *sorted(spread)[:-1]):
+        size = source.object_bytes(filled[at])
+        left -= size if is_table else min(size, _START_BYTES)
+        if left < 0:
+            break
+        chosen.append(filled[at])
+    return sorted(chosen)
+
+
+def _kinds(schema: Schema) -> dict[str, str]:
+    """Return the type of each column of a file; Hive partitions are not columns of a file."""
+    found = zip(schema.specs, schema.holds, strict=True)
+    kinds = {name: str(spec) for (name, spec), holds in found if not holds.endswith(_PARTITION)}
+    return kinds | {name: "without a type" for name, _ in schema.left_out}

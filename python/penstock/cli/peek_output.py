@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Formats the facts of `penstock peek` for the terminal."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["readable"]
+
+_MAX_WIDTH = 110
+_MAX_NAME = 30
+"""Maximum width of the column of names. Longer names push their line to the right."""
+
+
+def readable(found: dict[str, Any]) -> str:
+    """Format the facts in lines that fit the terminal."""
+    from penstock.cli.epoch_cost import money_text
+    from penstock.units import format_bytes
+
+    width = min(shutil.get_terminal_size((100, 24)).columns, _MAX_WIDTH)
+    sizes, many = found["object_bytes"], found["objects"] > 1
+    lines = [
+        f"{found['url']}: {_count(found['objects'], 'object')} of {found['format']}, {format_bytes(found['bytes'])}"
+    ]
+    if many:
+        span = f"{format_bytes(sizes['min'])} to {format_bytes(sizes['max'])}, median {format_bytes(sizes['median'])}"
+        lines.append(f"  sizes    {span}")
+    if found["ignored"]:
+        lines.append(f"  ignored  {_count(found['ignored'], 'object')} of other formats")
+    stated = "not known yet: counted by" if found["records"] is None else f"{found['records']:,}, stated by"
+    lines += _wrapped(f"  records  {stated} {found['counts']}", width, 11)
+    lines += _fields(found, width)
+    compared = found["columns_compared"]
+    if compared is not None and (compared["differing"] or compared["unreadable"]):
+        lines += _differing(compared, found["objects"], width)
+    for number, record in enumerate(found["first_records"]):
+        lines.append(f"  record {number}")
+        lines += [_cut(line, width) for line in _table(record.items())]
+    if found["epoch_cost"] is None:
+        lines += _wrapped(f"  cost     {found['epoch_cost_note']}", width, 11)
+    else:
+        lines.append("  cost of an epoch")
+        for line in money_text(found["epoch_cost"]).splitlines():
+            lines += _wrapped(f"    {line}", width, 8)
+        if found["epoch_cost_note"]:
+            lines += _wrapped(f"    {found['epoch_cost_note']}", width, 4)
+    return "\n".join([*lines, "", *found["python"]])
+
+
+def _fields(found: dict[str, Any], width: int) -> list[str]:
+    compared = found["columns_compared"]
+    objects = 1 if compared is None else compared["objects"]
+    if objects > 1 and not compared["differing"]:
+        heading = f"  fields (the same in all {objects} objects compared)"
+    elif found["objects"] > 1:
+        heading = "  fields (of the first object)"
+    else:
+        heading = "  fields"
+    fields = [
+        (each["name"], each["field"] + ("" if each["holds"] == each["field"] else f"  ({each['holds']})"))
+        for each in found["fields"]
+    ]
+    left_out = [(each["name"], f"left out: {each['reason']}") for each in found["left_out"]]
+    return [heading, *(part for line in _table([*fields, *left_out]) for part in _wrapped(line, width, 8))]
+
+
+def _differing(compared: dict[str, Any], objects: int, width: int) -> list[str]:
+    """Return a line for each column that differs, and for each object that cannot be read."""
+    looked = compared["objects"] + len(compared["unreadable"])
+    rows = [
+        (
+            each["name"],
+            ", ".join(f"{kind} in {count}" for kind, count in each["objects"].items())
+            + f" (first other: {each['first_other']})",
+        )
+        for each in compared["differing"]
+    ]
+    rows += [(each["object"], f"cannot be read: {each['reason']}") for each in compared["unreadable"]]
+    lines = [f"  differences between objects ({looked} of {objects:,} compared)"]
+    for line in _table(rows):
+        lines += _wrapped(line, width, 8)
+    if compared["differing"]:
+        hint = (
+            "To read every object, set fields(): of the wider type, and with default= if some objects lack the column."
+        )
+        lines += _wrapped(f"    {hint}", width, 4)
+    return lines
+
+
+def _table(rows: Iterable[tuple[str, str]]) -> list[str]:
+    rows = list(rows)
+    name_width = min(max((len(name) for name, _ in rows), default=0), _MAX_NAME)
+    return [f"    {name:<{name_width}}  {text}" for name, text in rows]
+
+
+def _wrapped(line: str, width: int, indent: int) -> list[str]:
+    return textwrap.wrap(
+        line,
+        width,
+        subsequent_indent=" " * indent,
+        drop_whitespace=True,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _cut(line: str, width: int) -> str:
+    return line if len(line) <= width else line[: width - 1] + "…"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"

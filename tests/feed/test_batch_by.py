@@ -323,9 +323,16 @@ def test_a_sample_that_fits_no_bucket_or_budget_is_named(tmp_path):
     assert "ds.select(lengths <= longest)" in caught.value.hint
     # Samples that are not selected do not matter.
     assert sorted(flat(ids(penstock.Loader(fits, batch_by=penstock.budget(8, length="tokens"))))) == [0, 1, 2, 3, 4]
-    rule = penstock.budget(length="tokens", global_tokens=9)
-    with pytest.raises(ConfigError, match=r"the longest samples form batches of 1, which is fewer than the 2 ranks"):
-        list(penstock.Loader(dataset, batch_by=rule, rank=0, world=2))
+    budget = penstock.budget(length="tokens", global_tokens=9)
+    for rule, advice in (
+        (budget, "raise global_tokens to at least the length of the longest sample times the ranks"),
+        (penstock.buckets("tokens", [4], global_batch_sizes=[4, 1]), "raise each of global_batch_sizes"),
+    ):
+        with pytest.raises(
+            ConfigError, match="the longest samples form batches of 1, which is fewer than the 2 ranks"
+        ) as c:
+            list(penstock.Loader(dataset, batch_by=rule, rank=0, world=2))
+        assert advice in c.value.hint
 
 
 def test_batch_by_reads_each_compressed_object_once(tmp_path):
@@ -377,17 +384,38 @@ def test_a_state_of_another_rule_is_refused(tmp_path):
         next(iter(inside))
 
 
-def test_batch_by_with_other_sizes_or_unindexed_is_an_error(tmp_path):
+def test_batch_by_that_cannot_be_combined_says_what_to_change(tmp_path):
     dataset = write(tmp_path / "d", [1, 2])
     rule = penstock.buckets("tokens", [4], [2])
-    with pytest.raises(ConfigError, match="cannot be combined with batch_size"):
-        penstock.Loader(dataset, batch_by=rule, batch_size=2)
+    bucketed = dataset.fields(tokens=penstock.ragged("int64").padded("bucket"))
+    for make, text, advice in (
+        (
+            lambda: penstock.Loader(dataset, batch_by=rule, batch_size=2),
+            "cannot be combined with b",
+            "leave out batch_si",
+        ),
+        (lambda: penstock.Loader(dataset, batch_by=[4]), "must be a penstock.buckets", "penstock.budget(8192, length"),
+        (
+            lambda: penstock.Loader(penstock.open(tmp_path / "d", indexed=False), batch_by=rule),
+            "requires counted records",
+            "open it without indexed=False",
+        ),
+        (
+            lambda: penstock.Loader(dataset.pack(4), batch_by=rule),
+            "but the dataset was packed",
+            "give batch_size in place of batch_by",
+        ),
+        (
+            lambda: list(penstock.Loader(bucketed, batch_size=2)),
+            "padded to its bucket only",
+            "give batch_by=penstock.b",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=text) as caught:
+            make()
+        assert advice in caught.value.hint
     with pytest.raises(ConfigError, match=r"give exactly one of batch_size .* batch_by"):
         penstock.Loader(dataset)
-    with pytest.raises(ConfigError, match=r"must be a penstock.buckets"):
-        penstock.Loader(dataset, batch_by=[4])
-    with pytest.raises(ConfigError, match="requires counted records"):
-        penstock.Loader(penstock.open(tmp_path / "d", indexed=False), batch_by=rule)
 
 
 def test_batch_by_with_too_little_memory_for_all_open_batches_still_ends(tmp_path):

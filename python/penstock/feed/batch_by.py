@@ -52,6 +52,11 @@ class BatchBy:
         """Change of the rule with which longer samples fit."""
         raise NotImplementedError
 
+    @property
+    def ranks_advice(self) -> str:
+        """Change of the rule with which each rank has a sample of each batch."""
+        raise NotImplementedError
+
     def rule(self, world: int) -> dict[str, Any]:
         """Return the rule in the form that the core reads, with sizes over all ranks."""
         raise NotImplementedError
@@ -104,6 +109,10 @@ class Buckets(BatchBy):
         name = "global_batch_sizes" if self.is_global else "batch_sizes"
         return f"raise the last boundary, or add one size to {name} for a bucket without a bound"
 
+    @property
+    def ranks_advice(self) -> str:
+        return "raise each of global_batch_sizes to at least the number of ranks, or give batch_sizes (per rank)"
+
     def rule(self, world: int) -> dict[str, Any]:
         sizes = [size * (1 if self.is_global else world) for size in self.sizes]
         return {"buckets": {"boundaries": list(self.boundaries), "sizes": sizes}}
@@ -126,6 +135,10 @@ class Budget(BatchBy):
     @property
     def advice(self) -> str:
         return f"raise {'global_tokens' if self.is_global else 'tokens'} to at least the length of the longest sample"
+
+    @property
+    def ranks_advice(self) -> str:
+        return "raise global_tokens to at least the length of the longest sample times the ranks, or give tokens (per rank)"
 
     def rule(self, world: int) -> dict[str, Any]:
         most = _NO_LIMIT if self.max_samples is None else self.max_samples

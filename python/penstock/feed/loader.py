@@ -339,7 +339,9 @@ class BaseLoader(Generic[Batch]):
             specs = self.dataset.batch_fields().values()
             if self._batch_by is None and any(getattr(spec, "to", None) == "bucket" for spec in specs):
                 raise ConfigError(
-                    "fields: a field can be padded to its bucket only in a loader with batch_by", where="fields"
+                    "fields: a field can be padded to its bucket only in a loader with batch_by",
+                    where="fields",
+                    hint="give batch_by=penstock.buckets(...), or pad to the longest sample of a batch: padded()",
                 )
             if self._unindexed is not None:
                 fields_json = fields.to_json(self.dataset.batch_fields().items())
@@ -386,15 +388,20 @@ class BaseLoader(Generic[Batch]):
         # The core adds the field of the source, which is not read from records.
         read = [item for item in self.dataset.batch_fields().items() if numbers is None or item[0] != fields.SOURCE]
         plan = self._plan()
-        return _native.Feed(
-            sampler,
-            fields.to_json(read),
-            json.dumps({**settings, "source_numbers": numbers}, default=operator.index),
-            dict(env.read()),
-            caches=[None if cache is None else astuple(cache) for cache in self.caches],
-            batch_by=None if plan is None else plan.native,
-            **place,
-        )
+        try:
+            return _native.Feed(
+                sampler,
+                fields.to_json(read),
+                json.dumps({**settings, "source_numbers": numbers}, default=operator.index),
+                dict(env.read()),
+                caches=[None if cache is None else astuple(cache) for cache in self.caches],
+                batch_by=None if plan is None else plan.native,
+                **place,
+            )
+        except ConfigError as error:
+            if error.where == "batch_by" and self._batch_by is not None:  # a batch has fewer samples than ranks
+                error.add_note(self._batch_by.ranks_advice)
+            raise
 
     @cached_property
     def caches(self) -> list[NodeCache | None]:

@@ -66,10 +66,16 @@ def check_batch_by(batch_by: Any, *sizes: int | None) -> BatchBy | None:
         return None
     if not hasattr(batch_by, "plan"):
         raise ConfigError(
-            f"batch_by: must be a penstock.buckets(...) or penstock.budget(...) (got {batch_by!r})", where="batch_by"
+            f"batch_by: must be a penstock.buckets(...) or penstock.budget(...) (got {batch_by!r})",
+            where="batch_by",
+            hint='write batch_by=penstock.budget(8192, length="tokens"); for batches of a constant size, give batch_size',
         )
     if sizes != (None, None):
-        raise ConfigError("batch_by: cannot be combined with batch_size or global_batch", where="batch_by")
+        raise ConfigError(
+            "batch_by: cannot be combined with batch_size or global_batch",
+            where="batch_by",
+            hint="leave out batch_size and global_batch: buckets() and budget() set the sizes",
+        )
     found: BatchBy = batch_by
     return found
 
@@ -124,7 +130,13 @@ def check_combinations(dataset: DatasetBase, batch_by: BatchBy | None, on_error:
     """
     if batch_by is not None and (not dataset.indexed or dataset.packing is not None):
         what = "opened with indexed=False" if not dataset.indexed else "packed"
-        raise ConfigError(f"batch_by: requires counted records, but the dataset was {what}", where="batch_by")
+        raise ConfigError(
+            f"batch_by: requires counted records, but the dataset was {what}",
+            where="batch_by",
+            hint="open it without indexed=False"
+            if not dataset.indexed
+            else "windows of pack() have one length: give batch_size in place of batch_by",
+        )
     if dataset.rebatches:
         uneven = "decode(rebatch=True)"
     elif dataset.decodes and on_error == "skip":

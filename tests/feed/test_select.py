@@ -196,8 +196,9 @@ def test_filter_leaves_out_unreadable_samples_if_asked(tmp_path):
     lines = ['{"a": 1}', '{"a": 2}', '{"a": "x"}', "not json", '{"a": 5}', '{"a": 6}'] * 60
     (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n")
     dataset = penstock.open(tmp_path).fields(a=penstock.tensor("int64", ()))
-    with pytest.raises(penstock.errors.Mismatch, match="record 2"):
+    with pytest.raises(penstock.errors.Mismatch, match="record 2") as caught:
         list(penstock.Loader(dataset.filter(lambda sample: sample["a"] > 1), batch_size=4, on_error="skip"))
+    assert caught.value.__notes__[-1].endswith('filter(fn, on_error="skip")')
     kept = dataset.filter(lambda sample: sample["a"] > 1, on_error="skip")
     assert [n for batch in penstock.Loader(kept, batch_size=7) for n in batch["a"].tolist()] == [2, 5, 6] * 60
     weighted = kept.resample("balanced", labels="a", seed=1)

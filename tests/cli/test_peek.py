@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import zarr
 
 import penstock
 from penstock.cli import peek_columns
@@ -114,6 +115,7 @@ def test_peek_compares_the_columns_of_objects(evolved, run_cli):
             {"name": "score", "objects": {"missing": 2, "float64 []": 1}, "first_other": "2.jsonl"},
         ],
         "unreadable": [],
+        "too_large": 0,
     }
     text = run_cli("peek", str(evolved), env={"COLUMNS": "80"}).out
     assert "differences between objects (3 of 3 compared)\n" in text
@@ -133,7 +135,8 @@ def test_peek_compares_few_objects_and_prefers_the_last(tmp_path, monkeypatch):
     found = peek_columns.compare(dataset)
     assert (found["objects"], [each["name"] for each in found["differing"]]) == (2, ["late"])
     monkeypatch.setattr(peek_columns, "_MAX_BYTES", 1)
-    assert peek_columns.compare(dataset)["objects"] == 1
+    found = peek_columns.compare(dataset)
+    assert (found["objects"], found["too_large"]) == (1, 7)
 
 
 @pytest.fixture
@@ -197,6 +200,31 @@ def test_peek_code_runs_as_printed(tars, run_cli, tmp_path):
         printed = [ast.literal_eval(line.removeprefix("dict_keys(")[:-1]) for line in done.stdout.splitlines()]
         assert printed == [[each["name"] for each in facts["fields"]]] * batches
         assert (len(facts["python"]), len(facts["python"][2])) == (3, 73)
+
+
+def test_peek_names_the_object_and_the_kind_of_bytes(run_cli, tmp_path):
+    rows = {"text": ["a\n" * 40], "cut": ["x" * 59 + "é"], "picture": [b"\xff\xd8\xff\xe0" * 5], "zeros": [bytes(9)]}
+    pq.write_table(pa.table(rows), tmp_path / "a.parquet")
+    facts = json.loads(run_cli("peek", str(tmp_path), "--json").out)
+    assert facts["first_object"] == "a.parquet"
+    assert facts["first_records"] == [
+        {"text": repr("a\n" * 30) + "…", "cut": repr("x" * 59) + "…", "picture": "JPEG, 20 bytes", "zeros": "9 bytes"}
+    ]
+    assert run_cli("peek", str(tmp_path)).out.startswith(f"file://{tmp_path}/a.parquet: 1 object of parquet, ")
+
+
+def test_peek_prints_ignored_objects_once_and_plainly(run_cli, tmp_path):
+    np.save(tmp_path / "0.npy", np.arange(3))
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("x")
+    done = run_cli("peek", str(tmp_path))
+    assert (done.err, "  ignored  2 objects of other formats" in done.out) == ("", True)
+
+
+def test_peek_of_a_volume_names_the_array_command(run_cli, tmp_path):
+    zarr.create_array(str(tmp_path / "v.zarr"), data=np.zeros((4, 2)))
+    done = run_cli("peek", str(tmp_path / "v.zarr"))
+    assert (done.code, "run penstock array info URL for their axes and chunks" in done.out) == (0, True)
 
 
 def test_peek_of_nothing_or_an_unknown_format_is_an_error(tmp_path, run_cli):

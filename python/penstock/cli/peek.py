@@ -5,7 +5,9 @@ that reads it.
 
 from __future__ import annotations
 
+import codecs
 import json
+import warnings
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +30,14 @@ _SHOWN = 60
 _SHOWN_ITEMS = 16
 """Maximum number of printed items of an array."""
 
+_KINDS = {b"\xff\xd8\xff": "JPEG", b"\x89PNG": "PNG", b"\x93NUMPY": "npy"}
+"""Kinds of data by their first bytes, which are not text."""
+
 _MAX_COUNTED = 64
 """Maximum number of objects whose own record counts are read."""
+
+_IN_BLOCKS = ("hdf5", "zarr")
+"""Formats whose data are arrays in blocks, and not in objects of records."""
 
 _COUNTED_BY_OBJECT = {
     "arrow": "a few requests per object, which read its footer or the headers of its batches",
@@ -78,7 +86,9 @@ def _open(url: str, named: str | None) -> Dataset:
     import penstock
 
     try:
-        return penstock.open(url, format=named)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of ignored objects, whose number is printed
+            return penstock.open(url, format=named)
     except (ConfigError, Unsupported) as error:
         where = error.where or ""
         if error.message.startswith("SEG-Y") or "HDF5 files" in error.message or named == "hdf5":
@@ -107,6 +117,7 @@ def _facts(dataset: Dataset, url: str, named: str | None) -> dict[str, Any]:
         "url": dataset.url,
         "format": dataset.format,
         "objects": source.objects,
+        "first_object": None if dataset.format in _IN_BLOCKS else source.key(_first_object(dataset)),
         "ignored": source.ignored,
         "bytes": source.size_bytes,
         "object_bytes": {"min": sizes[0], "median": sizes[len(sizes) // 2], "max": sizes[-1]},
@@ -200,10 +211,8 @@ def _value(value: Any) -> str:
     """Return the value as text of about `_SHOWN` characters."""
     from penstock.feed.columns import Ragged
 
-    if isinstance(value, (bytes, memoryview)):
-        data = bytes(value)
-        head = data[:_SHOWN].decode("utf-8", "replace")
-        return f"{len(data):,} bytes" if not head.isprintable() else repr(head) + ("…" if len(data) > _SHOWN else "")
+    if isinstance(value, bytes):
+        return _bytes(value)
     if isinstance(value, Ragged):
         return _shortened(repr(value.to_list()))
     dtype = getattr(value, "dtype", None)
@@ -215,6 +224,19 @@ def _value(value: Any) -> str:
     if len(value.shape) > 1:
         return text
     return _shortened(f"{text}: {_items(value)}")
+
+
+def _bytes(data: bytes) -> str:
+    """Return the first characters if they are text, otherwise the size, with the kind of the data if it is known."""
+    size = f"{len(data):,} bytes"
+    try:
+        head = codecs.getincrementaldecoder("utf-8")().decode(data[:_SHOWN])  # the last character may be cut
+    except UnicodeDecodeError:
+        kind = next((kind for start, kind in _KINDS.items() if data.startswith(start)), None)
+        return size if kind is None else f"{kind}, {size}"
+    if not all(character.isprintable() or character in "\n\r\t" for character in head):
+        return size
+    return repr(head) + ("…" if len(data) > _SHOWN else "")
 
 
 def _items(values: Any) -> str:

@@ -52,7 +52,7 @@ def compare(dataset: Dataset) -> dict[str, Any] | None:
     Returns:
         `objects`: number of objects compared; `differing`: for each column whose types differ or that some objects
         lack, the number of objects by type, and the first object that differs from the first; `unreadable`: objects
-        whose columns cannot be read, with the reason.
+        whose columns cannot be read, with the reason; `too_large`: number of objects left out because of their size.
     """
     source = dataset.source
     if dataset.format not in _FORMATS or source.fields is not None:
@@ -60,7 +60,8 @@ def compare(dataset: Dataset) -> dict[str, Any] | None:
     whole = dataset.schema()
     kinds: dict[str, dict[str, str]] = {}
     unreadable = []
-    for number in _chosen(dataset):
+    chosen, too_large = _chosen(dataset)
+    for number in chosen:
         key = source.key(number)
         try:
             columns = _kinds(of_object(dataset, number).schema() if kinds else whole)
@@ -80,12 +81,12 @@ def compare(dataset: Dataset) -> dict[str, Any] | None:
         if other is not None:
             seen = list(found.values())
             differing.append({"name": name, "objects": {kind: seen.count(kind) for kind in seen}, "first_other": other})
-    return {"objects": len(kinds), "differing": differing, "unreadable": unreadable}
+    return {"objects": len(kinds), "differing": differing, "unreadable": unreadable, "too_large": too_large}
 
 
-def _chosen(dataset: Dataset) -> list[int]:
-    """Return the numbers of the objects to compare: the first, the last and others at equal distances, in this order of
-    preference, while the bytes to read of the others are within the limit.
+def _chosen(dataset: Dataset) -> tuple[list[int], int]:
+    """Return the numbers of the objects to compare, and how many others are too large: the first, the last and others
+    at equal distances, in this order of preference, while the bytes to read of the others are within the limit.
     """
     source, is_table = dataset.source, dataset.format in _TABLES
     filled = [number for number in range(source.objects) if source.object_bytes(number)]
@@ -97,7 +98,7 @@ def _chosen(dataset: Dataset) -> list[int]:
         if left < 0:
             break
         chosen.append(filled[at])
-    return sorted(chosen)
+    return sorted(chosen), len(spread) + 1 - len(chosen)
 
 
 def _kinds(schema: Schema) -> dict[str, str]:

@@ -24,16 +24,18 @@ def readable(found: dict[str, Any]) -> str:
 
     width = min(shutil.get_terminal_size((100, 24)).columns, _MAX_WIDTH)
     sizes, many = found["object_bytes"], found["objects"] > 1
-    lines = [
-        f"{found['url']}: {_count(found['objects'], 'object')} of {found['format']}, {format_bytes(found['bytes'])}"
-    ]
+    url = found["url"] if many else found["url"] + (found["first_object"] or "")
+    lines = [f"{url}: {_count(found['objects'], 'object')} of {found['format']}, {format_bytes(found['bytes'])}"]
     if many:
         span = f"{format_bytes(sizes['min'])} to {format_bytes(sizes['max'])}, median {format_bytes(sizes['median'])}"
         lines.append(f"  sizes    {span}")
     if found["ignored"]:
-        lines.append(f"  ignored  {_count(found['ignored'], 'object')} of other formats")
+        ignored = f"{_count(found['ignored'], 'object')} of other formats (to read others: a pattern, or --format)"
+        lines += _wrapped(f"  ignored  {ignored}", width, 11)
     stated = "not known yet: counted by" if found["records"] is None else f"{found['records']:,}, stated by"
     lines += _wrapped(f"  records  {stated} {found['counts']}", width, 11)
+    if found["first_object"] is None:
+        lines += _wrapped("  arrays   run penstock array info URL for their axes and chunks", width, 11)
     lines += _fields(found, width)
     compared = found["columns_compared"]
     if compared is not None and (compared["differing"] or compared["unreadable"]):
@@ -57,8 +59,9 @@ def _fields(found: dict[str, Any], width: int) -> list[str]:
     objects = 1 if compared is None else compared["objects"]
     if objects > 1 and not compared["differing"]:
         heading = f"  fields (the same in all {objects} objects compared)"
-    elif found["objects"] > 1:
-        heading = "  fields (of the first object)"
+    elif found["objects"] > 1 and found["first_object"] is not None:
+        others = "; the others are too large to compare" if objects == 1 and compared and compared["too_large"] else ""
+        heading = f"  fields (of {found['first_object']}{others})"
     else:
         heading = "  fields"
     fields = [

@@ -15,11 +15,13 @@ from PIL import Image
 
 import penstock
 from penstock import _native
-from penstock.errors import ConfigError, KeyRefused, Unsupported
-from penstock.writer import convert, plan_conversion
+from penstock.cli.signals import TerminationSignal
+from penstock.errors import ConfigError, KeyRefused, Mismatch, Unsupported
+from penstock.writer import Conversion, convert, plan_conversion
 
 from .test_adapters import run
 from .test_mds import write as write_mds
+from .tfrecords import frame
 from .written import FORMATS, files, read, same, some
 
 
@@ -122,14 +124,18 @@ def test_convert_after_a_complete_conversion_does_nothing(tmp_path):
         convert(tmp_path / "a", tmp_path / "b", format="tar")
 
 
-def test_convert_of_a_list_of_texts_to_tar_names_the_fields_that_remain(tmp_path):
+def test_convert_leaves_lists_of_texts_out_of_a_tar(tmp_path):
     (tmp_path / "a").mkdir()
     pq.write_table(pa.table({"n": [1, 2], "tags": [["x"], ["y", "z"]]}), tmp_path / "a/x.parquet")
-    with pytest.raises(Unsupported, match="`tags` is a list of bytes or texts") as found:
-        plan_conversion(tmp_path / "a", "tar")
-    assert "--fields n," in str(found.value.hint)
-    plan = plan_conversion(tmp_path / "a", "tar", fields=["n"])
+    plan = plan_conversion(tmp_path / "a", "tar")
+    assert plan.left_out == (("tags", "a list of bytes or texts, which a tar member cannot store"),)
     assert convert(plan, tmp_path / "b", format="tar").samples == 2
+    with pytest.raises(Unsupported, match="`tags` is a list of bytes or texts") as found:
+        plan_conversion(tmp_path / "a", "tar", fields=["n", "tags"])
+    assert found.value.hint == 'leave it out, or use format="tfrecord" or "parquet"'
+    pq.write_table(pa.table({"tags": [["x"], ["y", "z"]]}), tmp_path / "x.parquet")
+    with pytest.raises(ConfigError, match=r"no part of .* is selected; `tags` is a list of bytes or texts"):
+        plan_conversion(tmp_path / "x.parquet", "tar")
 
 
 def test_convert_of_parquet_keeps_text_as_text(tmp_path):
@@ -153,13 +159,11 @@ def test_convert_leaves_lists_of_lists_out_except_for_parquet(tmp_path):
     same(read(tmp_path / "b"), [{"n": 1}, {"n": 2}])
     with pytest.raises(Unsupported, match="`lists` is a list of lists, which only Parquet can store") as caught:
         plan_conversion(tmp_path / "a", "tfrecord", fields=["n", "lists"])
-    assert caught.value.hint == "use --format parquet"
+    assert caught.value.hint == 'leave it out, or use format="parquet"'
     with pytest.raises(ConfigError, match=r"no part of .* is selected"):
         plan_conversion(tmp_path / "a", "tfrecord", fields=[])
     convert(tmp_path / "a", tmp_path / "c", format="parquet")
-    written = pq.read_table(tmp_path / "c/shard-000000.parquet").to_pydict()
-    words = [[[text.decode() for text in each] for each in row] for row in written.pop("words")]
-    assert {**written, "words": words} == {**rows, "lists": [[[1], [2, 3]], []]}
+    assert pq.read_table(tmp_path / "c/shard-000000.parquet").to_pydict() == rows
 
 
 def test_convert_into_the_folder_of_the_source_is_refused(tmp_path):
@@ -172,6 +176,204 @@ def test_convert_into_the_folder_of_the_source_is_refused(tmp_path):
             with pytest.raises(ConfigError, match="contains objects of the source"):
                 convert(source, url, format="tar", if_exists="overwrite")
     assert files(folder) == before
+
+
+def test_convert_of_parquet_to_parquet_keeps_types_and_nulls(tmp_path):
+    (tmp_path / "a").mkdir()
+    table = pa.table(
+        {
+            "bool": pa.array([True, None, False]),
+            "int": pa.array([1, None, 0], pa.int16()),
+            "float": pa.array([0.5, None, 0.0], pa.float32()),
+            "text": pa.array(["", None, "a"]),
+            "bytes": pa.array([b"", None, b"a"]),
+            "bools": pa.array([[True, False], None, []], pa.list_(pa.field("element", pa.bool_()))),
+            "ints": pa.array([[1], None, []], pa.list_(pa.field("element", pa.int8()))),
+            "texts": pa.array([["a", ""], None, []], pa.list_(pa.field("element", pa.string()))),
+            "ms": pa.array([1, None, 2], pa.timestamp("ms", "UTC")),
+            "us": pa.array([1, 2, 3], pa.timestamp("us")),
+            "ns": pa.array([1, None, 2], pa.timestamp("ns")),
+            "date": pa.array([1, None, 2], pa.date32()),
+            "time": pa.array([1, None, 2], pa.time64("us")),
+            "wait": pa.array([1, None, 2], pa.duration("s")),
+            "times": pa.array([[1], None, []], pa.list_(pa.field("element", pa.timestamp("us")))),
+        }
+    )
+    pq.write_table(table, tmp_path / "a/x.parquet")
+    plan = plan_conversion(tmp_path / "a", "parquet")
+    assert (plan.left_out, plan.notes) == ((), ())
+    convert(plan, tmp_path / "b", format="parquet")
+    assert pq.read_table(tmp_path / "b/shard-000000.parquet").equals(table)
+    # `open` reads the copy as the source, except that text is text.
+    same([{**row, "text": row["text"].encode()} for row in read(tmp_path / "b")], read(tmp_path / "a"))
+
+
+@pytest.mark.parametrize("target", FORMATS)
+def test_convert_of_a_null_after_the_inspected_records_keeps_it(tmp_path, target):
+    (tmp_path / "a").mkdir()
+    columns = {"key": [f"{at}" for at in range(300)], "n": [1] * 300, "f": [0.5] * 300, "text": ["a"] * 300}
+    for name in ("n", "f", "text"):
+        columns[name][250] = None
+    pq.write_table(pa.table(columns), tmp_path / "a/x.parquet")
+    written = convert(tmp_path / "a", tmp_path / "b", format=target)
+    assert (str(written.fields["n"]), str(written.fields["f"])) == ("ragged int64 []", "ragged float64 []")
+    found = read(tmp_path / "b")
+    assert [len(row["n"]) for row in found] == [len(row["f"]) for row in found] == [1] * 250 + [0] + [1] * 49
+    assert [len(row["text"]) for row in found] == [1] * 250 + [0] + [1] * 49
+    # Without a null, the fields are those of the source.
+    assert str(convert(tmp_path / "a", tmp_path / "c", format=target, fields=["key"]).fields["key"])[:5] in (
+        "bytes",
+        "text",
+    )
+    if target == "parquet":
+        assert pq.read_table(tmp_path / "b/shard-000000.parquet").to_pydict() == columns
+
+
+def test_convert_continues_after_a_shard_with_a_null(tmp_path, monkeypatch):
+    (tmp_path / "a").mkdir()
+    pq.write_table(pa.table({"n": [None if at == 150 else at for at in range(400)]}), tmp_path / "a/x.parquet")
+    plan = plan_conversion(tmp_path / "a", "parquet")
+    convert(plan, tmp_path / "whole", format="parquet", shard_bytes=800)
+
+    def failing(self, start, read=Conversion.read):
+        for number, row in enumerate(read(self, start), start):
+            if number == 300:
+                raise RuntimeError("the source broke")
+            yield row
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Conversion, "read", failing)
+        with pytest.raises(RuntimeError, match="the source broke"):
+            convert(plan, tmp_path / "b", format="parquet", shard_bytes=800)
+    written = convert(plan, tmp_path / "b", format="parquet", shard_bytes=800)
+    assert written.skipped > 100
+    assert str(written.fields["n"]) == "ragged int64 []"
+    assert files(tmp_path / "b") == files(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("target", ["tfrecord", "tar"])
+def test_convert_notes_times_whose_unit_is_not_stored(tmp_path, target, caplog):
+    (tmp_path / "a").mkdir()
+    table = pa.table({"at": pa.array([1, 2], pa.timestamp("us")), "n": [1, 2]})
+    pq.write_table(table, tmp_path / "a/x.parquet")
+    plan = plan_conversion(tmp_path / "a", target)
+    assert plan.notes == (("at", "timestamp[us] is stored as integers, without its unit"),)
+    convert(tmp_path / "a", tmp_path / "b", format=target)
+    assert "`at`: timestamp[us] is stored as integers" in caplog.text
+    same(read(tmp_path / "b"), [{"at": 1, "n": 1}, {"at": 2, "n": 2}])
+    # Parquet has no seconds.
+    with pa.ipc.new_file(tmp_path / "x.arrow", pa.schema({"s": pa.timestamp("s")})) as writer:
+        writer.write_table(pa.table({"s": pa.array([1], pa.timestamp("s"))}))
+    plan = plan_conversion(tmp_path / "x.arrow", "parquet")
+    assert plan.notes == (("s", "timestamp[s] is stored as integers, without its unit"),)
+
+
+@pytest.mark.parametrize("target", FORMATS)
+def test_convert_of_times_in_two_units_is_refused(tmp_path, target):
+    (tmp_path / "a").mkdir()
+    for unit in ("us", "ms"):
+        pq.write_table(pa.table({"n": [1], "at": pa.array([1], pa.timestamp(unit))}), tmp_path / f"a/{unit}.parquet")
+    with pytest.raises(Unsupported, match=r"`at` is timestamp\[ms\] in ms.parquet, but timestamp\[us\] in us.parquet"):
+        plan_conversion(tmp_path / "a", target)
+    assert convert(tmp_path / "a", tmp_path / "b", format=target, fields=["n"]).samples == 2
+
+
+@pytest.mark.parametrize("target", FORMATS)
+def test_convert_of_a_list_with_a_null_is_left_out_or_fails(tmp_path, target):
+    lists = [[1]] * 299
+    for at, name in ((0, "early"), (250, "late")):
+        column = [*lists[:at], [1, None], *lists[at:]]
+        pq.write_table(pa.table({"n": list(range(300)), "list": column}), tmp_path / f"{name}.parquet")
+    plan = plan_conversion(tmp_path / "early.parquet", target)
+    assert [name for name, _ in plan.left_out] == ["list"]
+    with pytest.raises(Mismatch, match="record 250: column `list` contains a null") as found:
+        convert(tmp_path / "late.parquet", tmp_path / "b", format=target)
+    assert found.value.hint == "leave the part out: select the others by fields="
+
+
+@pytest.mark.parametrize("target", FORMATS)
+def test_convert_of_an_empty_text_is_not_a_missing_one(tmp_path, target):
+    rows = [{"n": 1, "text": ""}, {"n": 2, "text": None}, {"n": 3}, {"n": 4, "text": "a"}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    convert(tmp_path / "a.jsonl", tmp_path / "b", format=target)
+    opened = penstock.open(str(tmp_path / "b")).fields(text=penstock.text(mask="has"))
+    (batch,) = penstock.Loader(opened, batch_size=4)
+    assert batch["has"].tolist() == [True, False, False, True]
+    assert list(batch["text"]) == ["", "", "", "a"]
+
+
+def test_convert_of_optional_numbers_keeps_them_single(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"n": 1, "b": true, "f": 0.5}\n{"n": null, "b": null}\n')
+    convert(tmp_path / "a.jsonl", tmp_path / "b", format="parquet")
+    found = pq.read_table(tmp_path / "b/shard-000000.parquet")
+    assert found.to_pydict() == {"n": [1, None], "b": [True, None], "f": [0.5, None]}
+    parts = [("0", {"cls": b"7"}), ("1", {"txt": b""})]
+    content = b"".join(_native.tar_member(f"{key}.{part}", data) for key, row in parts for part, data in row.items())
+    (tmp_path / "x.tar").write_bytes(content + bytes(1024))
+    convert(tmp_path / "x.tar", tmp_path / "c", format="tar")
+    assert (tmp_path / "c/shard-000000.tar").read_bytes() == content + bytes(1024)
+
+
+def test_convert_of_whole_records_keeps_them(tmp_path):
+    records = [b"\xffone", b"\xfftwo"]
+    (tmp_path / "a").mkdir()
+    rows = [{"x": record} for record in records]
+    write_mds(tmp_path / "a", {"x": "bytes"}, [rows])
+    convert(tmp_path / "a", tmp_path / "b", format="tfrecord")
+    same(read(tmp_path / "b"), rows)
+    framed = b"".join(map(frame, records))
+    (tmp_path / "c.tfrecord").write_bytes(framed)
+    convert(tmp_path / "c.tfrecord", tmp_path / "d", format="parquet")
+    assert pq.read_table(tmp_path / "d/shard-000000.parquet").to_pydict() == {"record": records}
+
+
+def test_convert_into_a_folder_inside_the_source_is_refused(tmp_path):
+    folder = tmp_path / "data"
+    (folder / "sub").mkdir(parents=True)
+    for name in ("a.parquet", "sub/b.parquet"):
+        pq.write_table(pa.table({"n": [1, 2]}), folder / name)
+    (tmp_path / "link").symlink_to(folder)
+    for source in (folder, tmp_path / "link", folder / "**", folder / "{a.parquet,new/*}"):
+        with pytest.raises(ConfigError, match=r"is inside the source .*, which would then contain the new shards too"):
+            convert(source, folder / "new", format="tar")
+    assert not (folder / "new").exists()
+    # Neither an object nor a pattern that does not match the new shards would contain them.
+    assert convert(folder / "a.parquet", folder / "new", format="tar").samples == 2
+    assert convert(folder / "*.parquet", folder / "other", format="parquet").samples == 2
+    assert convert(folder / "sub", folder / "third", format="parquet").samples == 2
+
+
+def test_convert_inside_the_source_in_a_store_is_refused(tmp_path, emulator, monkeypatch):
+    store = emulator()
+    for name, value in store.env.items():
+        monkeypatch.setenv(name, value)
+    penstock.write([{"n": 1}], f"{store.url}/data")
+    with pytest.raises(ConfigError, match="is inside the source"):
+        convert(f"{store.url}/data", f"{store.url}/data/tars", format="tar")
+    assert convert(f"{store.url}/data", f"{store.url}/data-tars", format="tar").samples == 1
+
+
+def test_convert_to_a_store_that_is_read_only_is_refused_before_reading(tmp_path):
+    with pytest.raises(Unsupported, match="Hugging Face Hub, to which Penstock does not write") as found:
+        convert(tmp_path / "nowhere", "hf://datasets/org/name", format="parquet")
+    assert "huggingface-cli upload" in str(found.value.hint)
+    with pytest.raises(Unsupported, match="is on a web server"):
+        penstock.write([{"n": 1}], "https://example.com/x")
+
+
+def test_convert_to_tar_accepts_keys_of_text_and_refuses_numbers(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"__key__": "x/a.b", "n": 1}\n{"__key__": "x/é", "n": 2}\n')
+    convert(tmp_path / "a.jsonl", tmp_path / "b", format="tar")
+    assert read(tmp_path / "b") == [{"__key__": "x/a", "n": 1}, {"__key__": "x/é", "n": 2}]
+    with pytest.raises(ConfigError, match="`__key__` is int64, instead of bytes or text"):
+        penstock.write([{"__key__": 1, "n": 1}], tmp_path / "c", format="tar")
+
+
+def test_convert_to_tar_of_a_sample_without_any_value_is_refused(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"n": 1}\n{"n": null}\n')
+    with pytest.raises(KeyRefused, match="sample 1 has no value, and a tar cannot store a sample without a member"):
+        convert(tmp_path / "a.jsonl", tmp_path / "b", format="tar")
+    assert convert(tmp_path / "a.jsonl", tmp_path / "c", format="tfrecord").samples == 2
 
 
 def test_convert_equal_keys_in_a_shard_are_refused(tmp_path):
@@ -197,10 +399,81 @@ def test_convert_command_prints_plan_result_and_exit_codes(tmp_path, run_cli):
     assert "(7 samples were there already)" in again.out
     other = run_cli("convert", tmp_path / "a", tmp_path / "b", "--format", "tar")
     assert (other.code, "contains a complete dataset" in other.err) == (3, True)
+    assert "use --overwrite to replace it" in other.err
     wrong = run_cli("convert", tmp_path / "a", tmp_path / "c", "--format", "tar", "--fields", "nothing")
     assert (wrong.code, "is not a part of" in wrong.err) == (2, True)
     missing = run_cli("convert", tmp_path / "nowhere", tmp_path / "c", "--format", "tar")
     assert missing.code == 3
+
+
+def test_convert_command_dry_run_states_what_the_destination_contains(tmp_path, call_cli, monkeypatch):
+    penstock.write(some(40), tmp_path / "a")
+    line = ["convert", str(tmp_path / "a"), str(tmp_path / "b"), "--format", "tar", "--shard-bytes", "4KB"]
+    plan = plan_conversion(tmp_path / "a", "tar")
+
+    def state(*flags):
+        return json.loads(call_cli(*line, "--dry-run", "--json", *flags).out)
+
+    assert state()["destination_state"] == "empty"
+
+    def failing(self, start, read=Conversion.read):
+        for number, row in enumerate(read(self, start), start):
+            if number == 30:
+                raise RuntimeError("the source broke")
+            yield row
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Conversion, "read", failing)
+        with pytest.raises(RuntimeError, match="the source broke"):
+            convert(plan, tmp_path / "b", format="tar", shard_bytes=4000)
+    before = files(tmp_path / "b/.penstock/write")
+    found = state()
+    assert (found["destination_state"], 0 < found["samples_stored"] <= 30) == ("unfinished", True)
+    assert f"it continues after {found['samples_stored']:,} samples" in call_cli(*line, "--dry-run").out
+    assert files(tmp_path / "b/.penstock/write") == before
+    assert convert(plan, tmp_path / "b", format="tar", shard_bytes=4000).skipped == found["samples_stored"]
+    assert state()["destination_state"] == "complete"
+    assert "is complete (40 samples): nothing to do" in call_cli(*line, "--dry-run").out
+    assert state("--overwrite")["destination_state"] == "replaced"
+    # A problem of the real run is also the error of the dry run, after the plan.
+    other = call_cli(*line, "--dry-run", "--name", "train")
+    assert (other.code, "field    x: int16 [2, 3]" in other.out) == (3, True)
+    assert 'contains a complete dataset with name="shard", but this one has name="train"' in other.err
+    assert "use --overwrite" in other.err
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c/x").touch()
+    line[2] = str(tmp_path / "c")
+    assert (other := call_cli(*line, "--dry-run")).code == 2
+    assert "contains 1 other objects" in other.err
+    line[2] = str(tmp_path / "a/tars")
+    assert "is inside the source" in call_cli(*line, "--dry-run").err
+    key = call_cli(
+        "convert", str(tmp_path / "a"), str(tmp_path / "d"), "--format", "tar", "--dry-run", "--fields", "/=x"
+    )
+    assert (key.code, "cannot be an extension in a tar" in key.err) == (1, True)
+
+
+def test_convert_command_names_flags_in_hints(tmp_path, call_cli):
+    pq.write_table(pa.table({"n": [1], "tags": [["a"]]}), tmp_path / "a.parquet")
+    line = ["convert", str(tmp_path / "a.parquet"), str(tmp_path / "b"), "--format", "tar"]
+    refused = call_cli(*line, "--fields", "n,tags")
+    assert "hint: leave it out, or use --format tfrecord or parquet\n" in refused.err
+    assert "`tags` is not converted: a list of bytes or texts" in call_cli(*line).err
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "word"), [(KeyboardInterrupt, 130, "interrupted"), (TerminationSignal, 143, "terminated")]
+)
+def test_convert_command_that_is_interrupted_names_the_way_on(tmp_path, call_cli, monkeypatch, error, code, word):
+    penstock.write(some(5), tmp_path / "a")
+
+    def stopped(self, start):
+        raise error
+
+    monkeypatch.setattr(Conversion, "read", stopped)
+    ended = call_cli("convert", str(tmp_path / "a"), str(tmp_path / "b"), "--format", "tar")
+    assert ended.code == code
+    assert ended.err == f"{word}; complete shards are kept, and the same command continues after them\n"
 
 
 @pytest.mark.needs_tf

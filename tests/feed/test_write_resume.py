@@ -205,8 +205,11 @@ def test_write_full_disk_is_named_and_the_rest_follows(tmp_path):
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=160k", "none", disk], check=True)
     try:
         samples = [{"x": np.full(1000, at, np.float32)} for at in range(60)]
-        with pytest.raises(NoSpace, match=r"no space left on the disk|bytes free, but"):
+        with pytest.raises(NoSpace, match=r"no space left on the disk|bytes free, but") as caught:
             penstock.write(samples, disk / "d", shard_bytes=16_000)
+        complete = len(files(disk / "d/.penstock/write")) - 1  # and the settings
+        assert f"{4 * complete} samples in {complete} complete shards are stored" in str(caught.value)
+        assert "make the same call again" in str(caught.value.hint)
         assert not list((disk / "d").glob(f"{PART_PREFIX}*"))
         subprocess.run(["mount", "-o", "remount,size=2m", disk], check=True)
         assert penstock.write(samples, disk / "d", shard_bytes=16_000).skipped > 0

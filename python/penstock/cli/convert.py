@@ -4,20 +4,31 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from penstock.cli.parameters import BYTES, SECONDS
+from penstock.cli.signals import stopped
+from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from penstock.writer import Conversion, Written
+    from penstock.writer.run import IfExists
     from penstock.writer.settings import Compress, Format
 
 __all__ = ["command"]
+
+_STATES = {
+    "complete": "this conversion is complete ({:,} samples): nothing to do",
+    "unfinished": "an unfinished run of this conversion: it continues after {:,} samples",
+    "replaced": "an earlier conversion, which --overwrite deletes first",
+}
+"""Lines of a dry run for a destination that is not empty."""
 
 
 @click.command("convert")
@@ -31,12 +42,12 @@ __all__ = ["command"]
     type=BYTES,
     default="128MB",
     show_default=True,
-    help="Size at which a shard ends, before compression.",
+    help="A shard ends with the first sample that brings it to this size, before compression.",
 )
 @click.option(
     "--fields",
-    metavar="NAME,NEW=OLD,..",
-    help="Parts of a record to convert, and new names for them.  [default: all parts]",
+    metavar="PART,NEW=OLD,..",
+    help="Parts of a record to convert; NEW=OLD stores the part OLD under the name NEW.  [default: all parts]",
 )
 @click.option(
     "--compress",
@@ -48,10 +59,14 @@ __all__ = ["command"]
 @click.option(
     "--workers",
     type=click.IntRange(1),
-    help="Number of shards that are compressed and sent at the same time.  [default: 4, or one per core]",
+    help="Number of shards that are compressed and sent at the same time.  [default: number of cores, at most 4]",
 )
 @click.option("--overwrite", is_flag=True, help="Delete an earlier conversion in DST first.")
-@click.option("--dry-run", is_flag=True, help="Print the fields, sizes and cost of reading; write nothing.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Print the fields, sizes, cost of reading and what DST contains, or the error of a real run; write nothing.",
+)
 @click.option(
     "--timeout", type=SECONDS, default="10min", show_default=True, metavar="TIME", help="Time limit of a request."
 )
@@ -74,36 +89,76 @@ def command(
     """Convert the records of SRC to shards of another format in DST, a folder or a store.
 
     SRC is anything that `penstock.open` reads: TFRecord, tar, Parquet, MDS, image folders, NumPy files. Encoded images
-    and other bytes stay as they are; arrays keep their type and shape. After an interruption, the same command
-    continues after the last whole shard. To convert volumes (SEG-Y, Zarr, HDF5), use `penstock array convert`.
+    and other bytes stay as they are; arrays keep their type and shape. Parts that cannot be converted are listed. After
+    an interruption, the same command continues after the last complete shard. To convert volumes (SEG-Y, Zarr, HDF5),
+    use `penstock array convert`.
     """
     from penstock.writer import convert, plan_conversion
+    from penstock.writer.convert import stored_samples
+    from penstock.writer.destination import Destination
+    from penstock.writer.settings import Settings
 
-    plan = plan_conversion(
-        source, format_, fields=None if fields is None else [each for each in fields.split(",") if each]
-    )
-    facts = _facts(plan, destination, format_)
-    if dry_run:
-        click.echo(json.dumps(facts) if as_json else _readable(plan, facts))
-        return 0
-    for part, reason in plan.left_out:
-        click.echo(f"`{part}` is not converted: {reason}", err=True)
-    with _progress(plan.samples) as advance:
-        written = convert(
-            plan,
-            destination,
-            format=format_,
-            shard_bytes=shard_bytes,
-            compress=compress,
-            level=level,
-            name=name,
-            workers=workers,
-            if_exists="overwrite" if overwrite else "resume",
-            timeout_s=timeout,
-            progress=advance,
+    with _flags():
+        at = Destination(destination, timeout_s=timeout)
+        plan = plan_conversion(
+            source,
+            format_,
+            fields=None if fields is None else [each.strip() for each in fields.split(",") if each.strip()],
         )
+        facts = _facts(plan, destination, format_)
+        if_exists: IfExists = "overwrite" if overwrite else "resume"
+        if dry_run:
+            try:
+                settings = Settings(format_, shard_bytes, compress, level, name, plan.identity)
+                state, stored = stored_samples(plan, at, settings, if_exists)
+                facts |= {"destination_state": state, "samples_stored": stored}
+            finally:
+                click.echo(json.dumps(facts) if as_json else _readable(plan, facts))
+            return 0
+        for part, reason in plan.left_out:
+            click.echo(f"`{part}` is not converted: {reason}", err=True)
+        for part, note in plan.notes:
+            click.echo(f"`{part}`: {note}", err=True)
+        try:
+            with _progress(plan.samples) as advance:
+                written = convert(
+                    plan,
+                    destination,
+                    format=format_,
+                    shard_bytes=shard_bytes,
+                    compress=compress,
+                    level=level,
+                    name=name,
+                    workers=workers,
+                    if_exists=if_exists,
+                    timeout_s=timeout,
+                    progress=advance,
+                )
+        except KeyboardInterrupt as stop:
+            what, code = stopped(stop)
+            click.echo(f"{what}; complete shards are kept, and the same command continues after them", err=True)
+            return code
     click.echo(json.dumps({**facts, **_result(written)}) if as_json else _done(written))
     return 0
+
+
+@contextmanager
+def _flags() -> Iterator[None]:
+    """Name flags in the hints of errors, in place of Python's arguments."""
+    try:
+        yield
+    except PenstockError as error:
+        if error.hint:
+            hint = error.hint.replace('if_exists="overwrite"', "--overwrite")
+            hint = hint.replace("make the same call again", "run the same command again")
+            hint = re.sub(r'(\w+)="(\w+)"(?: or "(\w+)")?', _flag, hint)
+            error.__notes__[0] = hint.replace("fields=", "--fields").replace("shard_bytes", "--shard-bytes")
+        raise
+
+
+def _flag(found: re.Match[str]) -> str:
+    name, value, other = found.groups()
+    return f"--{name} {value}" + (f" or {other}" if other else "")
 
 
 def _facts(plan: Conversion, destination: str, format_: str) -> dict[str, Any]:
@@ -123,6 +178,7 @@ def _facts(plan: Conversion, destination: str, format_: str) -> dict[str, Any]:
         "format": format_,
         "fields": {name: str(spec) for name, spec in plan.fields.items()},
         "left_out": dict(plan.left_out),
+        "notes": dict(plan.notes),
         "money": estimate_stage(size)["money"],
     }
 
@@ -148,12 +204,15 @@ def _readable(plan: Conversion, facts: dict[str, Any]) -> str:
     ]
     lines += [f"  field    {name}: {spec}" for name, spec in facts["fields"].items()]
     lines += [f"  left out {name}: {reason}" for name, reason in facts["left_out"].items()]
+    lines += [f"  note     {name}: {note}" for name, note in facts["notes"].items()]
     if facts["money"] is not None:
         money = facts["money"]
         text = f"  reading  {facts['requests']:,} requests, {usd(money['requests_usd'])}"
         if money["egress_usd"]:
             text += f"; egress {usd(money['egress_usd'])} if this machine is outside the cloud"
         lines.append(text)
+    if facts.get("destination_state", "empty") != "empty":
+        lines.append(f"  there    {_STATES[facts['destination_state']].format(facts['samples_stored'])}")
     return "\n".join(lines)
 
 

@@ -8,22 +8,28 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
-from dataclasses import dataclass, replace
+import re
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-from penstock.errors import ConfigError, Unsupported
+from penstock import _native, env
+from penstock.errors import ConfigError, Mismatch, PreconditionFailed, Unsupported
 from penstock.extras import require
 from penstock.feed import Loader, states
 from penstock.feed import open as open_dataset
 from penstock.feed.columns import rows
-from penstock.feed.fields import NestedSpec, PresentSpec, RawListSpec, RawSpec, TextSpec
+from penstock.feed.fields import NestedSpec, PresentSpec, RaggedSpec, RawListSpec, RawSpec, TensorSpec, TextSpec
+from penstock.feed.number_arguments import as_int
 from penstock.stage import is_local, local_path
 from penstock.writer.destination import Destination
-from penstock.writer.journal import MANIFEST, Journal
-from penstock.writer.run import Written, run
+from penstock.writer.journal import MANIFEST, Journal, difference
+from penstock.writer.run import Written, existing, run
 from penstock.writer.settings import KEY, Settings
+from penstock.writer.source_types import check_equal, column_types
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +39,14 @@ if TYPE_CHECKING:
     from penstock.writer.settings import Compress, Format
 
 __all__ = ["Conversion", "convert", "plan_conversion"]
+
+_LOG = logging.getLogger("penstock.writer")
+
+_NULLABLE = ("parquet", "arrow", "jsonl", "csv", "tar", "tfrecord")
+"""Formats whose records may lack a value."""
+
+_NUMBER = re.compile(r"\w+(?: \[\]|, a Hive)|the text `|[-\d]|true|false")
+"""Start of a schema's description of a single number."""
 
 _BATCH_BYTES = 8 << 20
 _MAX_BATCH = 256
@@ -48,12 +62,18 @@ class Conversion:
         left_out: Parts of the source that no field reads or that the writer does not store (name, reason), and those
             that were not selected.
         samples: Number of samples; None if it is known only after reading.
+        notes: Fields whose values are stored with less than the source states (name, what is lost).
+        elements: Arrow types of the elements of some fields in Parquet, by the name under which they are written.
+        selection: URL, path or pattern of the source, absolute.
     """
 
     dataset: Dataset
     fields: dict[str, FieldSpec]
     left_out: tuple[tuple[str, str], ...]
     samples: int | None
+    notes: tuple[tuple[str, str], ...] = ()
+    elements: dict[str, Any] = field(default_factory=dict)
+    selection: str = ""
 
     @cached_property
     def _objects(self) -> list[tuple[str, int, str | None]]:
@@ -67,41 +87,83 @@ class Conversion:
         specs = {name: spec.to_dict() for name, spec in self.fields.items()}
         return hashlib.blake2b(json.dumps([self._objects, specs]).encode(), digest_size=16).hexdigest()
 
-    def reads_from(self, destination: Destination) -> bool:
-        """Return whether an object of the source is below the destination, where an overwrite would delete it."""
+    def check_destination(self, destination: Destination, settings: Settings) -> None:
+        """Raise ConfigError if an overwrite of the destination would delete objects of the source, or if the source would
+        contain the new shards when it is opened again.
+        """
         source, target = self.dataset.url, destination.url
         if destination.path is not None and is_local(source):
             source, target = f"{os.path.realpath(local_path(source))}/", f"{os.path.realpath(destination.path)}/"
-        return any((source + key).startswith(target) for key, _size, _version in self._objects)
+        if any((source + key).startswith(target) for key, _size, _version in self._objects):
+            raise ConfigError(
+                f"url: {destination.url} contains objects of the source {self.dataset.url}",
+                where="url",
+                hint="choose another folder",
+            )
+        if target.startswith(source) and self._selects(target[len(source) :] + settings.shard_name(0)):
+            raise ConfigError(
+                f"url: {destination.url} is inside the source {self.selection}, which would then contain the new shards too",
+                where="url",
+                hint="choose a folder outside the source",
+            )
+
+    def _selects(self, key: str) -> bool:
+        """Return whether the source would contain an object of this key, below its folder."""
+        listed = json.loads(self.dataset.source.manifest())
+        listed["objects"].append({**listed["objects"][0], "key": key})
+        variables, as_files = dict(env.read()), json.dumps({"name": "files"})
+        found = _native.Source.open(self.selection, json.dumps(listed).encode(), variables, as_files)
+        return any(entry.get("key") == key for entry in json.loads(found.manifest())["objects"])
 
     def read(self, start: int) -> Iterator[dict[str, Any]]:
-        """Read the samples from number `start` on, in stored order."""
-        dataset = self.dataset.fields(**self.fields).cache(False)  # each object is read once
+        """Read the samples from number `start` on, in stored order. A value that a sample lacks is None.
+
+        Raises:
+            Mismatch: A list contains a null, or a value has another type than in the first records.
+        """
+        specs = {name: _with_default(spec) for name, spec in self.fields.items()}
+        masks = {}
+        if self.dataset.format in _NULLABLE:
+            # In a TFRecord, an empty list is the same as a missing one.
+            lists = () if self.dataset.format != "tfrecord" else (RaggedSpec, RawListSpec, NestedSpec)
+            masks = {
+                name: PresentSpec(getattr(spec, "parts", ()))
+                for name, spec in self.fields.items()
+                if not isinstance(spec, lists) and spec != RawSpec(record=True)
+            }
+        dataset = self.dataset.fields(**specs, **{f"\0{name}": mask for name, mask in masks.items()})
+        dataset = dataset.cache(False)  # each object is read once
         mean = dataset.source.size_bytes // (self.samples or 1024 * dataset.source.objects)
         batch = max(1, min(_MAX_BATCH, _BATCH_BYTES // max(1, mean)))
         loader = Loader(dataset, batch_size=batch, rank=0, world=1, prefetch_next_epoch=False)
-        skip = start
+        number = 0
         if start and dataset.indexed:
             loader.load_state_dict(states.make(dataset, 0, start))
-            skip = 0
-        optional = [
-            (name, spec.presence or name)
-            for name, spec in self.fields.items()
-            if spec.presence or (isinstance(spec, (RawSpec, TextSpec)) and spec.default in (b"", ""))
-        ]
-        masks = {spec.presence for spec in self.fields.values() if spec.presence}
-        for found in loader:
-            columns = {name: found[name] for name in (*self.fields, *masks)}
-            for row in rows(columns):
-                if skip:
-                    skip -= 1
-                    continue
-                for name, mask in optional:
-                    if not row[mask]:
-                        row[name] = None
-                for mask in masks:
-                    del row[mask]
-                yield row
+            number = start
+        try:
+            for found in loader:
+                lacking = [(name, found[f"\0{name}"]) for name in masks if not found[f"\0{name}"].all()]
+                for at, row in enumerate(rows({name: found[name] for name in self.fields})):
+                    number += 1
+                    if number <= start:
+                        continue
+                    for name, is_there in lacking:
+                        if not is_there[at]:
+                            row[name] = None
+                    yield row
+        except Mismatch as error:
+            error.__notes__ = ["leave the part out: select the others by fields="]
+            raise
+
+
+def _with_default(spec: FieldSpec) -> FieldSpec:
+    """Return the field without a mask, and with a default instead of an error for a missing value."""
+    made = replace(spec, presence=None)
+    if isinstance(made, TensorSpec) and made.default is None:
+        return replace(made, default=0)
+    if isinstance(made, RawSpec) and made.default is None and not made.record:
+        return replace(made, default=b"")
+    return replace(made, default="") if isinstance(made, TextSpec) and made.default is None else made
 
 
 def plan_conversion(
@@ -110,25 +172,34 @@ def plan_conversion(
     *,
     fields: Sequence[str] | None = None,
 ) -> Conversion:
-    """Open the source of a conversion, and determine its fields. Reads one object, or its start.
+    """Open the source of a conversion, and determine its fields. Reads one object, or its start, and the footers of tables.
 
     Args:
-        fields: Names of the parts to convert, or `NEW=OLD` to rename one; by default all that a field can read.
+        fields: Names of the parts to convert, or `NEW=OLD` to rename one; by default all that a field can read and the
+            format can store.
 
     Raises:
         ConfigError: A name is not a part of the source, or nothing is selected.
         Unsupported: The format cannot store a selected part: only Parquet stores lists of lists, and a tar stores no
-            lists of bytes or texts.
+            lists of bytes or texts. Or the times of a part have different units in two objects.
     """
     dataset = open_dataset(source)
-    schema = dataset.schema()
-    known = {name: spec for name, spec in schema.specs if not isinstance(spec, PresentSpec)}
+    schema, types = dataset.schema(), column_types(dataset)
+    known: dict[str, FieldSpec] = {}
     for (name, spec), held in zip(schema.specs, schema.holds, strict=True):
+        if isinstance(spec, PresentSpec):
+            continue
+        known[name] = spec
         # The default field of Parquet's text is raw. As text, it remains text.
         if format == "parquet" and isinstance(spec, RawSpec) and held.startswith("a text of"):
             default = None if spec.default is None else spec.default.decode()
             known[name] = TextSpec(parts=spec.parts, default=default, presence=spec.presence)
-    nested = [name for name, spec in known.items() if isinstance(spec, NestedSpec) and format != "parquet"]
+        # The default field of numbers that some records lack has any number of items.
+        if isinstance(spec, RaggedSpec) and spec.shape == ():
+            column = types.get(spec.parts[0] if spec.parts else name)
+            if _NUMBER.match(held) if column is None else not column.is_list:
+                known[name] = TensorSpec(spec.dtype, (), spec.parts, presence=spec.presence)
+    refused = {name: reason for name, spec in known.items() if (reason := _refused(spec, format))}
     chosen: dict[str, FieldSpec] = {}
     for text in known if fields is None else fields:
         new, _, old = (text, "", text) if fields is None else text.partition("=")
@@ -144,38 +215,55 @@ def plan_conversion(
             raise ConfigError(
                 f"fields: two parts would be written as `{new}`", where="fields", hint="rename one: NEW=OLD"
             )
-        if old in nested:
+        if old in refused:
             if fields is None:
                 continue
+            only = '"parquet"' if isinstance(known[old], NestedSpec) else '"tfrecord" or "parquet"'
             raise Unsupported(
-                f"fields: `{old}` is a list of lists, which only Parquet can store",
-                where="fields",
-                hint="use --format parquet",
+                f"fields: `{old}` is {refused[old]}", where="fields", hint=f"leave it out, or use format={only}"
             )
         spec = known[old]
-        chosen[new] = spec if getattr(spec, "parts", ()) else spec.of(old)
-    if format == "tar" and (lists := [name for name, spec in chosen.items() if isinstance(spec, RawListSpec)]):
-        parts = {text: known[text.partition("=")[2] or text] for text in fields or known if text not in nested}
-        rest = [text for text, spec in parts.items() if not isinstance(spec, RawListSpec)]
-        leave = f"leave it out by --fields {','.join(rest)}, or " if rest else ""
-        raise Unsupported(
-            f"fields: `{lists[0]}` is a list of bytes or texts, which a tar member cannot store",
-            where="fields",
-            hint=f"{leave}use --format tfrecord or parquet",
-        )
+        has_parts = getattr(spec, "parts", ()) or (isinstance(spec, RawSpec) and spec.record)
+        chosen[new] = spec if has_parts else spec.of(old)
     if not chosen:
-        raise ConfigError(f"fields: no part of {dataset.url} is selected", where="fields")
+        why = "".join(f"; `{name}` is {reason}" for name, reason in refused.items()) if fields is None else ""
+        raise ConfigError(f"fields: no part of {dataset.url} is selected{why}", where="fields")
     left_out = list(schema.left_out)
     if fields is None:
-        left_out += [(name, "a list of lists, which only Parquet can store") for name in nested]
+        left_out += refused.items()
     else:
         used = {text.rpartition("=")[2] for text in fields}
         left_out += [(name, "not selected") for name in known if name not in used]
+    columns = {
+        new: parts[0] for new, spec in chosen.items() if (parts := getattr(spec, "parts", ())) and parts[0] in types
+    }
+    check_equal(dataset, columns.values(), types)
+    elements, notes = {}, []
+    for new, column_name in columns.items():
+        kept = types[column_name].kept if format == "parquet" else None
+        if kept is not None:
+            elements[new] = kept
+        elif types[column_name].is_time:
+            notes.append((new, f"{types[column_name].element} is stored as integers, without its unit"))
     if dataset.indexed and dataset.format in ("tfrecord", "tar") and dataset.counted_without_scan() is None:
         # Counting would read the dataset a second time.
         dataset = replace(dataset, indexed=False)
     samples = dataset.samples if dataset.indexed else None
-    return Conversion(dataset, chosen, tuple(left_out), samples)
+    return Conversion(dataset, chosen, tuple(left_out), samples, tuple(notes), elements, _absolute(source))
+
+
+def _refused(spec: FieldSpec, format: Format) -> str:  # noqa: A002 - as in `open`
+    """Return why a format cannot store a field; empty if it can."""
+    if isinstance(spec, NestedSpec) and format != "parquet":
+        return "a list of lists, which only Parquet can store"
+    if isinstance(spec, RawListSpec) and format == "tar":
+        return "a list of bytes or texts, which a tar member cannot store"
+    return ""
+
+
+def _absolute(source: str | os.PathLike[str]) -> str:
+    text = os.fsdecode(source)
+    return text if "://" in text else str(Path(text).expanduser().absolute())
 
 
 def _tar_name(name: str, source: str) -> str:
@@ -205,40 +293,101 @@ def convert(
     The same call continues an interrupted conversion, and does nothing after a complete one.
     """
     require("penstock.convert", "numpy")
-    plan = source if isinstance(source, Conversion) else plan_conversion(source, format, fields=fields)
     at = Destination(url, timeout_s=timeout_s)
-    if plan.reads_from(at):
-        raise ConfigError(
-            f"url: {at.url} contains objects of the source {plan.dataset.url}",
-            where="url",
-            hint="choose another folder",
-        )
-    settings = Settings(format, shard_bytes, compress, level, name, plan.identity)
+    if isinstance(source, Conversion):
+        plan = source
+    else:
+        plan = plan_conversion(source, format, fields=fields)
+        for part, what in (*plan.left_out, *plan.notes):
+            _LOG.warning("%s: `%s`: %s", plan.dataset.url, part, what)
+    settings = Settings(format, as_int("shard_bytes", shard_bytes), compress, level, name, plan.identity)
+    plan.check_destination(at, settings)
     done = _complete(at, settings) if if_exists == "resume" else None
     if done is not None:
         return done
-    # The parts of the source are not names of the destination.
-    schema = {new: replace(spec, parts=()) for new, spec in plan.fields.items()}  # type: ignore[call-arg]
 
     def samples(start: int) -> Iterator[dict[str, Any]]:
         for row in plan.read(start):
-            if format == "tar" and KEY in row:
-                folder, slash, base = row[KEY].rpartition(b"/")
-                row[KEY] = folder + slash + base.partition(b".")[0]
+            if format == "tar" and isinstance(key := row.get(KEY), (bytes, str)):
+                text = key if isinstance(key, str) else key.decode(errors="surrogateescape")
+                folder, slash, base = text.rpartition("/")
+                text = folder + slash + base.partition(".")[0]
+                row[KEY] = text if isinstance(key, str) else text.encode(errors="surrogateescape")
             yield row
 
-    return run(samples, at, settings, schema=schema, if_exists=if_exists, workers=workers, progress=progress)
+    return run(
+        samples,
+        at,
+        settings,
+        schema=_schema(plan),
+        elements=plan.elements,
+        if_exists=if_exists,
+        workers=workers,
+        progress=progress,
+    )
+
+
+def _schema(plan: Conversion) -> dict[str, FieldSpec]:
+    """Fields of the destination. The parts of the source are not names of the destination."""
+    return {
+        new: RawSpec() if isinstance(spec, RawSpec) and spec.record else replace(spec, parts=())  # type: ignore[call-arg]
+        for new, spec in plan.fields.items()
+    }
+
+
+def stored_samples(
+    plan: Conversion,
+    at: Destination,
+    settings: Settings,
+    if_exists: IfExists,
+) -> tuple[Literal["empty", "complete", "unfinished", "replaced"], int]:
+    """Return the state of the destination for a conversion, and the number of samples that it need not write again.
+    Writes nothing.
+
+    Raises:
+        PenstockError: What `convert` would raise before it reads samples.
+    """
+    from penstock.writer.encoders import encoder_of
+    from penstock.writer.values import Fields
+
+    plan.check_destination(at, settings)
+    listed = at.listed()
+    journal = Journal(at, listed)
+    found = existing(at, journal, listed)
+    elements = plan.elements
+    fields = Fields.of_schema(_schema(plan), frees=settings.format == "tar", may_be_absent=True, elements=elements)
+    encoder_of(settings, fields)
+    if found is None:
+        return "empty", 0
+    if if_exists == "overwrite":
+        return "replaced", 0
+    done = _complete(at, settings)
+    if done is not None:
+        return "complete", done.samples
+    journal.check({**settings.to_dict(), "schema": fields.to_dict()})
+    shards, _names = journal.complete_shards()
+    return "unfinished", sum(shard.samples for shard in shards)
 
 
 def _complete(at: Destination, settings: Settings) -> Written | None:
-    """Return the result of an earlier, complete conversion with the same settings."""
+    """Return the result of an earlier, complete conversion with the same settings.
+
+    Raises:
+        PreconditionFailed: A complete dataset was written with other settings.
+    """
     listed = at.listed()
     if MANIFEST not in listed:
         return None
     found = Journal(at, listed).manifest()
-    written = found.get("written", {})
-    if written.get("settings") != settings.to_dict():
+    if "written" not in found:
         return None
+    written = found["written"]
+    if (differs := difference(written["settings"], settings.to_dict())) is not None:
+        raise PreconditionFailed(
+            f"{at.url} contains a complete dataset {differs}",
+            where=at.url,
+            hint='write to another folder, or use if_exists="overwrite" to replace it',
+        )
     from penstock.feed.fields import from_json
 
     return Written(

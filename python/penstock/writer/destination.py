@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from penstock import _native, env
 from penstock.atomic_file import PART_PREFIX, atomic_file
 from penstock.datasets.files import write_errors
-from penstock.errors import ConfigError, Interrupted, NotFound
+from penstock.errors import ConfigError, Interrupted, NotFound, Unsupported
 from penstock.ownership import remove_file
 from penstock.stage import is_local, local_path
 
@@ -33,12 +33,26 @@ class Destination:
 
     Raises:
         ConfigError: The URL is empty or on another host.
+        Unsupported: It is a dataset of the Hugging Face Hub, or on a web server.
     """
 
     def __init__(self, url: str | os.PathLike[str], *, timeout_s: float) -> None:
         text = os.fsdecode(url)
         if not text:
             raise ConfigError("url: must not be empty", where="url")
+        if text.startswith("hf://"):
+            raise Unsupported(
+                f"url: {text} is on the Hugging Face Hub, to which Penstock does not write",
+                where="url",
+                hint="write to a local folder, then upload it: "
+                "huggingface-cli upload ORG/NAME FOLDER --repo-type dataset",
+            )
+        if text.startswith(("http://", "https://")):
+            raise Unsupported(
+                f"url: {text} is on a web server, to which Penstock does not write",
+                where="url",
+                hint="write to a local folder or a bucket (s3://, gs://, az://)",
+            )
         self.path = (
             Path(local_path(str(Path(text).expanduser()) if "://" not in text else text)) if is_local(text) else None
         )

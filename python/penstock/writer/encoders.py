@@ -186,6 +186,12 @@ class TarEncoder:
         self._parts: list[str] = []
         seen: dict[str, str] = {}
         for field in self._fields:
+            if field.name == KEY and field.kind not in ("bytes", "str"):
+                raise ConfigError(
+                    f"write: `{KEY}` is {field.dtype or field.kind.replace('_', ' of ')}, instead of bytes or text",
+                    where="samples",
+                    hint="convert it to text, or leave it out: then samples are numbered",
+                )
             part = "" if field.name == KEY else self._part(field)
             if part in seen:
                 raise ConfigError(
@@ -237,8 +243,15 @@ class TarEncoder:
                 key = value if isinstance(value, str) else value.decode(errors="surrogateescape")
             else:
                 members.append((at, part, *self._content(shard, at, field, value)))
-        if key in shard.keys or not members or (problem := _unsafe(key)):
-            problem = "has no members" if not members else "is the key of two samples" if key in shard.keys else problem
+        if not members:
+            raise KeyRefused(
+                f"write: sample {sample:,} has no value, and a tar cannot store a sample without a member",
+                where="samples",
+                hint='leave such samples out, or use format="tfrecord" or "parquet"',
+                key=key,
+            )
+        if key in shard.keys or (problem := _unsafe(key)):
+            problem = "is the key of two samples" if key in shard.keys else problem
             raise KeyRefused(
                 f"write: sample {sample:,}: the key {key!r} {problem}",
                 where="samples",

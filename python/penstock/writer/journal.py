@@ -22,7 +22,7 @@ from penstock.writer.destination import OWN
 if TYPE_CHECKING:
     from penstock.writer.destination import Destination
 
-__all__ = ["MANIFEST", "Journal", "ShardRecord"]
+__all__ = ["MANIFEST", "Journal", "ShardRecord", "difference"]
 
 MANIFEST = f"{OWN}/manifest.json"
 _FOLDER = f"{OWN}/write/"
@@ -105,14 +105,12 @@ class Journal:
             ConfigError: They differ.
         """
         theirs = self.settings()
-        for name, value in {"version": _VERSION, **mine}.items():
-            if theirs.get(name) != value:
-                raise ConfigError(
-                    f"{self._at.url} has an unfinished write with {name}={_shown(theirs.get(name))}, but this one has "
-                    f"{name}={_shown(value)}",
-                    where="url",
-                    hint='use the same settings to continue it, or if_exists="overwrite" to start again',
-                )
+        if (differs := difference(theirs, {"version": _VERSION, **mine})) is not None:
+            raise ConfigError(
+                f"{self._at.url} has an unfinished write {differs}",
+                where="url",
+                hint='use the same settings to continue it, or if_exists="overwrite" to start again',
+            )
         return theirs
 
     def note(self, number: int, shard: ShardRecord) -> None:
@@ -120,7 +118,15 @@ class Journal:
         self._at.put(f"{_FOLDER}shard-{number:06d}.json", msgspec.json.encode(shard))
 
     def whole(self) -> list[ShardRecord]:
-        """Return the shards from 0 on that are whole and still there. Remove the records of all others."""
+        """Return the shards from 0 on that are complete and still there. Remove the records of all others."""
+        shards, names = self.complete_shards()
+        # Shards that were written ahead are written again. If the samples now differ, their records would be wrong.
+        kept = {_SETTINGS, *names[: len(shards)]}
+        self._at.delete(name for name in self._listed if name.startswith(_FOLDER) and name not in kept)
+        return shards
+
+    def complete_shards(self) -> tuple[list[ShardRecord], list[str]]:
+        """Return the shards from 0 on that are complete and still there, and the names of the records."""
         names: list[str] = []
         while (name := f"{_FOLDER}shard-{len(names):06d}.json") in self._listed:
             names.append(name)
@@ -135,14 +141,21 @@ class Journal:
             if self._listed.get(shard.name) != shard.bytes:
                 break
             shards.append(shard)
-        # Shards that were written ahead are written again. If the samples now differ, their records would be wrong.
-        kept = {_SETTINGS, *names[: len(shards)]}
-        self._at.delete(name for name in self._listed if name.startswith(_FOLDER) and name not in kept)
-        return shards
+        return shards, names
 
     def remove(self) -> None:
         """Remove the journal."""
         self._at.delete([name for name in self._at.listed() if name.startswith(_FOLDER)])
+
+
+def difference(theirs: dict[str, Any], mine: dict[str, Any]) -> str | None:
+    """Describe the first setting of `mine` that differs in `theirs`; None if they are the same."""
+    for name, value in mine.items():
+        if theirs.get(name) != value:
+            if name == "source":  # a hash
+                return "of another source or other fields"
+            return f"with {name}={_shown(theirs.get(name))}, but this one has {name}={_shown(value)}"
+    return None
 
 
 def _shown(value: Any) -> str:

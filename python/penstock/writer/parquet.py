@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock import _native
-from penstock.errors import BudgetExceeded
+from penstock.errors import BudgetExceeded, Corrupt
 from penstock.extras import require
 from penstock.feed.fields import FieldSpec, NestedSpec, TensorSpec
 
@@ -79,19 +79,29 @@ class _Column:
                 values = [None if value is None else bool(value) for value in values]
             if self.field.kind == "nested":
                 values = [_split(value) for value in values]
-            yield pa.array(values, type=_type(self.field), memory_pool=pa.system_memory_pool())
+            made = pa.array(values, type=_read_type(self.field), memory_pool=pa.system_memory_pool())
+            yield made if self.field.element is None else self._cast(made, _type(self.field))
+
+    def _cast(self, made: pa.Array, to: pa.DataType) -> pa.Array:
+        try:
+            return made.cast(to)
+        except pa.ArrowInvalid as error:
+            raise Corrupt(f"write: `{self.field.name}` has a value that is not {to}: {error}") from None
 
     def _elements(self) -> pa.Array:
         """Return a column of arrays as one Arrow array."""
         values = self.values
         flat = pa.array(np.frombuffer(self.elements, self.field.dtype))
+        if self.field.element is not None:
+            flat = self._cast(flat, self.field.element)
         if len(flat) > _MAX_LIST:
             raise BudgetExceeded(
                 f"write: `{self.field.name}` has {len(flat):,} elements in one shard, more than {_MAX_LIST:,}",
                 hint="lower shard_bytes",
             )
         if self.field.shape == () and not self.field.is_ragged:
-            return flat if len(flat) == len(values) else _with_nulls(flat, values)
+            is_there = np.array([value is not None for value in values])
+            return flat if is_there.all() else flat.take(pa.array(np.cumsum(is_there) - 1, mask=~is_there))
         is_null = np.array([value is None for value in values])
         counts = np.array([value or 0 for value in values], np.int64)
         if pa.types.is_fixed_size_list(_type(self.field)) and not is_null.any():
@@ -200,10 +210,23 @@ def _plain(value: Any) -> Any:
 
 
 def _list(field: Field) -> pa.DataType:
-    return pa.list_(pa.from_numpy_dtype(np.dtype(field.dtype)))
+    return pa.list_(field.element or pa.from_numpy_dtype(np.dtype(field.dtype)))
 
 
 def _type(field: Field) -> pa.DataType:
+    """Type of the column."""
+    read = _read_type(field)
+    return read if field.element is None else _of_elements(read, field.element)
+
+
+def _of_elements(made: pa.DataType, element: pa.DataType) -> pa.DataType:
+    if pa.types.is_fixed_size_list(made):
+        return pa.list_(element, made.list_size)
+    return pa.list_(_of_elements(made.value_type, element)) if pa.types.is_list(made) else element
+
+
+def _read_type(field: Field) -> pa.DataType:
+    """Type of the column with the elements that a loader reads: numbers, text or bytes."""
     match field.kind:
         case "bytes":
             return pa.binary()
@@ -225,11 +248,6 @@ def _type(field: Field) -> pa.DataType:
         return element
     size = math.prod(field.spec.shape) if isinstance(field.spec, TensorSpec) else 0
     return pa.list_(element, size) if size else pa.list_(element)
-
-
-def _with_nulls(flat: pa.Array, values: list[Any]) -> pa.Array:
-    found = iter(flat.to_pylist())
-    return pa.array([None if value is None else next(found) for value in values], type=flat.type)
 
 
 def _stats(values: Any) -> tuple[int, int, float, float, float]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from penstock.errors import ConfigError, PenstockError, PreconditionFailed
+from penstock.errors import ConfigError, NoSpace, PenstockError, PreconditionFailed
 from penstock.extras import require
 from penstock.feed.number_arguments import as_int
 from penstock.writer.destination import OWN, Destination
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     Samples = Iterable[Mapping[str, Any]] | Callable[[int], Iterable[Mapping[str, Any]]]
 
-__all__ = ["IfExists", "Written", "run", "write"]
+__all__ = ["IfExists", "Written", "existing", "run", "write"]
 
 IfExists = Literal["resume", "error", "overwrite"]
 _MAX_WORKERS = 4
@@ -98,8 +98,8 @@ def write(
         name: Start of the names of the shards.
         if_exists: For an unfinished write in the folder: `resume` continues it, `error` raises, and `overwrite` deletes
             it. For a complete dataset, `resume` raises too.
-        workers: Number of shards that are compressed and sent at the same time; by default 4, or one per core if there
-            are fewer cores. Memory is at most workers + 2 shards, and their compressed copies.
+        workers: Number of shards that are compressed and sent at the same time; by default the number of cores, at most
+            4. Memory is at most workers + 2 shards, and their compressed copies.
         timeout_s: Time limit of a request. A shard has 1 second more per MB.
         progress: Called with (samples stored, bytes stored) after each shard, by one worker thread at a time.
 
@@ -131,8 +131,13 @@ def run(
     if_exists: IfExists,
     workers: int | None,
     progress: Callable[[int, int], None] | None,
+    elements: Mapping[str, Any] | None = None,
 ) -> Written:
-    """Run a write; see `write`."""
+    """Run a write; see `write`.
+
+    Args:
+        elements: Of a conversion: Arrow types of the elements of some fields in Parquet. Samples may then lack any field.
+    """
     require("penstock.write", "numpy")
     from penstock.writer.encoders import encoder_of
     from penstock.writer.values import Fields
@@ -142,7 +147,9 @@ def run(
     if workers is not None and workers < 1:
         raise ConfigError(f"workers: must be at least 1 (got {workers})", where="workers")
     frees, narrows = settings.format == "tar", settings.format == "tfrecord"
-    fields = None if schema is None else Fields.of_schema(schema, frees=frees)
+    fields = None
+    if schema is not None:
+        fields = Fields.of_schema(schema, frees=frees, may_be_absent=elements is not None, elements=elements)
     mine = {**settings.to_dict(), "schema": None if fields is None else fields.to_dict()}
     journal, earlier = _opened(at, mine, if_exists)
     if earlier is not None:
@@ -164,10 +171,12 @@ def run(
     return writer.complete(fields)
 
 
-def _opened(at: Destination, mine: dict[str, Any], if_exists: IfExists) -> tuple[Journal, dict[str, Any] | None]:
-    """Check the destination. Return its journal, and the settings of the unfinished write that is continued."""
-    listed = at.listed()
-    journal = Journal(at, listed)
+def existing(at: Destination, journal: Journal, listed: dict[str, int]) -> dict[str, Any] | None:
+    """Return the settings of the complete dataset or the unfinished write in the destination; None if it is empty.
+
+    Raises:
+        ConfigError: It contains other objects.
+    """
     is_complete = MANIFEST in listed
     if is_complete and "written" not in journal.manifest():
         raise ConfigError(
@@ -182,11 +191,19 @@ def _opened(at: Destination, mine: dict[str, Any], if_exists: IfExists) -> tuple
             where="url",
             hint="choose an empty folder; the folder of a dataset may contain only its shards",
         )
+    return found
+
+
+def _opened(at: Destination, mine: dict[str, Any], if_exists: IfExists) -> tuple[Journal, dict[str, Any] | None]:
+    """Check the destination. Return its journal, and the settings of the unfinished write that is continued."""
+    listed = at.listed()
+    journal = Journal(at, listed)
+    found = existing(at, journal, listed)
     at.remove_parts()
     if found is not None and if_exists == "overwrite":
         journal.end(found)
         return Journal(at, {}), None
-    if is_complete:
+    if MANIFEST in listed:
         raise PreconditionFailed(
             f"{at.url} contains a complete dataset",
             where=at.url,
@@ -289,8 +306,14 @@ class _Writer:
                 if not isinstance(error, PenstockError):
                     error.add_note(
                         f"penstock.write: stopped at sample {number:,}; {len(self._shards):,} shards of {self._at.url} are "
-                        "whole, and the same call continues after them"
+                        "complete, and the same call continues after them"
                     )
+                if isinstance(error, NoSpace):
+                    raise NoSpace(
+                        f"{error} ({self._samples:,} samples in {len(self._shards):,} complete shards are stored)",
+                        hint="free some space and make the same call again: it continues after the complete shards",
+                        where=error.where,
+                    ) from error
                 raise
 
     def _wait(self, pending: deque[Future[None]], most: int) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,14 +52,26 @@ class Field:
         is_ragged: Whether the first side differs between arrays.
         is_free: Whether other sides differ too, which only tar can store.
         spec: Specification from the schema, or None.
+        may_be_absent: Whether samples may lack the field, even if its specification has no default.
+        is_absent: Whether a sample lacks it.
+        element: Arrow type of its elements in Parquet, or None for that of `dtype`.
     """
 
     def __init__(
-        self, name: str, kind: str, dtype: str = "", *, spec: FieldSpec | None = None, frees: bool = False
+        self,
+        name: str,
+        kind: str,
+        dtype: str = "",
+        *,
+        spec: FieldSpec | None = None,
+        frees: bool = False,
+        may_be_absent: bool = False,
+        element: Any = None,
     ) -> None:
         self.name, self.kind, self.dtype, self.spec = name, kind, dtype, spec
+        self.may_be_absent, self.element = may_be_absent, element
         self.shape: tuple[int, ...] | None = None
-        self.is_ragged = self.is_free = False
+        self.is_ragged = self.is_free = self.is_absent = False
         self._frees = frees
         self._numpy = np.dtype(dtype or object)
         self._limits = _limits(dtype) if kind == "int" else (0, 0)
@@ -75,7 +88,8 @@ class Field:
     def is_optional(self) -> bool:
         """Whether samples may lack the field: its specification has a default, or any number of items."""
         return (
-            isinstance(self.spec, (RaggedSpec, RawListSpec, NestedSpec))
+            self.may_be_absent
+            or isinstance(self.spec, (RaggedSpec, RawListSpec, NestedSpec))
             or getattr(self.spec, "default", None) is not None
         )
 
@@ -87,7 +101,7 @@ class Field:
         """
         spec: FieldSpec
         if self.spec is not None:
-            spec = self.spec
+            spec = _optional(self.spec) if self.is_absent else self.spec
         elif self.kind in ("bytes", "str", "json"):
             spec = RawSpec()
         elif self.kind in ("bytes_list", "str_list"):
@@ -105,12 +119,16 @@ class Field:
     def to_dict(self) -> dict[str, Any]:
         """Kind and shapes, for the state of a write."""
         shape = None if self.shape is None else list(self.shape)
-        return {"kind": self.kind, "dtype": self.dtype, "shape": shape, "ragged": self.is_ragged, "free": self.is_free}
+        state = {"kind": self.kind, "dtype": self.dtype, "shape": shape, "ragged": self.is_ragged, "free": self.is_free}
+        if self.may_be_absent:
+            state["absent"] = self.is_absent
+        return state if self.element is None else {**state, "element": str(self.element)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Set the shapes of an earlier `to_dict`."""
         self.shape = None if state["shape"] is None else tuple(state["shape"])
         self.is_ragged, self.is_free = state["ragged"], state["free"]
+        self.is_absent = state.get("absent", False)
 
     def _differs(self, value: Any, sample: int, what: str) -> ConfigError:
         want = f"{self.dtype} array" if self.kind == "array" else self.kind.replace("_", " of ", 1)
@@ -250,8 +268,19 @@ class Fields:
         self._names = {field.name for field in fields}
 
     @classmethod
-    def of_schema(cls, schema: Mapping[str, FieldSpec], *, frees: bool) -> Fields:
+    def of_schema(
+        cls,
+        schema: Mapping[str, FieldSpec],
+        *,
+        frees: bool,
+        may_be_absent: bool = False,
+        elements: Mapping[str, Any] | None = None,
+    ) -> Fields:
         """Fields of a schema: `penstock.tensor`, `ragged`, `raw`, `raw_list`, `list` and `text`.
+
+        Args:
+            may_be_absent: Whether samples may lack every field.
+            elements: Arrow types of the elements of some fields in Parquet, by name.
 
         Raises:
             ConfigError: A field is of another kind, or a mask has the name of another field.
@@ -259,16 +288,21 @@ class Fields:
         with_masks(dict(schema))  # checks the names
         made = []
         for name, spec in schema.items():
+            options: dict[str, Any] = {
+                "spec": spec,
+                "may_be_absent": may_be_absent,
+                "element": (elements or {}).get(name),
+            }
             if isinstance(spec, TensorSpec) and spec.shape == () and np.dtype(spec.dtype).kind in "biu":
-                made.append(Field(name, "int", spec.dtype, spec=spec))
+                made.append(Field(name, "int", spec.dtype, **options))
             elif isinstance(spec, (TensorSpec, RaggedSpec)) and spec.dtype in _DTYPES:
-                made.append(Field(name, "array", spec.dtype, spec=spec, frees=frees))
+                made.append(Field(name, "array", spec.dtype, frees=frees, **options))
             elif isinstance(spec, (RawSpec, RawListSpec)):
-                made.append(Field(name, "bytes" if isinstance(spec, RawSpec) else _list_kind(spec), spec=spec))
+                made.append(Field(name, "bytes" if isinstance(spec, RawSpec) else _list_kind(spec), **options))
             elif isinstance(spec, TextSpec):
-                made.append(Field(name, "str", spec=spec))
+                made.append(Field(name, "str", **options))
             elif isinstance(spec, NestedSpec) and (spec.dtype is None or spec.dtype in _DTYPES):
-                made.append(Field(name, "nested", spec.dtype or "", spec=spec))
+                made.append(Field(name, "nested", spec.dtype or "", **options))
             else:
                 raise ConfigError(
                     f"schema: `{name}` must be a penstock.tensor, ragged, raw, raw_list, list or text (got {spec!r})",
@@ -335,12 +369,26 @@ class Fields:
                 hint="every sample must have the fields of the first; name optional ones in a schema, with a default",
             )
         for field, value in zip(self.fields, found, strict=True):
-            if value is None and not field.is_optional:
+            if value is not None:
+                continue
+            field.is_absent = field.may_be_absent
+            if not field.is_optional:
                 raise ConfigError(
                     f"write: sample {number:,} lacks the field `{field.name}`",
                     where="samples",
                     hint="give every sample this field, or give write() a schema in which it has a default",
                 )
+
+
+def _optional(spec: FieldSpec) -> FieldSpec:
+    """Return the field for a value that some samples lack, as `Dataset.schema` makes it: any number of rows, or empty."""
+    if isinstance(spec, TensorSpec) and spec.default is None:
+        return RaggedSpec(spec.dtype, spec.shape[1:], spec.parts, presence=spec.presence)
+    if isinstance(spec, RawSpec) and spec.default is None:
+        return replace(spec, default=b"")
+    if isinstance(spec, TextSpec) and spec.default is None:
+        return replace(spec, default="")
+    return spec
 
 
 def _list_kind(spec: RawListSpec | RaggedSpec) -> str:

@@ -221,6 +221,12 @@ def test_peek_prints_ignored_objects_once_and_plainly(run_cli, tmp_path):
     assert (done.err, "  ignored  2 objects of other formats" in done.out) == ("", True)
 
 
+def test_peek_spells_names_that_a_terminal_would_not_show(call_cli, tmp_path):
+    pq.write_table(pa.table({"": [1], "a\x1b[31m": [2]}), tmp_path / "a.parquet")
+    out = call_cli("peek", str(tmp_path)).out
+    assert "    ''           int64 []\n    'a\\x1b[31m'  int64 []\n" in out
+
+
 def test_peek_of_a_volume_names_the_array_command(run_cli, tmp_path):
     zarr.create_array(str(tmp_path / "v.zarr"), data=np.zeros((4, 2)))
     done = run_cli("peek", str(tmp_path / "v.zarr"))

@@ -96,7 +96,8 @@ def _differing(compared: dict[str, Any], objects: int, width: int) -> list[str]:
 
 
 def _table(rows: Iterable[tuple[str, str]]) -> list[str]:
-    rows = list(rows)
+    # An empty name would be invisible, and a terminal would obey the control characters of others.
+    rows = [(name if name and name.isprintable() else repr(name), text) for name, text in rows]
     name_width = min(max((len(name) for name, _ in rows), default=0), _MAX_NAME)
     return [f"    {name:<{name_width}}  {text}" for name, text in rows]
 

@@ -11,7 +11,7 @@ import zlib
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 import penstock
 from penstock import errors
@@ -66,10 +66,85 @@ def grid(width, height):
 RANDOM = penstock.image(SIDE, crop="random", flip=True).of("img.png")
 
 
+def padded(image, size, fill, how=Image.Resampling.BILINEAR):
+    """The image as large as it fits into `size`, in the middle of a picture of the value `fill`."""
+    scale = min(size[0] / image.width, size[1] / image.height)
+    fitted = [max(1, round(side * scale)) for side in image.size]
+    out = Image.new(image.mode, size, fill)
+    out.paste(image.resize(fitted, how), [(whole - part) // 2 for whole, part in zip(size, fitted, strict=True)])
+    return out
+
+
+@pytest.mark.parametrize("flip", [0.0, 1.0])
+@pytest.mark.parametrize("size", [(200, 120), (40, 121), (62, 61), (9, 900)])
+def test_padded_image_mask_and_boxes_keep_their_proportions(tmp_path, size, flip):
+    image, mask = grid(*size)
+    box = np.array([[0, 0, *size], [1, 2, size[0] // 2, size[1] // 2]], np.float32)
+    sample = {"img.png": encoded(image), "mask.png": encoded(mask), "box.npy": npy(box)}
+    (batch,) = batches(
+        write(tmp_path / "d", [sample]).fields(
+            image=penstock.image(48, 64, crop="pad", fill=114, flip=flip, exact=True).of("img.png"),
+            mask=penstock.mask(dtype="int32", fill=-1).of("mask.png").like("image"),
+            boxes=penstock.boxes(min_area=0).of("box.npy").like("image"),
+        )
+    )
+    want = np.asarray(padded(Image.fromarray(image), (64, 48), (114, 114, 114)))
+    labels = np.asarray(padded(Image.fromarray(mask.astype(np.int32)), (64, 48), -1, Image.Resampling.NEAREST))
+    mirror = np.s_[:, ::-1] if flip else np.s_[:]
+    assert np.abs(batch["image"][0].astype(int) - want[mirror]).max() <= 2
+    assert np.array_equal(batch["mask"][0], labels[mirror])
+    (rectangles,) = rows(batch["boxes"])
+    inside = np.argwhere(labels[mirror] >= 0)
+    top, left = inside.min(0)
+    bottom, right = inside.max(0) + 1
+    assert rectangles[0].tolist() == [left, top, right, bottom]
+    x, y = (right - left) / size[0], (bottom - top) / size[1]
+    low, high = (
+        (left + x * box[1, 0], left + x * box[1, 2]) if not flip else (right - x * box[1, 2], right - x * box[1, 0])
+    )
+    assert np.allclose(rectangles[1], [low, top + y * box[1, 1], high, top + y * box[1, 3]], atol=1e-4)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_padded_image_with_an_orientation_is_turned_before_it_is_placed(tmp_path, orientation):
+    stored = Image.fromarray(grid(90, 31)[0])
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = encoded(stored, "JPEG", quality=98, subsampling=0, exif=exif)
+    shown = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+    field = penstock.image(48, 65, crop="pad", fill=7, orient=True, exact=True).of("img.jpg")
+    (batch,) = batches(write(tmp_path / "d", [{"img.jpg": data}]).fields(image=field))
+    want = np.asarray(padded(shown, (65, 48), (7, 7, 7))).astype(int)
+    assert np.abs(batch["image"][0] - want).max() <= 2
+
+
+@pytest.mark.parametrize(
+    ("mode", "channels", "dtype"),
+    [("RGBA", 4, "uint8"), ("RGB", 4, "uint16"), ("L", 1, "uint16"), ("RGB", 3, "float32")],
+)
+def test_padding_has_the_fill_in_every_type_and_alpha_is_opaque(tmp_path, mode, channels, dtype):
+    picture = Image.new(mode, (20, 10))
+    field = penstock.image(16, crop="pad", fill=51, channels=channels, dtype=dtype, layout="CHW").of("img.png")
+    (batch,) = batches(write(tmp_path / "d", [{"img.png": encoded(picture)}]).fields(image=field))
+    unit = {"uint8": 1, "uint16": 257, "float32": 1 / 255}[dtype]
+    colours, alpha = batch["image"][0][:3], batch["image"][0][3:]
+    for rim in (np.s_[:, :4], np.s_[:, -4:]):
+        assert np.allclose(colours[rim], 51 * unit)
+        assert np.all(alpha[rim] == 255 * unit)
+    assert np.all(colours[:, 4:-4] == 0)
+
+
+def test_fill_without_padding_is_an_error():
+    with pytest.raises(errors.ConfigError, match='fill: needs crop="pad"'):
+        penstock.image(16, fill=3)
+    with pytest.raises(errors.ConfigError, match="fill must be 0 to 255"):
+        penstock.image(16, crop="pad", fill=256)
+
+
 def test_mask_and_image_come_from_the_same_pixels_in_every_crop(tmp_path):
     image, mask = grid(200, 120)
     dataset = write(tmp_path / "d", [{"img.png": encoded(image), "mask.png": encoded(mask)}] * 16)
-    for crop, flip in itertools.product(["random", "center", "none"], [0.0, 1.0]):
+    for crop, flip in itertools.product(["random", "center", "pad", "none"], [0.0, 1.0]):
         spec = penstock.image(SIDE, crop=crop, flip=flip).of("img.png")
         fields = {"image": spec, "mask": penstock.mask(dtype="uint16").of("mask.png").like("image")}
         (batch,) = batches(dataset.fields(**fields).shuffle(seed=3))

@@ -27,6 +27,9 @@ pub(super) struct ImageDocument {
     max_pixels: u64,
     #[serde(default)]
     exact: bool,
+    /// For `pad`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    fill: Option<u8>,
     #[serde(default)]
     augment: Vec<AugmentDocument>,
 }
@@ -76,9 +79,12 @@ impl ImageDocument {
     pub(super) fn spec(&self, dtype: DType) -> Result<ImageSpec> {
         let crop = match self.crop.as_str() {
             "none" => Crop::None,
+            "pad" => Crop::Pad { fill: self.fill.unwrap_or_default() },
             "center" => Crop::Center { resize: self.resize },
             "random" => Crop::Random { area: self.area, ratio: self.ratio },
-            other => return Err(Error::config("image", format!("crop `{other}` is not one of random, center, none"))),
+            other => {
+                return Err(Error::config("image", format!("crop `{other}` is not one of random, center, pad, none")));
+            }
         };
         let layout = match self.layout.as_str() {
             "HWC" => Layout::Hwc,
@@ -105,10 +111,12 @@ impl ImageDocument {
     }
 
     pub(super) fn of(spec: &ImageSpec) -> Self {
-        let (crop, resize, area, ratio) = match spec.crop {
-            Crop::None => ("none", 0, (0.0, 0.0), (0.0, 0.0)),
-            Crop::Center { resize } => ("center", resize, (0.0, 0.0), (0.0, 0.0)),
-            Crop::Random { area, ratio } => ("random", 0, area, ratio),
+        let none = (0.0, 0.0);
+        let (crop, resize, area, ratio, fill) = match spec.crop {
+            Crop::None => ("none", 0, none, none, None),
+            Crop::Pad { fill } => ("pad", 0, none, none, Some(fill)),
+            Crop::Center { resize } => ("center", resize, none, none, None),
+            Crop::Random { area, ratio } => ("random", 0, area, ratio, None),
         };
         Self {
             height: spec.height,
@@ -125,6 +133,7 @@ impl ImageDocument {
             orient: spec.orient,
             max_pixels: spec.max_pixels,
             exact: spec.exact,
+            fill,
             augment: spec.augment.iter().map(AugmentDocument::of).collect(),
         }
     }

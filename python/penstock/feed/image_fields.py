@@ -51,6 +51,7 @@ class ImageSpec(FieldSpec):
     parts: tuple[str, ...] = ()
     steps: tuple[tuple[str, tuple[float, ...], float, int], ...] = ()
     default: float | None = None
+    fill: int = 0
 
     def jitter(
         self,
@@ -119,9 +120,7 @@ class ImageSpec(FieldSpec):
         return self._then(operation, value if isinstance(value, tuple) else (value, value), p, fill)
 
     def _then(self, operation: str, values: Sequence[float], p: float, fill: int) -> Self:
-        fill = as_int("fill", fill)
-        if not 0 <= fill <= 255:
-            raise ConfigError(f"image: fill must be 0 to 255 (got {fill})", where="image")
+        fill = _fill(fill)
         values, p = [as_float(operation, value) for value in values], as_float("p", p)
         if not all(math.isfinite(value) for value in (*values, p)):
             raise ConfigError(f"image: {operation} must have finite values (got {tuple(values)}, p={p})", where="image")
@@ -135,6 +134,8 @@ class ImageSpec(FieldSpec):
         spec_dict = {name: getattr(self, name) for name in names}
         steps = [{"op": op, "values": list(values), "p": p, "fill": fill} for op, values, p, fill in self.steps]
         spec_dict["augment"] = steps
+        if self.crop == "pad":
+            spec_dict["fill"] = self.fill
         made = {"kind": "image", "dtype": self.dtype, "of": list(self.parts), "image": spec_dict}
         return made if self.default is None else {**made, "default": packed(self.dtype, self.default).hex()}
 
@@ -152,6 +153,13 @@ class ImageSpec(FieldSpec):
     def __str__(self) -> str:
         colours = {1: ", grey", 4: ", RGBA"}.get(self.channels, "")
         return f"image {self.dtype} {self.height}x{self.width} {self.layout}{colours}{or_default(self.default, self.presence)}"
+
+
+def _fill(value: int) -> int:
+    value = as_int("fill", value)
+    if not 0 <= value <= 255:
+        raise ConfigError(f"image: fill must be 0 to 255 (got {value})", where="image")
+    return value
 
 
 def _pair(name: str, values: Sequence[float]) -> tuple[float, float]:
@@ -184,6 +192,7 @@ def image(
     orient: bool = False,
     max_pixels: int = MAX_PIXELS,
     exact: bool = False,
+    fill: int = 0,
     default: float | None = None,
     mask: str | None = None,
 ) -> ImageSpec:
@@ -195,7 +204,9 @@ def image(
     Args:
         height, width: Size of the sample in pixels; `width` defaults to `height`.
         crop: `random` (RandomResizedCrop of `area` and `ratio`), `center` (Resize so that the shorter side is `resize`,
-            by default 256/224 of the sample's larger side, then CenterCrop) or `none` (the whole image, resized).
+            by default 256/224 of the sample's larger side, then CenterCrop), `pad` (the whole image, resized with its
+            aspect ratio until it fits, and centred; the pixels beside it have the value `fill`) or `none` (the whole
+            image, resized without its aspect ratio).
         flip: Probability that a sample is mirrored left to right; True means 0.5.
         dtype: `uint8`, `uint16`, or `float32` with (value / 255 - mean) / std. For `uint8` and `float32`, the upper 8
             bits of 16-bit images are used; for `uint16`, 8-bit values are multiplied by 257.
@@ -209,6 +220,7 @@ def image(
         exact: Decode JPEGs at full size, then resize: within 2 levels of Pillow and torchvision, at more CPU.
             Otherwise, a JPEG that is at least twice the sample's size is first decoded at 1/2, 1/4 or 1/8 scale, which
             differs more.
+        fill: For `crop="pad"`: colour of the pixels beside the image, 0 to 255; their alpha is opaque.
         default, mask: As in `penstock.tensor`: the value of every element of an image that a sample lacks, and the name
             of a boolean field. No mask, boxes or keypoints may follow such an image in a sample that lacks it.
     Raises:
@@ -219,6 +231,8 @@ def image(
     width = height if width is None else as_int("width", width)
     if not (0 < height < 2**31 and 0 < width < 2**31):
         raise ConfigError(f"image: {height} x {width} is not a valid size", where="image")
+    if fill and crop != "pad":
+        raise ConfigError(f'fill: needs crop="pad" (got crop="{crop}")', where="fill")
     colours = 1 if channels == 1 else 3
     found: dict[str, tuple[float, ...]] = {}
     for name, given, usual in (("mean", mean, 0.0), ("std", std, 1.0)):
@@ -245,6 +259,7 @@ def image(
         orient=orient,
         max_pixels=as_int("max_pixels", max_pixels),
         exact=bool(exact),
+        fill=_fill(fill),
         default=0 if mask is not None and default is None else default,
         presence=mask,
     )

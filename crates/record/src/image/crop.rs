@@ -49,13 +49,41 @@ pub(super) struct Region {
     pub(super) full_size: bool,
 }
 
+/// Part of a sample, in pixels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Window {
+    pub(super) left: u32,
+    pub(super) top: u32,
+    pub(super) width: u32,
+    pub(super) height: u32,
+}
+
+impl Window {
+    /// The part of the sample that the region of an image of `shown` width and height fills.
+    pub(super) fn choose(spec: &ImageSpec, shown: (u32, u32)) -> Self {
+        let whole = Self { left: 0, top: 0, width: spec.width, height: spec.height };
+        if !matches!(spec.crop, Crop::Pad { .. }) {
+            return whole;
+        }
+        let scale = (f64::from(spec.width) / f64::from(shown.0)).min(f64::from(spec.height) / f64::from(shown.1));
+        let fitted = |side: u32, most: u32| ((f64::from(side) * scale).round_ties_even() as u32).clamp(1, most);
+        let (width, height) = (fitted(shown.0, spec.width), fitted(shown.1, spec.height));
+        Self { left: (spec.width - width) / 2, top: (spec.height - height) / 2, width, height }
+    }
+
+    /// Width and height.
+    pub(super) fn size(self) -> (u32, u32) {
+        (self.width, self.height)
+    }
+}
+
 /// Number of random attempts before RandomResizedCrop falls back to a central crop.
 const TRIES: usize = 10;
 
 impl Region {
     pub(super) fn choose(spec: &ImageSpec, width: u32, height: u32, draws: &mut Draws) -> Self {
         let region = match spec.crop {
-            Crop::None => Self::whole(width, height),
+            Crop::None | Crop::Pad { .. } => Self::whole(width, height),
             Crop::Center { resize } => Self::center(spec, width, height, resize),
             Crop::Random { area, ratio } => Self::random(width, height, area, ratio, draws),
         };
@@ -157,14 +185,18 @@ mod tests {
 
     proptest! {
         #[test]
-        fn prop_regions_lie_inside(width in 1..70_000u32, height in 1..70_000u32, key: u64, which in 0..3usize) {
+        fn prop_regions_lie_inside(width in 1..70_000u32, height in 1..70_000u32, key: u64, which in 0..4usize) {
             let mut spec = ImageSpec::new(24, 16);
-            spec.crop = [Crop::None, Crop::Center { resize: 32 }, Crop::RANDOM][which];
+            spec.crop = [Crop::None, Crop::Center { resize: 32 }, Crop::RANDOM, Crop::Pad { fill: 0 }][which];
             let region = Region::choose(&spec, width, height, &mut Draws::new(key));
             let slack = 1e-6 * f64::from(width.max(height));
             prop_assert!(region.x >= 0.0 && region.x + region.width <= f64::from(width) + slack);
             prop_assert!(region.y >= 0.0 && region.y + region.height <= f64::from(height) + slack);
             prop_assert!(region.width > 0.0 && region.height > 0.0);
+            let window = Window::choose(&spec, (width, height));
+            prop_assert!(window.width > 0 && window.left + window.width <= spec.width);
+            prop_assert!(window.height > 0 && window.top + window.height <= spec.height);
+            prop_assert!(which != 3 || window.width == spec.width || window.height == spec.height);
         }
     }
 }

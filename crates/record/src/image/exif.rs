@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! EXIF orientation: parses it, and converts coordinates between the displayed and the stored image.
 
-use super::crop::Region;
+use super::crop::{Region, Window};
 
 /// Conversion from a displayed pixel to a stored one: first swaps the axes, then reverses the stored axes that are
 /// marked as backwards.
@@ -40,6 +40,21 @@ impl Turn {
             y = f64::from(height) - y - h;
         }
         Region { x, y, width: w, height: h, ..shown }
+    }
+
+    /// Like [`Turn::stored`], for a window of the sample, which has this size before it is oriented.
+    pub(super) fn stored_window(self, shown: Window, (width, height): (u32, u32)) -> Window {
+        let Window { mut left, mut top, width: mut w, height: mut h } = shown;
+        if self.swapped {
+            (left, top, w, h) = (top, left, h, w);
+        }
+        if self.x_backwards {
+            left = width - left - w;
+        }
+        if self.y_backwards {
+            top = height - top - h;
+        }
+        Window { left, top, width: w, height: h }
     }
 }
 

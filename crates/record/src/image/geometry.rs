@@ -5,7 +5,7 @@
 use penstock_types::{Error, Result, with_separators};
 
 use super::augment::{Augment, Op, Warp};
-use super::crop::{Draws, Region};
+use super::crop::{Draws, Region, Window};
 use super::exif::Turn;
 use super::{ImageSpec, Probe, probe};
 
@@ -17,6 +17,8 @@ pub struct Geometry {
     pub(super) shown: (u32, u32),
     /// Region of the displayed image that becomes the sample.
     pub(super) region: Region,
+    /// Part of the sample that the region fills, before the flip.
+    pub(super) window: Window,
     /// True if the sample is flipped left to right.
     pub(super) is_mirrored: bool,
     /// Width and height of the sample.
@@ -41,7 +43,8 @@ impl Geometry {
         let is_mirrored = draws.unit() < spec.flip;
         let region = Region::choose(spec, shown.0, shown.1, &mut draws);
         let sample = (spec.width, spec.height);
-        Self { shown, region, is_mirrored, sample, ops: Augment::choose(&spec.augment, key, sample) }
+        let window = Window::choose(spec, shown);
+        Self { shown, region, window, is_mirrored, sample, ops: Augment::choose(&spec.augment, key, sample) }
     }
 
     /// Width and height of the image as displayed, in pixels.
@@ -61,10 +64,11 @@ impl Geometry {
 
     /// Converts a point of the displayed image to the sample. The result may be outside the sample.
     pub fn point(&self, x: f64, y: f64) -> (f64, f64) {
-        let (width, height) = (f64::from(self.sample.0), f64::from(self.sample.1));
-        let x = (x - self.region.x) * (width / self.region.width);
-        let y = (y - self.region.y) * (height / self.region.height);
-        let x = if self.is_mirrored { width - x } else { x };
+        let [left, top, width, height] =
+            [self.window.left, self.window.top, self.window.width, self.window.height].map(f64::from);
+        let x = left + (x - self.region.x) * (width / self.region.width);
+        let y = top + (y - self.region.y) * (height / self.region.height);
+        let x = if self.is_mirrored { f64::from(self.sample.0) - x } else { x };
         self.warps().fold((x, y), |point, warp| warp.point(point, self.sample))
     }
 
@@ -72,17 +76,20 @@ impl Geometry {
         self.ops.iter().filter_map(|op| op.warp(self.sample))
     }
 
-    /// Columns of the image that are nearest to the centres of the sample's columns, and the same for the rows.
-    pub(super) fn nearest(&self) -> (Vec<u32>, Vec<u32>) {
-        let along = |from: f64, len: f64, count: u32, side: u32| -> Vec<u32> {
+    /// Columns of the image that are nearest to the centres of the sample's columns, and the same for the rows. `None`
+    /// for those beside the image.
+    pub(super) fn nearest(&self) -> (Vec<Option<u32>>, Vec<Option<u32>>) {
+        let along = |(from, len): (f64, f64), (first, count): (u32, u32), sample: u32, side: u32| -> Vec<Option<u32>> {
             let step = len / f64::from(count);
-            (0..count).map(|at| ((from + (f64::from(at) + 0.5) * step).max(0.0) as u32).min(side - 1)).collect()
+            let nearest = |at: u32| ((from + (f64::from(at) + 0.5) * step).max(0.0) as u32).min(side - 1);
+            (0..sample).map(|at| at.checked_sub(first).filter(|at| *at < count).map(nearest)).collect()
         };
-        let mut columns = along(self.region.x, self.region.width, self.sample.0, self.shown.0);
+        let (region, window) = (&self.region, &self.window);
+        let mut columns = along((region.x, region.width), (window.left, window.width), self.sample.0, self.shown.0);
         if self.is_mirrored {
             columns.reverse();
         }
-        (columns, along(self.region.y, self.region.height, self.sample.1, self.shown.1))
+        (columns, along((region.y, region.height), (window.top, window.height), self.sample.1, self.shown.1))
     }
 }
 

@@ -13,7 +13,7 @@ use super::{Kind, jpeg, png, tiff};
 pub struct MaskSpec {
     /// Element type; an integer type.
     pub dtype: DType,
-    /// Label of pixels that are outside the image.
+    /// Label of pixels that are beside or outside the image.
     pub fill: i64,
     /// Maximum number of pixels; larger masks are rejected.
     pub max_pixels: u64,
@@ -81,10 +81,10 @@ fn put<T: Copy + Into<i64>, const SIZE: usize>(
     let (columns, rows) = geometry.nearest();
     let mut out = vec![0; columns.len() * rows.len() * SIZE];
     let (mut low, mut high) = (0, 0);
-    for (slots, &row) in out.chunks_exact_mut(columns.len() * SIZE).zip(&rows) {
-        let line = &labels[row as usize * width as usize..][..width as usize];
-        for (slot, &column) in slots.as_chunks_mut::<SIZE>().0.iter_mut().zip(&columns) {
-            let label: i64 = line[column as usize].into();
+    for (slots, row) in out.chunks_exact_mut(columns.len() * SIZE).zip(&rows) {
+        let line = row.map(|row| &labels[row as usize * width as usize..][..width as usize]);
+        for (slot, column) in slots.as_chunks_mut::<SIZE>().0.iter_mut().zip(&columns) {
+            let label = line.zip(*column).map_or(spec.fill, |(line, column)| line[column as usize].into());
             (low, high) = (low.min(label), high.max(label));
             slot.copy_from_slice(&label.to_le_bytes()[..SIZE]);
         }

@@ -33,14 +33,14 @@ mod webp;
 
 use std::cell::RefCell;
 
-use fast_image_resize::images::{TypedCroppedImage, TypedImage, TypedImageRef};
+use fast_image_resize::images::{TypedCroppedImage, TypedCroppedImageMut, TypedImage, TypedImageRef};
 use fast_image_resize::pixels::{InnerPixel, U8, U8x3, U8x4, U16, U16x3, U16x4};
 use fast_image_resize::{FilterType, PixelTrait, ResizeAlg, ResizeOptions, Resizer};
 use penstock_types::{DType, Error, Result, TensorSpec};
 
 pub use self::annotations::{BoxFormat, Boxes, BoxesSpec, KeypointsSpec};
 pub use self::augment::{Augment, OpKind};
-use self::crop::Region;
+use self::crop::{Region, Window};
 use self::exif::Turn;
 pub use self::geometry::Geometry;
 pub use self::labels::Labels;
@@ -55,6 +55,12 @@ pub const MAX_PIXELS: u64 = 100_000_000;
 pub enum Crop {
     /// The whole image, resized to the sample's height and width; the aspect ratio is lost.
     None,
+    /// The whole image, resized to fit into the sample with its aspect ratio kept, and centred. The other pixels of the
+    /// sample have the value `fill`: of 255 for colours; alpha is opaque.
+    Pad {
+        /// Value of the pixels beside the image.
+        fill: u8,
+    },
     /// Central region, after the shorter side is resized to `resize`: torchvision's Resize, then CenterCrop.
     Center {
         /// Pixels of the shorter side after resizing; at least the sample's height and width.
@@ -283,6 +289,7 @@ pub fn decode_into(bytes: &[u8], spec: &ImageSpec, key: u64, out: &mut [u8], pla
     // From here on, coordinates refer to the stored image. The last step rotates and mirrors it.
     let region = turn.stored(geometry.region, probe.width, probe.height);
     let target = turn.shown(spec.width, spec.height);
+    let window = turn.stored_window(geometry.window, target);
     let format = spec.format();
     ROOM.with_borrow_mut(|room| {
         for large in [&mut room.pixels.bytes, &mut room.pixels.raw] {
@@ -295,12 +302,13 @@ pub fn decode_into(bytes: &[u8], spec: &ImageSpec, key: u64, out: &mut [u8], pla
         }
         let Room { pixels, small, small_wide, augmented, scratch, resizer } = room;
         match probe.kind {
-            Kind::Jpeg => jpeg::decode(bytes, &probe, &region, target, format, pixels, place)?,
+            Kind::Jpeg => jpeg::decode(bytes, &probe, &region, window.size(), format, pixels, place)?,
             Kind::Png => png::decode(bytes, &probe, format, pixels, place)?,
             Kind::Tiff => tiff::decode(bytes, &probe, format, pixels, place)?,
             Kind::WebP => webp::decode(bytes, &probe, format, pixels, place)?,
         }
-        let mut resize = Resize { pixels, region: &region, target, resizer, place };
+        let fill = if let Crop::Pad { fill } = spec.crop { fill } else { 0 };
+        let mut resize = Resize { pixels, region: &region, target, window, fill, resizer, place };
         let mirrored = geometry.is_mirrored;
         let len = target.0 as usize * target.1 as usize * format.channels;
         if format.is_wide {
@@ -366,6 +374,10 @@ struct Resize<'a> {
     pixels: &'a Pixels,
     region: &'a Region,
     target: (u32, u32),
+    /// Part of the target that the region fills.
+    window: Window,
+    /// Value of the other pixels.
+    fill: u8,
     resizer: &'a mut Resizer,
     place: &'a str,
 }
@@ -373,12 +385,23 @@ struct Resize<'a> {
 impl Resize<'_> {
     /// Resizes pixels of type `P` from `source` into `out`.
     fn run<P: PixelTrait + InnerPixel>(&mut self, source: &[u8], out: &mut [u8]) -> Result<()> {
-        let Self { pixels, region, target: (width, height), place, .. } = *self;
+        let Self { pixels, region, target: (width, height), window, fill, place, .. } = *self;
         let bug = |problem: &dyn std::fmt::Display| Error::bug(format!("resizing {place}: {problem}"));
         let len = pixels.width as usize * pixels.height as usize * P::size();
         let source =
             TypedImageRef::<P>::from_buffer(pixels.width, pixels.height, &source[..len]).map_err(|e| bug(&e))?;
+        if window.size() != (width, height) {
+            // A value of 16 bits is 257 times that of 8 bits: the same byte twice.
+            out.fill(fill);
+            if P::count_of_components() == 4 {
+                let alpha = P::size() / 4;
+                out.chunks_exact_mut(P::size()).for_each(|pixel| pixel[3 * alpha..].fill(u8::MAX));
+            }
+        }
         let mut target = TypedImage::<P>::from_buffer(width, height, out).map_err(|e| bug(&e))?;
+        let Window { left: across, top: down, width, height } = window;
+        let mut target =
+            TypedCroppedImageMut::from_ref(&mut target, across, down, width, height).map_err(|e| bug(&e))?;
         let scale = f64::from(pixels.scale);
         let (x, y) = (region.x / scale - f64::from(pixels.left), region.y / scale - f64::from(pixels.top));
         let (w, h) = (region.width / scale, region.height / scale);

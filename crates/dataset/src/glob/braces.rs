@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Expands the braces of a pattern as shells and WebDataset do: `{a,b}`, `{000..127}`, `{a..f}`, and nested braces.
+//! Expands the braces of a pattern as shells and WebDataset do: `{a,b}`, `{000..127}`, `{a..f}`, `{0..90..10}`,
+//! and nested braces.
 //!
 //! A range of numbers becomes a few patterns with character classes: `{08..12}` becomes `0[8-9]` and `1[0-2]`. Their
 //! number does not grow with the range. A brace without a comma or a range is literal.
@@ -31,7 +32,7 @@ pub(super) fn expand_each(pattern: &[u8], max: usize) -> Option<Vec<Vec<u8>>> {
     (all.len() <= max && all.iter().all(|each| first(each).is_none())).then_some(all)
 }
 
-fn expand_by(pattern: &[u8], max: usize, choices: impl Fn(&Range<'_>) -> Vec<Vec<u8>>) -> Vec<Vec<u8>> {
+fn expand_by(pattern: &[u8], max: usize, choices: impl Fn(&Range) -> Vec<Vec<u8>>) -> Vec<Vec<u8>> {
     let mut done = Vec::new();
     let mut open = vec![pattern.to_vec()];
     while let Some(each) = open.pop() {
@@ -73,42 +74,60 @@ fn split(inner: &[u8]) -> Vec<Vec<u8>> {
     inner.split(at_comma).map(<[u8]>::to_vec).collect()
 }
 
-/// A range such as `000..127` or `a..f`.
-enum Range<'a> {
-    Letters(u8, u8),
-    /// If both ends have the same width, numbers are padded to it with zeros.
-    Numbers(&'a str, &'a str),
+/// A range such as `000..127`, `a..f` or `0..90..10`, in which the last number is the step.
+struct Range {
+    first: u64,
+    last: u64,
+    step: u64,
+    is_letters: bool,
+    /// Numbers are padded with zeros to this width.
+    width: usize,
 }
 
-impl<'a> Range<'a> {
-    /// `None` for other text and for a descending range.
-    fn new(inner: &'a [u8]) -> Option<Self> {
-        let (from, to) = std::str::from_utf8(inner).ok()?.split_once("..")?;
-        if let ([low], [high]) = (from.as_bytes(), to.as_bytes())
-            && low.is_ascii_alphabetic()
-            && high.is_ascii_alphabetic()
-        {
-            return (low <= high).then_some(Self::Letters(*low, *high));
+impl Range {
+    /// `None` for other text. A descending range has the same members as the ascending one: a pattern has no order.
+    fn new(inner: &[u8]) -> Option<Self> {
+        let text = std::str::from_utf8(inner).ok()?;
+        let mut parts = text.split("..");
+        let (from, to, step) = (parts.next()?, parts.next()?, parts.next());
+        if parts.next().is_some() {
+            return None;
         }
-        let is_number =
-            |text: &str| !text.is_empty() && text.len() < 19 && text.bytes().all(|byte| byte.is_ascii_digit());
-        let is_ordered = is_number(from) && is_number(to) && from.parse::<u64>().ok()? <= to.parse().ok()?;
-        // Of different widths, a number with zeros before it would be ambiguous.
-        let is_plain = |text: &str| !text.starts_with('0') || text == "0";
-        let is_clear = from.len() == to.len() || is_plain(from) && is_plain(to);
-        (is_ordered && is_clear).then_some(Self::Numbers(from, to))
+        let number = |text: &str| -> Option<u64> {
+            let is_number = (1..19).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit());
+            is_number.then(|| text.parse().ok())?
+        };
+        let step = step.map_or(Some(1), number)?.max(1);
+        let letters = match (from.as_bytes(), to.as_bytes()) {
+            (&[from], &[to]) if from.is_ascii_alphabetic() && to.is_ascii_alphabetic() => {
+                Some((u64::from(from), u64::from(to)))
+            }
+            _ => None,
+        };
+        let (from_value, to_value) = letters.or_else(|| Some((number(from)?, number(to)?)))?;
+        let (low, high) = (from_value.min(to_value), from_value.max(to_value));
+        // The steps are counted from the number that is written first.
+        let (first, last) =
+            if from_value <= to_value { (low, high - (high - low) % step) } else { (low + (high - low) % step, high) };
+        let is_padded = [from, to].iter().any(|text| text.len() > 1 && text.starts_with('0'));
+        let width = if is_padded { from.len().max(to.len()) } else { 1 };
+        Some(Self { first, last, step, is_letters: letters.is_some(), width })
     }
 
     /// Patterns that match the members of the range.
     fn patterns(&self) -> Vec<Vec<u8>> {
-        let (from, to) = match *self {
-            Self::Letters(low, high) => return vec![vec![b'[', low, b'-', high, b']']],
-            Self::Numbers(from, to) => (from, to),
-        };
+        if self.step > 1 {
+            return self.members(MAX_PATTERNS);
+        }
+        if self.is_letters {
+            let [first, last] = [self.first, self.last].map(letter);
+            return vec![vec![b'[', first, b'-', last, b']']];
+        }
+        let [from, to] = [self.first, self.last].map(|number| self.text(number));
         let mut found = Vec::new();
         for width in from.len()..=to.len() {
-            let least = if width == from.len() { from.to_owned() } else { format!("1{}", "0".repeat(width - 1)) };
-            let most = if width == to.len() { to.to_owned() } else { "9".repeat(width) };
+            let least = if width == from.len() { from.clone() } else { format!("1{}", "0".repeat(width - 1)) };
+            let most = if width == to.len() { to.clone() } else { "9".repeat(width) };
             of_width(least.as_bytes(), most.as_bytes(), Vec::new(), &mut found);
         }
         found
@@ -116,14 +135,17 @@ impl<'a> Range<'a> {
 
     /// The first `max + 1` members.
     fn members(&self, max: usize) -> Vec<Vec<u8>> {
-        match *self {
-            Self::Letters(low, high) => (low..=high).map(|letter| vec![letter]).collect(),
-            Self::Numbers(from, to) => {
-                let [low, high] = [from, to].map(|text| text.parse::<u64>().unwrap_or_default());
-                (low..=high).take(max + 1).map(|number| format!("{number:0w$}", w = from.len()).into_bytes()).collect()
-            }
-        }
+        let step = usize::try_from(self.step).unwrap_or(usize::MAX);
+        (self.first..=self.last).step_by(step).take(max + 1).map(|number| self.text(number).into_bytes()).collect()
     }
+
+    fn text(&self, member: u64) -> String {
+        if self.is_letters { char::from(letter(member)).to_string() } else { format!("{member:0w$}", w = self.width) }
+    }
+}
+
+fn letter(code: u64) -> u8 {
+    u8::try_from(code).unwrap_or_default()
 }
 
 /// Appends to `found` the patterns that match the numbers from `low` to `high`, which have the same number of digits.
@@ -168,7 +190,16 @@ mod tests {
         assert_eq!(expanded("{08..12}"), ["0[8-9]", "1[0-2]"]);
         assert_eq!(expanded("{000000..001023}").len(), 3);
         assert_eq!(expanded("{a..f}"), ["[a-f]"]);
-        for plain in ["{id}", "{", "a}b", "{9..1}", "{001..5}", "{1..05}", "{..}", "{a..}"] {
+        assert_eq!(expanded("{9..1}"), ["[1-9]"]);
+        assert_eq!(expanded("{f..a}"), ["[a-f]"]);
+        assert_eq!(expanded("{008..12}"), ["00[8-9]", "01[0-2]"]);
+        assert_eq!(expanded("{8..012}"), ["00[8-9]", "01[0-2]"]);
+        assert_eq!(expanded("{0..10..5}"), ["0", "5", "10"]);
+        assert_eq!(expanded("{10..1..4}"), ["2", "6", "10"]);
+        assert_eq!(expanded("{00..4..2}"), ["00", "02", "04"]);
+        assert_eq!(expanded("{a..e..2}"), ["a", "c", "e"]);
+        assert_eq!(expanded("{1..2..0}"), ["[1-2]"]);
+        for plain in ["{id}", "{", "a}b", "{..}", "{a..}", "{a..5}", "{1..2..3..4}", "{1..2..}", "{1..2..x}"] {
             assert_eq!(expanded(plain), [plain], "{plain}");
             assert_eq!(first(plain.as_bytes()), None);
         }

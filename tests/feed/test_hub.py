@@ -96,8 +96,9 @@ def test_hub_that_throttles_slows_down_and_ends_only_at_the_budget(hub, monkeypa
     assert time.monotonic() - began > 0.2
     monkeypatch.setenv("PENSTOCK_GIVE_UP_AFTER_S", "0.5")
     hub.throttled, hub.throttle = 10_000, {"Retry-After": "0.1"}
-    with pytest.raises(Throttled):
+    with pytest.raises(Throttled) as caught:
         penstock.open("hf://datasets/lab/set/data/")
+    assert "set HF_TOKEN" in str(caught.value.__notes__)
 
 
 def test_hub_redirect_that_expired_is_resolved_again(hub):
@@ -115,10 +116,13 @@ def test_hub_errors_name_what_is_missing(hub):
         penstock.open("hf://datasets/lab/set@nope/data/")
     with pytest.raises(NotFound, match=f"revision {'0' * 40} of hf://datasets/lab/set"):
         penstock.open(f"hf://datasets/lab/set@{'0' * 40}/data/")
-    with pytest.raises(NotFound, match="no/such"):
+    with pytest.raises(NotFound, match="no/such") as caught:
         penstock.open("hf://datasets/lab/set/no/such/")
-    with pytest.raises(Denied, match="does not exist, or is private"):
+    assert "on the dataset's page" in str(caught.value.__notes__)
+    with pytest.raises(Denied, match="does not exist, or is private") as caught:
         penstock.open("hf://datasets/lab/other/")
+    assert "AWS" not in str(caught.value.__notes__)
+    assert "hf auth whoami" in str(caught.value.__notes__)
     with pytest.raises(ConfigError, match=r"hf:// must be followed by datasets/ORG/NAME"):
         penstock.open("hf://lab/set")
     hub.gated = True

@@ -289,7 +289,13 @@ impl Error {
             Self::NotFound { place } if place.starts_with("s3:") => {
                 "check the bucket and prefix with `aws s3 ls`, and AWS_ENDPOINT_URL if the store is not AWS"
             }
+            Self::NotFound { place } if place.contains("hf://") => {
+                "check the name and the revision on the dataset's page, and the folder in its list of files"
+            }
             Self::NotFound { .. } => "check the path",
+            Self::Denied { place, .. } if place.starts_with("hf:") => {
+                "check the name on its page, and the account of the token with `hf auth whoami`"
+            }
             Self::Denied { place, .. } if place.starts_with("az:") => {
                 "check that AZURE_STORAGE_KEY, AZURE_STORAGE_SAS_TOKEN or `az login` allows listing and reading this container"
             }
@@ -306,12 +312,18 @@ impl Error {
                 "check that the credentials (AWS_ACCESS_KEY_ID, AWS_PROFILE, ...) allow listing and reading this bucket"
             }
             Self::Denied { .. } => "check the owner and mode of the folder",
+            Self::Throttled { place, .. } if place.starts_with("hf:") => {
+                "set HF_TOKEN, because the Hub accepts more requests with a token, or copy the dataset once with `penstock stage`"
+            }
             Self::Throttled { .. } => "lower --concurrency, or spread the data over more prefixes or accounts",
             Self::Unreachable { place, .. } if place.starts_with("s3:") => {
                 "check AWS_ENDPOINT_URL and that the endpoint is up"
             }
             Self::Unreachable { place, .. } if place.starts_with("hdfs:") => {
                 "check the NameNode's RPC address (fs.defaultFS, not its web address) and that its DataNodes are up: `hdfs dfsadmin -report`"
+            }
+            Self::Unreachable { place, .. } if place.starts_with("hf:") => {
+                "check HF_ENDPOINT, and that this machine reaches the Hub; copy the dataset elsewhere with `penstock stage` if its nodes do not"
             }
             Self::Unreachable { .. } => {
                 "check that the endpoint is up and that its address (such as AWS_ENDPOINT_URL) is right"

@@ -2,7 +2,7 @@
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.ranks import Rank, detect, place
+from penstock.ranks import Rank, detect, global_rank, place
 
 SLURM = {
     "SLURM_JOB_ID": "7",
@@ -210,3 +210,22 @@ def test_allocation_of_another_size_than_its_ranks_is_told_on_the_first_rank(tmp
     assert detect({**first, "SLURM_JOB_NUM_NODES": "3"}).note is None
     assert detect({**OPEN_MPI, "SLURM_JOB_NUM_NODES": "4"}).note is None
     assert "PBS gave this job 1 node, but" in (detect({**first, **_pbs(tmp_path, ["n1", "n1"])}).note or "")
+
+
+@pytest.mark.parametrize("more", [{}, {"LOCAL_RANK": "1"}, SLURM])
+def test_global_rank_needs_only_the_variables_of_env_init(more):
+    assert global_rank({**more, "RANK": "3", "WORLD_SIZE": "6", "MASTER_ADDR": "h", "MASTER_PORT": "1"}) == (3, 6)
+
+
+def test_global_rank_of_contradictory_variables_names_the_arguments_of_a_loader():
+    assert global_rank({}) == (0, 1)
+    for variables in (
+        {"RANK": "6", "WORLD_SIZE": "6"},
+        {**TORCHRUN, "LOCAL_RANK": "0"},
+        {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "RANK": "x"},
+    ):
+        with pytest.raises(ConfigError, match="RANK") as caught:
+            global_rank({key: value for key, value in variables.items() if not key.startswith("GROUP")})
+    with pytest.raises(ConfigError, match="PMI_SIZE") as caught:
+        global_rank({"PMI_RANK": "1"})
+    assert "pass rank= and world=" in str(caught.value.__notes__)

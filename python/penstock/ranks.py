@@ -32,7 +32,7 @@ from penstock.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Rank", "detect", "in_batch_job", "place", "rendezvous_port"]
+__all__ = ["Rank", "detect", "global_rank", "in_batch_job", "place", "rendezvous_port"]
 
 _HINT = "give --node I --nodes N, or start every rank with one launcher"
 
@@ -332,6 +332,25 @@ def detect(env: Mapping[str, str], *, host: str | None = None) -> Rank:
         if found is not None:
             return _from_outer(env, found)
     return _pbs(env, host or platform.node()) or Rank()
+
+
+def global_rank(env: Mapping[str, str]) -> tuple[int, int]:
+    """Return the rank and the number of ranks. Unlike for `detect`, `RANK` and `WORLD_SIZE` suffice, because torch's
+    `env://` needs no more.
+
+    Raises:
+        ConfigError: The variables contradict each other or are incomplete; the message names them.
+    """
+    try:
+        found = detect(env)
+    except ConfigError as error:
+        if "RANK" in env and "WORLD_SIZE" in env and not env.keys() & {"LOCAL_WORLD_SIZE", "GROUP_RANK"}:
+            rank, world = _number(env, "RANK"), _number(env, "WORLD_SIZE")
+            _below(rank, world, "RANK", "WORLD_SIZE")
+            return rank, world
+        hint = "pass rank= and world=, or start every rank with one launcher"
+        raise ConfigError(str(error), where=error.where, hint=hint) from None
+    return found.rank, found.world
 
 
 def place(env: Mapping[str, str], node: int | None, nodes: int | None) -> Rank:

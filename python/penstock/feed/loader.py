@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from penstock.feed.map_threads import ThreadPool
     from penstock.feed.node_cache import NodeCache
     from penstock.feed.report import Report
+    from penstock.ranks import Rank
 
 __all__ = ["BaseLoader", "Loader"]
 
@@ -135,12 +136,17 @@ class BaseLoader(Generic[Batch]):
             raise ConfigError("rank: give both rank and world, or neither", where="rank")
         if rank is None or world is None:
             rank, world = self._place()
-            found = ranks.detect(env.read())
-            if dataset.is_local:
+            try:
+                found: Rank | None = ranks.detect(env.read())
+            except ConfigError:
+                if dataset.is_local:
+                    raise
+                found = None
+            if found is not None and dataset.is_local:
                 # The ranks of a node share the node's part. Launchers number ranks node by node.
                 first, end = world * found.node // found.nodes, world * (found.node + 1) // found.nodes
                 rank, world = rank - first, end - first
-            if (found.rank, found.world) == (rank, world):
+            if found is not None and (found.rank, found.world) == (rank, world):
                 self._node = world * found.node // found.nodes, world * (found.node + 1) // found.nodes
         if world < 1 or not 0 <= rank < world:
             raise ConfigError(f"rank: must be from 0 to world - 1 (got {rank}, with a world of {world})", where="rank")
@@ -224,8 +230,7 @@ class BaseLoader(Generic[Batch]):
 
     def _place(self) -> tuple[int, int]:
         """Return rank and world for a loader without explicit ones."""
-        found = ranks.detect(env.read())
-        return found.rank, found.world
+        return ranks.global_rank(env.read())
 
     def _default_tail(self, on_error: str) -> str:  # noqa: ARG002 - for adapters that choose by it
         """Return the default handling of the epoch's last batch."""

@@ -132,3 +132,8 @@ def test_home_and_other_programs_schemes_are_known(shards, monkeypatch, emulator
     for name, value in store.env.items():
         monkeypatch.setenv(name, value)
     assert opened(f"s3a://{store.url.removeprefix('s3://')}val/").samples == 8
+
+
+def test_home_of_an_unknown_user_is_a_name_like_any_other():
+    with pytest.raises(NotFound, match="~nobody-here/data"):
+        penstock.open("~nobody-here/data/")

@@ -141,7 +141,7 @@ def _located(url: str | os.PathLike[str], what: str) -> str:
         ) from None
     if "://" not in text:
         tail = "/" if text.endswith("/") else ""
-        text = str(Path(text).expanduser().absolute()) + tail
+        text = str(Path(os.path.expanduser(text)).absolute()) + tail  # noqa: PTH111 - `~NAME` of nobody stays, as in shells
     return text
 
 

@@ -114,7 +114,7 @@ class CheckpointFolder:
         if not text:
             raise ConfigError("checkpoint: the URL must not be empty", where="url")
         text = text.removeprefix("file://localhost").removeprefix("file://")
-        self.url = text if "://" in text else str(Path(text).expanduser().absolute())
+        self.url = text if "://" in text else str(Path(os.path.expanduser(text)).absolute())  # noqa: PTH111 - `~NAME` of nobody stays, as in shells
         self.path = None if "://" in text else Path(self.url)
         self._timeout_s = timeout_s
         self._variables = dict(env.read())

@@ -6,6 +6,7 @@ and errors name the part that a format cannot store.
 from __future__ import annotations
 
 import json
+import sys
 
 import numpy as np
 import pyarrow as pa
@@ -266,6 +267,19 @@ def test_convert_notes_times_whose_unit_is_not_stored(tmp_path, target, caplog):
         writer.write_table(pa.table({"s": pa.array([1], pa.timestamp("s"))}))
     plan = plan_conversion(tmp_path / "x.arrow", "parquet")
     assert plan.notes == (("s", "timestamp[s] is stored as integers, without its unit"),)
+
+
+@pytest.mark.parametrize("target", ["tfrecord", "tar"])
+def test_convert_of_parquet_without_pyarrow_reads_no_types(tmp_path, target, monkeypatch):
+    (tmp_path / "a").mkdir()
+    for name in "ab":
+        pq.write_table(
+            pa.table({"at": pa.array([1, None], pa.timestamp("us")), "n": [1, 2]}), tmp_path / f"a/{name}.parquet"
+        )
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    plan = plan_conversion(tmp_path / "a", target)
+    assert plan.notes == ()
+    assert convert(plan, tmp_path / "b", format=target).samples == 4
 
 
 @pytest.mark.parametrize("target", FORMATS)

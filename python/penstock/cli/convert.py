@@ -212,7 +212,7 @@ def _readable(plan: Conversion, facts: dict[str, Any]) -> str:
             text += f"; egress {usd(money['egress_usd'])} if this machine is outside the cloud"
         lines.append(text)
     if facts.get("destination_state", "empty") != "empty":
-        lines.append(f"  there    {_STATES[facts['destination_state']].format(facts['samples_stored'])}")
+        lines.append(f"  state    {_STATES[facts['destination_state']].format(facts['samples_stored'])}")
     return "\n".join(lines)
 
 

@@ -45,8 +45,8 @@ _LOG = logging.getLogger("penstock.writer")
 _NULLABLE = ("parquet", "arrow", "jsonl", "csv", "tar", "tfrecord")
 """Formats whose records may lack a value."""
 
-_NUMBER = re.compile(r"\w+(?: \[\]|, a Hive)|the text `|[-\d]|true|false")
-"""Start of a schema's description of a single number."""
+_NUMBER = re.compile(r"\w+, a Hive|(\w+ \[\]|the text `|[-\d]|true|false).*; a value in")
+"""A schema's description of a single number that some records lack."""
 
 _BATCH_BYTES = 8 << 20
 _MAX_BATCH = 256

@@ -73,9 +73,7 @@ def check_equal(dataset: Dataset, names: Iterable[str], types: dict[str, ColumnT
     Raises:
         Unsupported: A column has another type in one of them.
     """
-    import pyarrow as pa
-
-    names = [name for name in names if types[name].is_time or types[name].element == pa.bool_()]
+    names = [name for name in names if types[name].is_time or str(types[name].element) == "bool"]
     objects = _objects(dataset)
     if not names or len(objects) == 1:
         return

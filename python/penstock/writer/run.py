@@ -81,8 +81,9 @@ def write(
     A sample is a dict of `bytes` (such as an encoded image), `str`, numbers, NumPy arrays, or lists of these. The first
     sample, or `schema`, determines the fields; all samples must have them. Equal samples and settings give equal bytes.
 
-    A shard appears only whole, and the manifest is written last. If a write is interrupted, the same call continues it
-    after the last whole shard: it skips as many samples, and checks that the last skipped one is the same as before.
+    A shard appears only when it is complete, and the manifest is written last. If a write is interrupted, the same call
+    continues it after the last complete shard: it skips as many samples, and checks that the last skipped one is the
+    same as before.
 
     Args:
         samples: An iterable of dicts, or a function that returns one: `samples(n)` must start at sample n, so that a
@@ -90,7 +91,7 @@ def write(
         url: A folder: a path, `s3://`, `gs://` or `az://`. It may contain nothing else.
         format: `tfrecord` (tf.Example), `tar` (WebDataset) or `parquet` (needs the extra `parquet`).
         shard_bytes: A shard ends with the first sample that brings it to this size, before compression.
-        compress: `gzip` or `zstd`: of the whole shard, or of the columns in Parquet.
+        compress: Compression of the shards, `gzip` or `zstd`; in Parquet, of the columns.
         level: Level of the compression; by default 6 for gzip and 3 for zstd. At most 12 for gzip (9 in Parquet), 22 for
             zstd.
         schema: Fields by name: `tensor`, `ragged`, `raw`, `raw_list`, `text` and, in Parquet, `list`. Samples may lack

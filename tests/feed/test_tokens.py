@@ -58,7 +58,7 @@ def test_megatron_documents_are_those_of_the_index(tmp_path: Path, dtype: str) -
     assert documents(penstock.open(tmp_path / "b.bin", format="megatron")) == [[11], [12, 13]]
 
 
-def test_megatron_windows_cross_documents_and_take_their_type_from_the_index(tmp_path: Path) -> None:
+def test_megatron_windows_cross_documents_and_take_their_type_from_the_index(tmp_path: Path, caplog) -> None:
     megatron(tmp_path / "a", [[1, 2, 0], [3, 0], [4, 5, 6, 0], [7]], dtype="int32")
     dataset = penstock.open(tmp_path, format=penstock.formats.megatron(length=5, stride=4, eos=0))
     (batch,) = penstock.Loader(dataset, batch_size=8)
@@ -66,6 +66,7 @@ def test_megatron_windows_cross_documents_and_take_their_type_from_the_index(tmp
     assert batch["tokens"].tolist() == [[1, 2, 0, 3, 0], [0, 4, 5, 6, 0]]
     assert batch["segment_ids"].tolist() == [[1, 1, 1, 2, 2], [1, 2, 2, 2, 2]]
     assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 1], [0, 0, 1, 2, 3]]
+    assert not caplog.records
     with pytest.raises(ConfigError, match="stride and eos require length"):
         penstock.formats.megatron(eos=0)
 

@@ -276,3 +276,31 @@ def test_open_of_an_incomplete_dataset_is_refused(tmp_path):
     with pytest.raises(Corrupt, match=problem + r"; copy them too or, .* delete the copy of \.penstock/manifest\.json"):
         penstock.open(tmp_path / "copied")
     (tmp_path / "copied/.penstock/manifest.json").unlink()
+
+
+def test_written_datasets_below_one_folder_are_open_together_without_a_scan(tmp_path, caplog):
+    for name in ("a", "b/c", "other"):
+        penstock.write(some(30), tmp_path / name, format="tar", shard_bytes=20_000)
+    both = [tmp_path / "a", tmp_path / "b/c"]
+    dataset = penstock.open(both)
+    assert (dataset.rung, dataset.samples) == ("manifest", 60)
+    assert penstock.open(tmp_path).samples == 90
+    assert dict(dataset.schema().specs) == dict(penstock.open(tmp_path / "a").schema().specs)
+    assert not caplog.records
+    # Other fields: those of the whole are then read from the first object.
+    penstock.write([{"x.txt": "one"}], tmp_path / "text", format="tar")
+    assert penstock.open(tmp_path).samples == 91
+    # A lost shard is noticed in a list of folders and in the folder above, but a pattern selects a part on purpose.
+    shard = sorted((tmp_path / "b/c").glob("*.tar"))[1]
+    shard.unlink()
+    for place in (both, tmp_path, f"{tmp_path}/{{a,b/c}}/**"):
+        with pytest.raises(
+            Corrupt, match=rf"b/c/ lacks 1 of the \d+ objects in its manifest; the first is {shard.name}"
+        ):
+            penstock.open(place)
+    assert penstock.open(f"{tmp_path}/{{a,b/c}}/*.tar").samples < 60
+    assert penstock.open([tmp_path / "a", tmp_path / "other"]).samples == 60
+    with pytest.raises(RuntimeError, match="the source broke"):
+        penstock.write(Failing(40, at=25), tmp_path / "half", format="tar", shard_bytes=20_000)
+    with pytest.raises(ConfigError, match="half/ is not complete: its writer stopped"):
+        penstock.open([tmp_path / "a", tmp_path / "half"])

@@ -19,7 +19,7 @@ use penstock_feed::{Placements, PoolStore};
 use penstock_store::{
     AdaptiveLimit, LimitStore, LocalReads, ObjectRef, Opened, Rates, StoreSettings, open, read_whole,
 };
-use penstock_types::{Deadline, Error, Metrics, Result, Scheme, Url};
+use penstock_types::{Deadline, Error, Key, Metrics, Result, Scheme, Url};
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -104,16 +104,17 @@ fn opened(
     Ok((source, metrics))
 }
 
-/// Lists `url`. Also returns the default fields that a writer stored with the dataset.
+/// Lists `url`. Also returns the default fields that a writer stored with the dataset. Datasets of which `selects`
+/// selects all keys must be complete.
 fn listed_at(
     py: Python<'_>,
     url: Url,
     env: &HashMap<String, String>,
-    accepts_incomplete: bool,
+    selects: impl Fn(&Key) -> bool + Send + Sync + 'static,
 ) -> PyResult<(Manifest, Option<String>)> {
     let opened = enter(py, || open(&url, &StoreSettings::from_env(env)?, Arc::<Metrics>::default()))?;
     enter_async(py, async move {
-        index_written(&*opened.store, &opened.prefix, &url, accepts_incomplete, Deadline::within(LISTING)).await
+        index_written(&*opened.store, &opened.prefix, &url, selects, Deadline::within(LISTING)).await
     })
 }
 
@@ -192,8 +193,9 @@ impl PySource {
 #[pymethods]
 impl PySource {
     /// Lists `url` (a folder, a pattern or one object), or reads the listing from a JSON manifest. Index files of other
-    /// programs are searched beside the objects, or at `indexes`. A folder whose writer did not complete it, or that
-    /// lacks an object of its writer's manifest, is an error unless `accepts_incomplete`.
+    /// programs are searched beside the objects, or at `indexes`. A dataset that its writer did not complete, or
+    /// that lacks an object of its writer's manifest, is an error if the URL selects all of it, unless
+    /// `accepts_incomplete`.
     #[staticmethod]
     #[pyo3(signature = (url, manifest, env, format=None, indexes=None, *, accepts_incomplete=false))]
     fn open(
@@ -210,6 +212,7 @@ impl PySource {
         // A path that exists is not treated as a pattern: `exp[1]` may be the name of a folder.
         let pattern = split_glob(&url).filter(|_| !url.to_path().is_some_and(|path| path.exists()));
         let folder = pattern.as_ref().map_or(&url, |(folder, _)| folder).clone();
+        let glob = pattern.as_ref().map(|(_, pattern)| Arc::new(Glob::new(pattern)));
         let (mut listed, fields) = match manifest {
             Some(json) => enter(py, || {
                 let listed = Manifest::from_json(&json, "the manifest")?;
@@ -222,8 +225,11 @@ impl PySource {
                 }
                 Ok((listed.narrowed(&folder)?, written_fields(&json)))
             })?,
-            // A pattern selects a part on purpose.
-            None => listed_at(py, folder, &env, accepts_incomplete || pattern.is_some())?,
+            None => {
+                let glob = glob.clone();
+                let selects = move |key: &Key| glob.as_ref().is_none_or(|glob| glob.matches(key.as_bytes()));
+                listed_at(py, folder, &env, move |key| !accepts_incomplete && selects(key))?
+            }
         };
         if let Some((folder, pattern)) = &pattern {
             let mut named = NamedKeys::new(pattern);
@@ -235,11 +241,10 @@ impl PySource {
             without_indexes(&mut listed, beside);
         }
         let indexes = match indexes {
-            Some(url) => Some(listed_at(py, enter(py, || url.parse())?, &env, true)?.0),
+            Some(url) => Some(listed_at(py, enter(py, || url.parse())?, &env, |_| false)?.0),
             None => beside,
         };
-        if let Some((_, pattern)) = &pattern {
-            let glob = Glob::new(pattern);
+        if let Some(glob) = &glob {
             listed.objects.retain(|entry| glob.matches(entry.key.as_bytes()));
             if listed.objects.is_empty() {
                 return Err(raise(py, Error::NotFound { place: format!("any object that matches {url}") }));
@@ -268,8 +273,9 @@ impl PySource {
             Some((format, indexes)) => {
                 let listing = source.listing().clone();
                 let ignored = source.ignored();
-                let made =
-                    Self::of(&enter(py, || opened(&listing, Some(&format), &env, in_flight, None))?.0, Some(indexes));
+                // Rows of a fixed length need no index.
+                let indexes = matches!(format, FormatSpec::Megatron { .. }).then_some(indexes);
+                let made = Self::of(&enter(py, || opened(&listing, Some(&format), &env, in_flight, None))?.0, indexes);
                 return Ok(Self { ignored: ignored + removed, ..made });
             }
             None => (source, indexes),

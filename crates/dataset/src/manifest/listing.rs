@@ -2,10 +2,10 @@
 //! Creates a manifest from a store listing. Skips keys that are not objects of the dataset: Penstock's own state and
 //! folder markers. Opens no object.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
-use futures::TryStreamExt;
+use futures::{StreamExt, TryStreamExt, stream};
 use penstock_store::{Meta, ObjectRef, Store, StoreSettings, read_whole};
 use penstock_types::{Deadline, Error, Key, Metrics, Result, Scheme, Url};
 use serde::Deserialize;
@@ -25,12 +25,21 @@ const OWN_MANIFEST: &[u8] = b".penstock/manifest.json";
 /// Settings that a writer stores in the folder before its first shard. The manifest follows its last shard.
 const OWN_WRITE: &[u8] = b".penstock/write/settings.json";
 
-/// Penstock's own state that a listing met.
+/// Penstock's own state in a folder that a listing met.
 #[derive(Default)]
 struct Own {
     manifest: Option<Meta>,
     has_writer: bool,
 }
+
+/// Folders with own state, by key: empty, or with a slash at the end.
+type OwnFolders = BTreeMap<Key, Own>;
+
+/// Maximum number of manifests that are read with a listing.
+const MAX_OWN: usize = 1000;
+
+/// Manifests that are read at the same time.
+const READS_IN_FLIGHT: usize = 16;
 
 /// Maximum size of a folder's own manifest that is read with its listing. Manifests of many objects are Parquet files.
 const MAX_OWN_BYTES: u64 = 64 << 20;
@@ -52,64 +61,119 @@ pub async fn index_selected(
     select: &KeyFilter,
     deadline: Deadline,
 ) -> Result<Manifest> {
-    index_and_own(store, prefix, url, select, &mut Own::default(), deadline).await
+    index_and_own(store, prefix, url, select, &mut OwnFolders::new(), deadline).await
 }
 
-/// Like [`index`], with what the manifest in the folder itself states: the record counts of objects that are unchanged
-/// since it was written, and the default fields as JSON, if a writer stored them. A manifest that cannot be read is
-/// ignored, because the dataset can be read without it.
+/// Like [`index`], with what the manifests in the folder and the folders below it state: the record counts of objects
+/// that are unchanged since they were written, and the default fields as JSON, if a writer stored them. A manifest that
+/// cannot be read is ignored, because the dataset can be read without it.
 ///
-/// Unless `accepts_incomplete`, a dataset that its writer did not complete is a `Config` error, and one that lacks an
-/// object of its writer's manifest is `Corrupt`.
+/// A dataset that its writer did not complete is a `Config` error, and one that lacks an object of its writer's manifest
+/// is `Corrupt`, if `selects` selects all keys of the dataset, and thus those of its own state. A pattern such as
+/// `*.tar` selects a part on purpose.
 pub async fn index_written(
     store: &dyn Store,
     prefix: &Key,
     url: &Url,
-    accepts_incomplete: bool,
+    selects: impl Fn(&Key) -> bool,
     deadline: Deadline,
 ) -> Result<(Manifest, Option<String>)> {
-    let mut own = Own::default();
+    let mut own = OwnFolders::new();
     let mut listed = index_and_own(store, prefix, url, &KeyFilter::default(), &mut own, deadline).await?;
-    if own.manifest.is_none() && own.has_writer && !accepts_incomplete {
+    let is_whole = |folder: &Key| selects(&folder.join(OWN_WRITE));
+    if let Some((folder, _)) =
+        own.iter().find(|(folder, own)| own.manifest.is_none() && own.has_writer && is_whole(folder))
+    {
+        let place = if folder.is_empty() { url.to_string() } else { format!("{}{folder}", listed.url) };
         let problem =
             "is not complete: its writer stopped before the manifest; run the same write again to complete it";
-        return Err(Error::config("dataset", format!("{url} {problem}")));
+        return Err(Error::config("dataset", format!("{place} {problem}")));
     }
-    let Some(own) = own.manifest.filter(|meta| meta.size <= MAX_OWN_BYTES) else { return Ok((listed, None)) };
-    let object = ObjectRef { key: own.key.clone(), version: own.version };
-    let json = match read_whole(store, &object, None, deadline).await {
-        Ok((_, json)) => json,
-        Err(Error::NotFound { .. } | Error::Changed { .. }) => return Ok((listed, None)),
-        Err(error) => return Err(error),
-    };
-    let Ok(written) = Manifest::from_json(&json, "the manifest of the dataset") else { return Ok((listed, None)) };
-    let known: HashMap<&Key, &Entry> = written.objects.iter().map(|entry| (&entry.key, entry)).collect();
-    let is_same_place = written.url == listed.url;
-    let fields = written_fields(&json);
-    if fields.is_some() && !accepts_incomplete {
-        let present: HashSet<&Key> = listed.objects.iter().map(|entry| &entry.key).collect();
-        let mut missing = written.objects.iter().filter(|entry| !present.contains(&entry.key));
+    let manifests = own_manifests(store, own, deadline).await?;
+    let present: HashSet<&Key> = listed.objects.iter().map(|entry| &entry.key).collect();
+    for written in manifests.iter().filter(|written| written.fields.is_some() && is_whole(&written.folder)) {
+        let objects = &written.manifest.objects;
+        let mut missing = objects.iter().filter(|entry| !present.contains(&written.key(entry)));
         if let Some(first) = missing.next() {
-            let (missing, all) = (1 + missing.count(), written.objects.len());
+            let (missing, all) = (1 + missing.count(), objects.len());
             let mut problem =
                 format!("lacks {missing} of the {all} objects in its manifest; the first is {}", first.key);
-            if !is_same_place {
+            if !written.is_at(&listed.url) {
                 // A copy may be meant to be a part.
                 problem.push_str(
                     "; copy them too or, to read only the others, delete the copy of .penstock/manifest.json",
                 );
             }
-            return Err(Error::corrupt(listed.url.clone(), problem));
+            return Err(Error::corrupt(format!("{}{}", listed.url, written.folder), problem));
         }
     }
+    let known: HashMap<Key, (&Entry, bool)> = manifests
+        .iter()
+        .flat_map(|written| {
+            let is_same_place = written.is_at(&listed.url);
+            written.manifest.objects.iter().map(move |entry| (written.key(entry), (entry, is_same_place)))
+        })
+        .collect();
+    // The fields of datasets in folders below are those of the whole if all agree.
+    let fields = match manifests.first() {
+        Some(written)
+            if written.folder.is_empty()
+                || manifests.iter().all(|other| other.fields == written.fields)
+                    && present.iter().all(|key| !selects(key) || known.contains_key(*key)) =>
+        {
+            written.fields.clone()
+        }
+        _ => None,
+    };
     for entry in &mut listed.objects {
-        let Some(known) = known.get(&entry.key).filter(|known| known.size == entry.size) else { continue };
+        let Some((known, is_same_place)) = known.get(&entry.key).filter(|(known, _)| known.size == entry.size) else {
+            continue;
+        };
         // A copy of the dataset in another place has other versions.
         if !is_same_place || entry.version.is_none() || known.version.is_none() || known.version == entry.version {
             entry.records = known.records;
         }
     }
     Ok((listed, fields))
+}
+
+/// A manifest in a folder of a listing.
+struct Written {
+    folder: Key,
+    manifest: Manifest,
+    fields: Option<String>,
+}
+
+impl Written {
+    /// Key of an object, relative to the listing.
+    fn key(&self, entry: &Entry) -> Key {
+        self.folder.join(entry.key.as_bytes())
+    }
+
+    /// Whether the manifest was written here, in the listing of `url`, and not copied from another place.
+    fn is_at(&self, url: &str) -> bool {
+        self.manifest.url == format!("{url}{}", self.folder)
+    }
+}
+
+/// Reads the manifests of folders, ordered by folder. Leaves out those that cannot be parsed or have disappeared.
+async fn own_manifests(store: &dyn Store, own: OwnFolders, deadline: Deadline) -> Result<Vec<Written>> {
+    let found = own.into_iter().filter_map(|(folder, own)| Some((folder, own.manifest?)));
+    stream::iter(found.filter(|(_, meta)| meta.size <= MAX_OWN_BYTES).take(MAX_OWN))
+        .map(|(folder, meta)| async move {
+            let object = ObjectRef { key: meta.key, version: meta.version };
+            let json = match read_whole(store, &object, None, deadline).await {
+                Ok((_, json)) => json,
+                Err(Error::NotFound { .. } | Error::Changed { .. }) => return Ok(None),
+                Err(error) => return Err(error),
+            };
+            let manifest = Manifest::from_json(&json, "the manifest of the dataset").ok();
+            Ok(manifest.map(|manifest| Written { folder, manifest, fields: written_fields(&json) }))
+        })
+        .buffered(READS_IN_FLIGHT)
+        .try_filter_map(|written| async { Ok(written) })
+        .try_collect()
+        .await
 }
 
 /// Returns the default fields, as JSON, that a writer stored in a JSON manifest.
@@ -126,7 +190,7 @@ async fn index_and_own(
     prefix: &Key,
     url: &Url,
     select: &KeyFilter,
-    own: &mut Own,
+    own: &mut OwnFolders,
     deadline: Deadline,
 ) -> Result<Manifest> {
     let folder = prefix.as_folder();
@@ -148,10 +212,10 @@ async fn index_and_own(
                 };
                 met = true;
                 named.found(key.as_bytes());
-                if key.as_bytes() == OWN_MANIFEST {
-                    own.manifest = Some(meta);
-                } else if key.as_bytes() == OWN_WRITE {
-                    own.has_writer = true;
+                if let Some(folder) = folder_of(&key, OWN_MANIFEST) {
+                    own.entry(folder).or_default().manifest = Some(meta);
+                } else if let Some(folder) = folder_of(&key, OWN_WRITE) {
+                    own.entry(folder).or_default().has_writer = true;
                 } else if !is_own(&key) && !is_folder_marker(&key, meta.size) && select.takes(&key) {
                     objects.push(Entry::of_meta(key, meta));
                 }
@@ -213,6 +277,12 @@ pub async fn list(
     let (url, select) = without_pattern(url, select);
     let opened = penstock_store::open(&url, settings, metrics)?;
     index_selected(&*opened.store, &opened.prefix, &url, &select, deadline).await
+}
+
+/// Folder of a file of Penstock's own state. `None` if the key is not of a file with this path in a folder.
+fn folder_of(key: &Key, file: &[u8]) -> Option<Key> {
+    let folder = key.as_bytes().strip_suffix(file)?;
+    (folder.is_empty() || folder.ends_with(b"/")).then(|| Key::new(folder.to_vec()))
 }
 
 /// True if a component of the key belongs to Penstock's own state.

@@ -324,13 +324,16 @@ def test_a_sample_that_fits_no_bucket_or_budget_is_named(tmp_path):
     # Samples that are not selected do not matter.
     assert sorted(flat(ids(penstock.Loader(fits, batch_by=penstock.budget(8, length="tokens"))))) == [0, 1, 2, 3, 4]
     budget = penstock.budget(length="tokens", global_tokens=9)
-    for rule, advice in (
-        (budget, "raise global_tokens to at least the length of the longest sample times the ranks"),
-        (penstock.buckets("tokens", [4], global_batch_sizes=[4, 1]), "raise each of global_batch_sizes"),
+    buckets = penstock.buckets("tokens", [4], global_batch_sizes=[4, 1])
+    for rule, problem, advice in (
+        (
+            budget,
+            "the longest samples form batches of 1",
+            "raise global_tokens to at least the length of the longest sample times the ranks",
+        ),
+        (buckets, "the smallest batch size of a bucket is 1", "raise each of global_batch_sizes"),
     ):
-        with pytest.raises(
-            ConfigError, match="the longest samples form batches of 1, which is fewer than the 2 ranks"
-        ) as c:
+        with pytest.raises(ConfigError, match=f"{problem}, which is fewer than the 2 ranks") as c:
             list(penstock.Loader(dataset, batch_by=rule, rank=0, world=2))
         assert advice in c.value.hint
 

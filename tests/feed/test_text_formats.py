@@ -283,3 +283,19 @@ def test_csv_records_have_no_line_end_and_an_open_quote_is_corrupt(tmp_path: Pat
     (tmp_path / "a.csv").write_bytes(b'a,b\n1,x\n2,"y\n3,z\n')
     with pytest.raises(Corrupt, match="record 1 has a quote that is not closed"):
         list(penstock.Loader(penstock.open(tmp_path), batch_size=1))
+
+
+@pytest.mark.parametrize("form", ["jsonl", "csv", "npy"])
+def test_number_beyond_the_range_of_float32_is_not_made_infinite(tmp_path, form):
+    place = tmp_path / f"a.{form}"
+    if form == "npy":
+        np.save(place, np.array([1.5, 1e300]))
+    else:
+        place.write_text({"jsonl": '{"x": 1.5}\n{"x": 1e300}\n', "csv": "x\n1.5\n1e300\n"}[form])
+    options = {"format": penstock.formats.npy(rows=True)} if form == "npy" else {}
+    name = "array" if form == "npy" else "x"
+    dataset = penstock.open(place, **options).fields(x=penstock.tensor("float32", ()).of(name))
+    with pytest.raises(Mismatch, match="1e300"):
+        list(penstock.Loader(dataset, batch_size=2))
+    (batch,) = penstock.Loader(dataset, batch_size=2, on_error="skip")
+    assert batch["x"].tolist() == [1.5]

@@ -196,8 +196,11 @@ impl BatchBy {
     pub(super) fn checked_rows(&self, steps: &Steps) -> Result<u64> {
         let least = self.least_rows();
         if least < steps.world {
-            let text =
-                format!("the longest samples form batches of {least}, which is fewer than the {} ranks", steps.world);
+            let which = match &self.rule {
+                BatchRule::Buckets { .. } => "the smallest batch size of a bucket is",
+                BatchRule::Budget { .. } => "the longest samples form batches of",
+            };
+            let text = format!("{which} {least}, which is fewer than the {} ranks", steps.world);
             return Err(Error::config("batch_by", text));
         }
         Ok(self.max_rows(steps.tail).div_ceil(steps.world))

@@ -419,9 +419,15 @@ fn put_int(dtype: DType, value: i128, out: &mut [u8]) -> bool {
     true
 }
 
+/// Rounds a number to float32. `None` if it is finite but too large.
+fn narrowed(value: f64) -> Option<f32> {
+    let narrow = value as f32;
+    (narrow.is_finite() || !value.is_finite()).then_some(narrow)
+}
+
 fn put_number(dtype: DType, int: Option<i128>, float: impl FnOnce() -> Option<f64>, out: &mut [u8]) -> bool {
     match dtype {
-        DType::F32 => float().map(|value| out.copy_from_slice(&(value as f32).to_le_bytes())).is_some(),
+        DType::F32 => float().and_then(narrowed).map(|value| out.copy_from_slice(&value.to_le_bytes())).is_some(),
         DType::F64 => float().map(|value| out.copy_from_slice(&value.to_le_bytes())).is_some(),
         _ => int.is_some_and(|value| put_int(dtype, value, out)),
     }
@@ -464,7 +470,9 @@ pub fn convert(from: DType, bytes: &[u8], to: DType, out: &mut [u8]) -> Result<(
         }
         (DType::F64, DType::F32) => {
             for (slot, value) in out.as_chunks_mut::<4>().0.iter_mut().zip(bytes.as_chunks::<8>().0) {
-                *slot = (f64::from_le_bytes(*value) as f32).to_le_bytes();
+                let value = f64::from_le_bytes(*value);
+                let narrow = narrowed(value).ok_or_else(|| format!("{value:e} is too large for {to}"))?;
+                *slot = narrow.to_le_bytes();
             }
             Ok(())
         }

@@ -64,7 +64,7 @@ class Config(msgspec.Struct, frozen=True):
         return found
 
     def trusts(self, path: str) -> bool:
-        """Whether the file at `path` may set everything. Otherwise, it may set only quantities and choices."""
+        """Whether the file at `path` may set every option. Otherwise, only quantities and choices are allowed."""
         return all(layer.is_trusted for layer in self.layers if layer.path == path)
 
     def mentions(self, verb: tuple[str, ...]) -> bool:
@@ -95,7 +95,7 @@ def store_variables(config: Config) -> dict[str, str]:
     found: dict[str, str] = {}
     seen: set[str] = set()
     number = 0
-    for layer in config.layers:  # layers are in order of precedence, so the first one that has a store wins
+    for layer in config.layers:  # in order of precedence: the first layer that lists a store wins
         stores = layer.tables.get("stores", {})
         if not isinstance(stores, dict):
             raise ConfigError(f"{layer.path}: `stores` is not a table of stores")
@@ -130,8 +130,8 @@ def places(environment: Mapping[str, str], folder: Path) -> list[Path]:
 
 
 def user_folder(environment: Mapping[str, str]) -> Path | None:
-    """Return the folder of the user's settings: `penstock` in `XDG_CONFIG_HOME`, otherwise in `~/.config`; None if
-    neither is set.
+    """Return the folder of the user's settings: `penstock` in `XDG_CONFIG_HOME`, otherwise in `~/.config`. None if
+    neither XDG_CONFIG_HOME nor HOME is set.
     """
     home = environment.get("HOME")
     base = environment.get("XDG_CONFIG_HOME") or (str(Path(home) / ".config") if home else None)
@@ -203,7 +203,9 @@ def revoke(environment: Mapping[str, str], path: Path) -> int:
 
 
 def _record(environment: Mapping[str, str], path: Path, content: bytes) -> Path | None:
-    """Return the path of the consent record for this content at this path. The file name is the digest of both."""
+    """Return the path of the consent record for a settings file with this path and content. The record is named after
+    the digest of both.
+    """
     state = state_home(environment)
     if state is None:
         return None

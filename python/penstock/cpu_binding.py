@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """CPU binding of a rank: chooses the CPUs near its GPU or network adapter, and reads the CPUs that it may use.
 
-The rank wrapper runs this module on the node, so it imports only the standard library. Open MPI and srun bind to cores
-and NUMA nodes by their own options; their launchers use this module only for `near-gpu`, `near-nic` and `cpus`, because
-mpirun and srun cannot map a rank to a PCI device.
+The rank wrapper runs this module on the node, so the module imports only the standard library. mpirun and srun bind
+ranks to cores and NUMA nodes by their own options, but cannot map a rank to a PCI device. Their launchers use this
+module only for `near-gpu`, `near-nic` and `cpus`.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _text(path: Path) -> str:
 
 
 def _numa_nodes(allowed: list[int], root: Path) -> list[list[int]]:
-    """Allowed CPUs of each NUMA node that has some, by node number."""
+    """Allowed CPUs of each NUMA node, in the order of node numbers. Nodes without an allowed CPU are left out."""
     folders = [p for p in (root / "devices/system/node").glob("node*") if p.name[4:].isdecimal()]
     nodes = [parse_cpus(_text(p / "cpulist")) for p in sorted(folders, key=lambda p: int(p.name[4:]))]
     return [found for node in nodes if (found := [cpu for cpu in node if cpu in allowed])] or [allowed]
@@ -93,7 +93,7 @@ def _numa_nodes(allowed: list[int], root: Path) -> list[list[int]]:
 def _gpus(root: Path) -> list[Path]:
     """PCI folders of the node's GPUs by bus address, as nvidia-smi and CUDA_DEVICE_ORDER=PCI_BUS_ID number them.
 
-    If the node has GPUs of NVIDIA or AMD, Intel's (often a console) are left out.
+    If the node has NVIDIA or AMD GPUs, Intel GPUs (often only for the console) are left out.
     """
     found = [
         p
@@ -121,7 +121,9 @@ def _gpu_cpus(local_rank: int, environment: Mapping[str, str], root: Path) -> tu
 
 
 def _nic_cpus(name: str, root: Path) -> tuple[list[int], str]:
-    """CPUs near an adapter: a given one, or the first InfiniBand device, or the first Ethernet device on a bus."""
+    """CPUs near a network adapter. By default, the first InfiniBand device, otherwise the first Ethernet device on a
+    bus.
+    """
     folders = [root / "class/infiniband", root / "class/net"]
     devices = [p for folder in folders for p in sorted(folder.glob(name or "*")) if (p / "device").exists()]
     if not devices:
@@ -139,8 +141,9 @@ def rank_cpus(
 
     Args:
         binding: See `KINDS`. `none` and `show` return all allowed CPUs.
-        environment: Variables of the rank; CUDA_VISIBLE_DEVICES selects the GPUs that local ranks use in turn.
-        allowed: CPUs that the rank may use at all, in a container or batch job.
+        environment: Variables of the rank; CUDA_VISIBLE_DEVICES selects GPUs, which are assigned to local ranks
+            round-robin.
+        allowed: CPUs to which a container or batch job limits the rank.
         root: Folder of sysfs.
     Raises:
         LookupError: The device is missing, or none of its CPUs is allowed.

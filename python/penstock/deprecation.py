@@ -57,7 +57,7 @@ def renamed_parameters(
 
 
 def renamed_attribute(old: str, new: str) -> property:
-    """Return a property `old` that warns and returns the attribute `new`."""
+    """Return a property with the name `old`, which warns and returns the attribute `new`."""
 
     def get(self: Any) -> Any:
         _warn(old, new, type(self).__name__)

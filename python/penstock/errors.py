@@ -118,7 +118,7 @@ class PenstockError(Exception):
         super().add_note(redact(note))
 
     def __str__(self) -> str:
-        # OSError and KeyError would by default add an errno or quotes to the text.
+        # By default, OSError adds an errno to the text, and KeyError adds quotes.
         return self.message
 
     @property
@@ -265,7 +265,7 @@ class RankFailed(PenstockError, RuntimeError):
 
 
 class MapFailed(PenstockError, RuntimeError):
-    """`epoch` and `position` identify the sample if one caused the error. The function's traceback is a note."""
+    """If one sample caused the error, `epoch` and `position` identify it. The function's traceback is a note."""
 
     code = "map"
     epoch: int = -1

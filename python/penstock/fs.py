@@ -152,7 +152,7 @@ class FileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no typ
         self, paths: Any, starts: Any, ends: Any, max_gap: int | None = None, on_error: str = "return", **_: Any
     ) -> list[Any]:
         """Read several ranges. All ranges of one object are sent to the store in one call."""
-        del max_gap  # the store itself merges neighbouring ranges
+        del max_gap  # unused: the store merges neighbouring ranges
         count = len(paths)
         starts = starts if isinstance(starts, (list, tuple)) else [starts] * count
         ends = ends if isinstance(ends, (list, tuple)) else [ends] * count

@@ -29,8 +29,8 @@ def node_program(file: Path) -> str:
     """Return the text of a program that runs `file`, which may import `penstock.ownership` and
     `penstock.cpu_binding`. Tracebacks show the original files.
 
-    It is one line of base64 and a few other characters, so that no shell (csh interprets `!` and newlines in quotes)
-    and no placeholder such as `{node}` changes it.
+    The text is one line without `!` and braces: csh interprets `!` and newlines even in quotes, and launchers replace
+    placeholders such as `{node}`.
     """
     rows = []
     for part in _CARRIED:

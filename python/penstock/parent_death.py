@@ -15,8 +15,8 @@ _POLL_S = 0.5
 def end_with_parent() -> None:
     """Make this process end immediately and without output, within a second of its parent's end.
 
-    It polls the parent's pid. Linux' `PR_SET_PDEATHSIG` would already fire when the *thread* that started this process
-    ends, and a closed pipe would be noticed only by a read, not while the user's code runs.
+    A thread polls the parent's pid. `PR_SET_PDEATHSIG` of Linux would already fire when the *thread* that started this
+    process ends. A closed pipe would only be noticed by a read, not while the user's code runs.
     """
     threading.Thread(target=_watch, args=(os.getppid(),), name="penstock-parent", daemon=True).start()
 

@@ -15,8 +15,8 @@ precedence:
 9. none: one process on one node. This includes an interactive shell inside `salloc`, which has no `SLURM_PROCID`.
 
 Incomplete or contradictory variables raise a `ConfigError` with their names, because a wrong guess would omit data. If
-an outer launcher gave the job more or fewer nodes than the inner launcher uses, the inner number is used, and a note
-reports the difference.
+the outer launcher's number of nodes differs from the inner launcher's, the inner number is used, and a note reports the
+difference.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _below(value: int, limit: int, value_name: str, limit_name: str) -> None:
 def _blocks(
     rank: int, world: int, local_rank: int, local_size: int, names: tuple[str, str, str, str]
 ) -> tuple[int, int]:
-    """Return the node and the number of nodes if the launcher numbers ranks node by node. If it does not, this raises
+    """Return the node and the number of nodes if the launcher numbers ranks node by node. Otherwise, raise ConfigError
     on at least one rank.
     """
     rank_name, world_name, local_rank_name, local_size_name = names
@@ -204,7 +204,7 @@ def _pmi(env: Mapping[str, str]) -> Rank | None:
     if "PMI_RANK" not in env and "PALS_RANKID" not in env:
         return None
     if env.get("SLURM_PROCID") == env.get("PMI_RANK") and env.get("SLURM_NTASKS") == env.get("PMI_SIZE"):
-        return None  # srun --mpi=pmi2: Slurm's variables have the same values, and also the node
+        return None  # srun --mpi=pmi2: Slurm's variables have the same rank, and the node too
     rank = _need(env, "PMI", "PALS_RANKID", "PMI_RANK", "PALS_RANKID")
     world = _need(env, "PMI", "PMI_RANK", "PMI_SIZE", "PALS_SIZE")
     _below(rank, world, "PMI_RANK", "PMI_SIZE")
@@ -280,7 +280,7 @@ def _pbs(env: Mapping[str, str], host: str) -> Rank | None:
     number = _number(env, "PBS_NODENUM") if "PBS_NODENUM" in env else None
     named = [at for at, name in enumerate(hosts) if name == host or name.split(".")[0] == host.split(".")[0]]
     if number is not None and len(named) == 1 and number != named[0] and number < len(lines):
-        # Some values count slots instead of hosts. The position of the host's own name is then used.
+        # PBS_NODENUM sometimes counts slots instead of hosts. In this case, use the position of this host's name.
         number = named[0]
     node = number if number is not None else named[0] if len(named) == 1 else None
     if node is None:
@@ -335,8 +335,8 @@ def detect(env: Mapping[str, str], *, host: str | None = None) -> Rank:
 
 
 def global_rank(env: Mapping[str, str]) -> tuple[int, int]:
-    """Return the rank and the number of ranks. Unlike for `detect`, `RANK` and `WORLD_SIZE` suffice, because torch's
-    `env://` needs no more.
+    """Return the rank and the number of ranks. Unlike `detect`, this requires only `RANK` and `WORLD_SIZE`, as torch's
+    `env://` does.
 
     Raises:
         ConfigError: The variables contradict each other or are incomplete; the message names them.
@@ -383,7 +383,7 @@ def in_batch_job(env: Mapping[str, str]) -> bool:
 
 
 def rendezvous_port() -> int:
-    """A port from 20000 to 31999 at which the ranks of a new job meet. It changes every millisecond. Whether it is free
-    on the first node is not checked; if it is in use, rank 0 reports that.
+    """A port from 20000 to 31999 for the rendezvous of a new job's ranks, derived from the time in milliseconds. The
+    function does not check that the port is free on the first node; if it is in use, rank 0 reports that.
     """
     return 20000 + time.time_ns() // 1_000_000 % 12000

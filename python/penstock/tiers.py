@@ -56,7 +56,7 @@ class Limit(_Sourced, frozen=True, kw_only=True):
 class TierLatency(_Sourced, frozen=True, kw_only=True):
     """Time to first byte, in milliseconds: a lognormal distribution, given by its median and 99th percentile.
 
-    If the tier has a separate tail, `tail_ms` is the time of the share `tail_share` of requests.
+    If the tier has a separate tail, `tail_share` is the share of requests in the tail, and `tail_ms` is their time.
     """
 
     what: Literal["read", "write"]
@@ -126,8 +126,8 @@ class Tier(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         return f"{self.name}@{self.year}"
 
     def rate(self, what: str, scope: str) -> float | None:
-        """Return the limit per second on `what` within `scope`, without the factor F; None if the tier has no such
-        limit.
+        """Return the limit per second on `what` within `scope`, before scaling by the factor F. None if the tier has no
+        such limit.
         """
         return next((limit.value for limit in self.limits if (limit.what, limit.scope) == (what, scope)), None)
 

@@ -141,7 +141,7 @@ def _split(text: str, kind: str, example: str) -> tuple[Fraction, str]:
 
 
 def _fraction(number: str) -> Fraction:
-    # Fraction keeps `0.1GB` exact, while a float would be a byte off at some sizes. Fraction does not accept `1.`.
+    # A Fraction keeps `0.1GB` exact; a float would be off by one byte at some sizes. Fraction does not accept `1.`.
     return Fraction(re.sub(r"\.(?=e|E|$)", "", number))
 
 

@@ -102,22 +102,23 @@ def audio(
 ) -> TensorSpec | RaggedSpec:
     """Create a field of audio (WAV, FLAC, MP3, Ogg Vorbis), which the feed's threads decode: `audio(16_000)`.
 
-    Without `seconds`, a batch contains a `Ragged` of whole recordings: one dimension of time for one channel, otherwise
-    time by channels. `.padded(...)` makes an array of it. With `seconds`, a batch contains an array of clips: [batch,
-    samples] for one channel, otherwise [batch, channels, samples]. Only the clip's part of a file is decoded.
+    Without `seconds`, a batch contains a `Ragged` of whole recordings, each [time] for one channel, otherwise [time,
+    channels]. `.padded(...)` converts it to an array. With `seconds`, a batch contains an array of clips: [batch,
+    samples] for one channel, otherwise [batch, channels, samples]. Only the part of a file that the clip needs is
+    decoded.
 
     Args:
         sample_rate: Sample rate in Hz, to which recordings are resampled, as by `torchaudio.functional.resample`; None
             keeps that of each file.
         seconds: Length of a clip. Shorter recordings are padded with zeros at the end.
-        start: Start of the clip in seconds, or `random`: a pure function of seed, epoch and position, so that the clip
-            lies inside the recording.
+        start: Start of the clip in seconds, or `random`, which chooses a clip inside the recording, as a pure function
+            of seed, epoch and position.
         channels: 1 (the mean of all channels), or the number of channels that files have; mono is repeated.
-        dtype: `float32` (-1 to 1), or `int16` (exact for 16-bit files that are neither mixed nor resampled).
+        dtype: `float32` (-1 to 1), or `int16`, which is exact for 16-bit files that are neither mixed nor resampled.
         mask: With `seconds`, the name of another field: bool [samples], True for samples of the recording.
         rate: Name of another field: int32, the sample rate of the file in Hz.
         max_seconds: Maximum length of a whole recording; a longer one is `Corrupt`.
-        default: Value of every sample of a clip, or `()` for whole recordings, if a sample has no audio.
+        default: Value for samples without audio: the value of every element of a clip, or `()` for whole recordings.
     Raises:
         ConfigError: An argument is not valid, or `seconds` is given without `sample_rate`. While reading, damaged files
             are `Corrupt`, and files whose channels or length do not match are `Mismatch` (see `on_error`).

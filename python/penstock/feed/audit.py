@@ -2,8 +2,8 @@
 """Audit of the sample order: hashes the delivered records step by step, for any number of ranks and threads.
 
 Each step has two hashes. `order` covers the records that belong to the step (logical name and record number), computed
-without reading. `content` covers the delivered bytes, row by row. Both are independent of ranks, threads, codecs and
-paths.
+without reading any object. `content` covers the delivered bytes, row by row. Both are independent of ranks, threads,
+codecs and paths.
 """
 
 from __future__ import annotations

@@ -49,12 +49,12 @@ class BatchBy:
 
     @property
     def advice(self) -> str:
-        """Change of the rule with which longer samples fit."""
+        """Advice: the change of the rule that makes longer samples fit."""
         raise NotImplementedError
 
     @property
     def ranks_advice(self) -> str:
-        """Change of the rule with which each rank has a sample of each batch."""
+        """Advice: the change of the rule that gives each rank a sample of each batch."""
         raise NotImplementedError
 
     def rule(self, world: int) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def _all_whole(name: str, values: Any) -> tuple[int, ...]:
 
 
 def _one_of(per_rank: Any, all_ranks: Any, names: tuple[str, str]) -> tuple[Any, bool]:
-    """Return the value that was given, and whether it counts over all ranks."""
+    """Return the given value, and whether it is a number over all ranks."""
     if (per_rank is None) == (all_ranks is None):
         raise ConfigError(f"batch_by: give exactly one of {names[0]} (per rank) and {names[1]}", where="batch_by")
     return (per_rank, False) if all_ranks is None else (all_ranks, True)
@@ -190,19 +190,19 @@ def buckets(
 
     Args:
         length: Name of a field: the number of items of a `ragged` or `padded` field (of boxes and keypoints: as stored,
-            before a crop removes some), the bytes of a `raw` field, or the value of an integer field of shape ().
-            After `decode` and `map`, it is the stored field, not one that the function returns. Or an array of one
-            length per sample of the dataset, in stored order (before `shuffle`, `take` and so on); for a mixture, a
-            list of arrays, one per dataset.
+            before a crop removes some), the bytes of a `raw` field, or the value of an integer field of shape (). With
+            `decode` and `map`, the lengths are those of the stored field, not of a field that the function returns.
+            Alternatively, an array of one length per sample of the dataset, in stored order (before `shuffle`, `take`
+            and so on); for a mixture, a list of arrays, one per dataset.
         boundaries: Largest length of each bucket, ascending. A length that is equal to a boundary belongs to its bucket
             (in `tf.data`, to the next).
-        batch_sizes: Number of samples in this rank's batch, for each bucket. One size more than boundaries adds a
-            bucket without a bound; otherwise, a longer sample is an error.
+        batch_sizes: Number of samples in this rank's batch, for each bucket. With one size more than boundaries, the
+            last bucket has no bound. Otherwise, a sample above the last boundary is an error.
         global_batch_sizes: Alternatively, numbers of samples over all ranks. The state then resumes on any number of
             ranks.
-        window: Number of samples that are planned together, by default 131,072 or four shuffle windows. Each window's
-            samples fill its own batches, so at its end, each bucket may have a smaller batch, to which the loader's
-            `tail` applies.
+        window: Number of samples that are planned together, by default 131,072 or four shuffle windows. Batches do not
+            cross windows. At the end of a window, each bucket can have a smaller batch, to which the loader's `tail`
+            applies.
     Raises:
         ConfigError: A number is invalid.
     """
@@ -228,16 +228,16 @@ def budget(
 ) -> Budget:
     """Fill batches up to a budget: `Loader(ds, batch_by=budget(8192, length="tokens"))`.
 
-    Like fairseq's `--max-tokens`: in each rank's batch, the number of samples times the longest of them, which is the
-    size of the padded batch, is at most `tokens`. Samples of similar length form a batch (lengths within about a
-    tenth), so little is padding. All ranks get a part of the same batch, with equally many samples.
+    Like fairseq's `--max-tokens`: the size of each rank's padded batch (number of samples x longest sample) is at most
+    `tokens`. The lengths in a batch differ by about a tenth at most, so there is little padding. All ranks get a part
+    of the same batch, with equally many samples.
 
     Args:
         tokens: Budget of this rank's batch, in the unit of `length`: tokens, pixels, frames, ….
         length: As in `buckets`.
         global_tokens: Alternatively, the budget over all ranks. The state then resumes on any number of ranks, whose
             numbers of samples may differ by one.
-        max_samples: Maximum number of samples in a batch: per rank with `tokens`, over all ranks with `global_tokens`.
+        max_samples: Maximum number of samples in a batch: of one rank with `tokens`, of all ranks with `global_tokens`.
         window: As in `buckets`. Only one batch per window is not full.
     Raises:
         ConfigError: A number is invalid.

@@ -25,7 +25,7 @@ _PROBE = (
     "\n naïve café Ærø Привет Ελλάς 日本語テキスト 한국어 \u201cquotes\u201d \u2014 €100 \U0001f600!",
     "\x00\x1f\x7f 0x00 __init__(self) -> {'a': [1, 2]}  # done   ",
 )
-"""Texts with which a tokenizer is compared before the core takes its place."""
+"""Texts on which the core and a tokenizer must return the same tokens before the core replaces the tokenizer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Utf8:
 
 @dataclass(frozen=True, slots=True)
 class BytePairEncoder:
-    """A tokenizer of the core, and the special tokens that are added before and after each text."""
+    """A tokenizer of the core, with the special tokens to add before and after each text."""
 
     core: _native.BytePairs
     before: tuple[int, ...]
@@ -85,7 +85,9 @@ class BytePairEncoder:
 
 
 def of(tokenizer: Any, described: str, special_tokens: bool) -> BytePairEncoder | None:  # noqa: FBT001 - two callers
-    """Return an encoder that replaces a tokenizer, whose JSON is `described`; None if the core does not support it."""
+    """Return an encoder that replaces `tokenizer`, whose JSON is `described`. None if the core does not support the
+    tokenizer.
+    """
     core = _native.BytePairs.of_json(described)
     if core is None:
         return None

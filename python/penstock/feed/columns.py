@@ -22,7 +22,8 @@ class Ragged(NamedTuple):
     `len(field)` is the number of samples, `field[i]` is sample i, and `field[i:j]` is a `Ragged` of these samples.
     Iteration and unpacking give `values` and `offsets`.
 
-    For lists of lists, `values` is a `Ragged` of the inner lists: sample i is its lists `offsets[i]` to `offsets[i + 1]`.
+    For lists of lists, `values` is a `Ragged` of the inner lists. Sample i consists of the inner lists `offsets[i]` to
+    `offsets[i + 1] - 1`.
     """
 
     values: Any
@@ -66,7 +67,7 @@ class Ragged(NamedTuple):
         return [values[start:end] for start, end in pairwise(self.offsets.tolist())]
 
 
-# `_replace` uses `_make`, whose default requires that `len` is the number of fields.
+# `_replace` calls `_make`. The default `_make` requires that `len` returns the number of fields.
 Ragged._make = classmethod(lambda cls, parts: cls(*parts))  # type: ignore[method-assign, assignment]
 
 
@@ -78,9 +79,7 @@ def _between(values: Any, start: int, end: int) -> Any:
 
 
 def adapt(columns: Mapping[str, Any], array: Callable[[_native.Tensor], Any]) -> dict[str, Any]:
-    """Convert native tensors with `array`, without a copy. Only raw and text fields are copied, to lists
-    of `bytes` or `str`.
-    """
+    """Convert native tensors with `array`, without a copy. Raw and text fields are copied to lists."""
     return {name: _column(column, array) for name, column in columns.items()}
 
 

@@ -61,7 +61,9 @@ def _scan(dataset: Dataset, name: str, on_error: str, new_loader: NewLoader) -> 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Documents of an epoch in the stream of its tokens: number, first token and end of each."""
+    """Documents of an epoch in the stream of its tokens: the number of tokens, the first token and the end of each
+    document.
+    """
 
     epoch: int
     counts: Ints
@@ -101,7 +103,7 @@ class _RankPlan:
     rows: list[int]
     """Number of windows of this rank."""
     documents: list[tuple[int, int]]
-    """First document of these windows, and the end."""
+    """First document of these windows, and the end of their range."""
     positions: Ints
     """Documents to read, each once, ascending."""
 
@@ -173,7 +175,7 @@ class CountedPacking:
         return self._layout
 
     def _windows(self, epoch: int) -> int:
-        """Number of windows of an epoch. With a tail of `drop`, padding does not fill one."""
+        """Number of windows of an epoch. With `tail="drop"`, an incomplete last window does not count."""
         tokens, length = self.layout(epoch).tokens, self.step.length
         return tokens // length if self._is_full else -(-tokens // length)
 
@@ -205,7 +207,7 @@ class CountedPacking:
         low = np.searchsorted(layout.ends, firsts * length, "right")
         high = np.maximum(np.searchsorted(layout.starts, lasts * length, "left"), low)
         high = np.where(lasts > firsts, high, low)
-        # A document that an earlier batch of this rank has read is kept.
+        # A document that this rank has read for an earlier batch is kept, not read again.
         unread = np.maximum(low, np.concatenate([[0], np.maximum.accumulate(high)[:-1]])) if len(low) else low
         sizes = np.maximum(high - unread, 0)
         positions = np.repeat(unread - np.cumsum(sizes) + sizes, sizes) + np.arange(sizes.sum())
@@ -230,7 +232,7 @@ class CountedPacking:
         return {**VERSIONS, **self.dataset.identity(), "packed": self.step.digest, "tokens": self._counted()[1]}
 
     def state(self, epoch: int, cursor: int) -> dict[str, Any]:
-        """Return the position, as JSON under 1 KB that is identical on all ranks: `cursor` windows are delivered."""
+        """Return the position after `cursor` windows, as JSON under 1 KB that is identical on all ranks."""
         return {**self.identity(), "epoch": epoch, "cursor": cursor}
 
     def cursor(self, state: Mapping[str, Any]) -> tuple[int, int]:

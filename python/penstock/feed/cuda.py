@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies batches to a CUDA device, from registered (pinned) host memory, on a separate stream from the consumer's.
 
-Decides when host memory can be reused (an event reports that its copies are complete), when a batch can be used (the
-consumer's stream waits for its copies), and how far the consumer can run ahead of the device. Only this module and
-`feed.torch` import torch.
+Host memory is reused after an event reports that its copies are complete. The consumer's stream waits for a batch's
+copies before it uses the batch. This module also limits how far the consumer runs ahead of the device. Only this module
+and `feed.torch` import torch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Copied", "Copies", "CopyDevice", "Cuda", "Given"]
 
 _STEPS_AHEAD = 2
-"""Maximum number of delivered batches whose work may still wait on the device. Each of them occupies device memory."""
+"""Maximum number of delivered batches whose work is not complete on the device. Each of them occupies device memory."""
 
 
 class Event(Protocol):
@@ -96,8 +96,8 @@ class Copies(Delivery[dict[str, Any]]):
 
     def __init__(self, device: CopyDevice, given: Given) -> None:
         self._device, self._given, self._pid = device, given, os.getpid()
-        # The lock is reentrant, because a signal handler in this thread may end the pass during a step. Another thread
-        # may end it, too.
+        # The lock is reentrant, because a signal handler of this thread can end the pass during a step. Other threads
+        # can end the pass, too.
         self._turn = threading.RLock()
         self._under_way: deque[_Reading] = deque()
         self._has_ended = False

@@ -74,12 +74,12 @@ class _Counts:
     schema: Schema | None = None
     scan: RecordScan | None = None
     known_columns: set[tuple[str, ...]] = field(default_factory=set)
-    """Columns of fields with a default that were found in the files."""
+    """Parts of fields with a default that were found as a column of some file."""
     has_warned: bool = False
     """Whether the parts that the default fields leave out were logged."""
 
     def __reduce__(self) -> tuple[type[_Counts], tuple[_native.Counted | None, Schema | None]]:
-        return (_Counts, (self.found, self.schema))  # a scan belongs to its process
+        return (_Counts, (self.found, self.schema))  # without the scan, which belongs to its process
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -126,13 +126,13 @@ class Dataset(DatasetBase):
         each array, by name. If the dataset has several HDF5 files, the part `file` is the number of the file in name
         order. All arrays of a file must have one shape.
 
-        The unit of the order, in place of objects, is a block: the patches that start in one shard (or chunk, without
-        shards). Blocks whose patches have more than 64 MiB are divided. A shuffle window has 16 blocks, or fewer if
-        their patches would have more than 512 MiB. Each chunk is read at most once per window. If patches of different
-        shards overlap, several windows read their common chunks; a node cache avoids that (`cache()`).
+        The order permutes blocks instead of objects. A block consists of the patches that start in one shard, or in one
+        chunk if there are no shards. Blocks whose patches exceed 64 MiB are divided. A shuffle window has 16 blocks, or
+        fewer if their patches would exceed 512 MiB. Each chunk is read at most once per window. If patches of different
+        shards overlap, several windows read the same chunks; a node cache (`cache()`) avoids that.
 
         Args:
-            shape: Shape of a patch. For 2-D patches of a volume, write 1 for the axis that they are cut across.
+            shape: Shape of a patch. For 2-D patches of a volume, set the size along the other axis to 1.
             stride: Distance between the starts of neighbouring patches, for each axis or for all; by default `shape`.
             edges: `drop` leaves out patches that extend beyond the array. `pad` fills their rest with zeros.
 
@@ -163,7 +163,7 @@ class Dataset(DatasetBase):
             window: Number of objects whose samples are mixed; by default 16, or fewer (at least 2) if one of the first
                 16 objects of epoch 0 contains over 1,024 records.
             scope: In a pool, `node` shuffles `local()`: this node reads only its own part, and samples never leave
-                their node. `global` mixes all samples; the share of local reads is then copies / nodes.
+                their node. `global` mixes all samples, and the share of local reads is copies / nodes.
         """
         # `local` is accepted because it was the value of this parameter under its old name, `reach`.
         if scope not in ("global", "node", "local"):
@@ -203,9 +203,9 @@ class Dataset(DatasetBase):
     def select(self, index: Any) -> Dataset:
         """Return the dataset with only some samples: `select([5, 17, 300])`, `select(mask)` or `select(slice(0, 1000))`.
 
-        Positions count the samples in stored order, after earlier `take`, `shard`, `select` and `filter`. This is also
-        the case if the dataset is already shuffled. Without `shuffle`, the samples have the order of `index`; with it,
-        each selected sample occurs once per epoch, and windows mix the selected samples of as many objects as before.
+        Positions count the samples in stored order, after earlier `take`, `shard`, `select` and `filter`, even if the
+        dataset is already shuffled. Without `shuffle`, the samples have the order of `index`. With `shuffle`, each
+        selected sample occurs once per epoch, and a window still mixes the samples of the same number of objects.
 
         Args:
             index: A slice, or a one-dimensional array or list of integers (0 to samples - 1) or of booleans (one for
@@ -227,10 +227,10 @@ class Dataset(DatasetBase):
     ) -> Dataset:
         """Return the dataset with only the samples for which `fn(sample)` returns True.
 
-        `fn` takes a dict of NumPy views of one sample, as in `map`. It is called once for each sample, when the order
-        is first used, and a message announces it. One process per node calls it, and the others wait. The result is
-        kept beside the record indexes, one bit per sample. It is used again for the same objects, fields, earlier steps
-        and function. So the length is exact, and a state resumes on any number of ranks.
+        `fn` takes a dict of NumPy views of one sample, as in `map`. When the order is first used, one process per node
+        calls `fn` once for each sample, after a log message; the other processes wait. The result, one bit per sample,
+        is stored beside the record indexes, and is reused for the same objects, fields, earlier steps and function.
+        Therefore, the length is exact, and a state resumes on any number of ranks.
 
         `fn` reads the fields of this dataset. To read less, filter with few fields and set the others afterwards:
         `ds.fields(label=...).filter(fn).fields(image=..., label=...)`.
@@ -239,8 +239,8 @@ class Dataset(DatasetBase):
             workers: Number of processes that call `fn`; 0 calls it in this process.
             key: Text that identifies `fn` and everything that it depends on; by default a digest of its code, defaults,
                 closure and globals.
-            on_error: `skip` also leaves out the samples that cannot be read; not with workers. A loader's `on_error` does
-                not apply here.
+            on_error: `skip` also leaves out the samples that cannot be read; not allowed with workers. A loader's
+                `on_error` does not apply here.
         Raises:
             ConfigError: The dataset is unindexed; or, when the order is first used, `fn` keeps no sample.
             Corrupt, Mismatch: A sample cannot be read.
@@ -269,21 +269,20 @@ class Dataset(DatasetBase):
     ) -> Dataset:
         """Return the dataset with epochs that are drawn in proportion to weights, like torch's `WeightedRandomSampler`.
 
-        A sample with n times the weight occurs n times as often. Its number of draws in an epoch is its exact share,
-        rounded down or up at random, so an epoch varies less than independent draws. The draws at a position are a pure
-        function of seed, epoch and position. They come window by window, so each object is read at most once per pass,
-        and the length is exact.
+        A sample with n times the weight occurs n times as often. The number of draws of a sample in an epoch is its
+        exact share, rounded down or up at random, so epochs vary less than with independent draws. The sample at a
+        position is a pure function of seed, epoch and position. Samples are drawn window by window, so each object is
+        read at most once per pass. The length is exact.
 
         Args:
             weights: One weight per sample (in stored order, after earlier steps), a dict from each class to the weight of
                 its samples, or `"balanced"` (each class equally often). At least 0.
             labels: Classes of the samples, for a dict or `"balanced"`: the name of a field, which is read once and
-                kept; or an array of integers or texts. By default the class folders of images.
+                cached; or an array of integers or texts. By default, the class folders of images.
             samples: Number of samples per epoch; by default that of the dataset.
             replacement: False draws each sample at most once per epoch; this requires `samples`.
-            passes: Number of passes over the objects per epoch, which spread the copies of one sample. By default
-                enough that each pass contains a sample at most once, but at most 16. More passes read more objects;
-                1 is the cheapest.
+            passes: Number of passes over the objects per epoch. Several passes spread the repetitions of a sample, but
+                read more objects. By default, enough that no pass contains a sample twice, but at most 16.
             schedule: Weights of later epochs, as (first epoch, weights).
             seed: Shuffle with this seed, if the dataset is not shuffled.
         Raises:
@@ -308,9 +307,9 @@ class Dataset(DatasetBase):
     def local(self) -> Dataset:
         """Return the part of a pool's dataset that this node stores, as a separate dataset.
 
-        Every object is in exactly one node's part. If a loader of this part has no explicit rank, its ranks are the
-        node's ranks. State, length and batches apply to the node's part only, and nodes may end after different numbers
-        of batches.
+        Every object is in exactly one node's part. If a loader of this part has no explicit rank, only the ranks of
+        this node share the part. State, length and batches apply to the node's part only, and the number of batches can
+        differ between nodes.
 
         Raises:
             ConfigError: This process has no pool context for the dataset, or this node stores none of its objects.
@@ -332,7 +331,7 @@ class Dataset(DatasetBase):
             )
         declared, given = self.source.format, self.given_classes
         if class_folders.has_folder_labels(self.source) and class_folders.has_folders(self.source):
-            # This node may lack some classes, so set the labels of the whole dataset explicitly.
+            # This node may have no sample of some classes, so set the labels of the whole dataset explicitly.
             given = self.classes
             declared = json.dumps({"name": "images", "labels": class_folders.labels(self.source, given)})
         source = _native.Source.restore(json.dumps(listed).encode(), self.source.ignored, declared)
@@ -356,10 +355,10 @@ class Dataset(DatasetBase):
         Args:
             folder: Folder in which the cache creates its folder; by default a scratch folder that is detected.
             limit_bytes: Maximum size; by default 9/10 of the free space.
-            transcode: Whether compressed objects are cached as transposed copies (planes), which later epochs read
-                faster than they could decompress the originals: "auto" (if the first objects favour it), "always" or
-                "never". The first epoch costs more, so this pays off from about the twelfth epoch on. The samples are
-                the same.
+            transcode: Whether to cache compressed objects as transposed copies (planes): "auto" (if planes are faster
+                for the first objects), "always" or "never". Later epochs read planes faster than they could decompress
+                the originals, but the first epoch costs more; planes pay off from about the twelfth epoch on. The
+                samples are the same.
         """
         return replace(self, requested_cache=node_cache.cache_request(folder, limit_bytes, transcode))
 
@@ -409,12 +408,12 @@ class Dataset(DatasetBase):
 
     @property
     def known_columns(self) -> set[tuple[str, ...]]:
-        """Parts of fields with a default of which a file has a column. Grows as they are looked for."""
+        """Parts that were found as a column of some file, for fields with a default. The set grows with each check."""
         return self._counts.known_columns
 
     def schema(self) -> Schema:
         """Return the content of the first records, and the default fields derived from it. Reads one object, or its
-        start. A dataset that `penstock.write` wrote contains its fields, so that nothing is read.
+        start. For a dataset that `penstock.write` wrote, the fields come from its manifest, and no object is read.
 
         Examines up to 100 records. Parts of varying length become `ragged`, and so do numeric parts that some records
         lack. Byte parts that some records lack get the default `b""`. If later records differ, set the fields with
@@ -430,7 +429,7 @@ class Dataset(DatasetBase):
         return self._counts.schema
 
     def batch_fields(self) -> dict[str, Any]:
-        """Return the fields of a batch: those set by `fields()`, otherwise those of `schema()`."""
+        """Return the fields of a batch: the fields that `fields()` has set, otherwise those of `schema()`."""
         if self.specs:
             optional_parts.refuse_unknown([self])
             return whole_record.resolve(self)
@@ -467,7 +466,7 @@ class Dataset(DatasetBase):
         return self._counts.found is not None or self._counts.scan is None or not self._counts.scan.is_running
 
     def scan(self) -> RecordScan | None:
-        """Return the scan that counts the records, which may not have begun. None if the counts are known without
+        """Return the scan that counts the records; it has not necessarily started. None if the counts are known without
         reading objects, or if each object contains its count.
         """
         if self._counts.found is not None or self.format in _NEVER_INDEXED:
@@ -481,17 +480,18 @@ class Dataset(DatasetBase):
         return self._counts.scan
 
     def awaits_scan(self) -> bool:
-        """Whether the number of samples is known only after a scan that is not complete."""
+        """Whether the number of samples depends on a scan that is not complete."""
         scan = self.scan() if self.indexed else None
         return scan is not None and not scan.is_complete()
 
     def first_epoch_feed(
         self, batch: int, make: Callable[[_native.Sampler | None], _native.Feed]
     ) -> FirstEpochFeed | None:
-        """Return a feed that starts before all records are counted. None if they are counted, or if an epoch needs all
-        counts. `batch` is the global batch size; `make` creates the feed of a sampler, or of the whole dataset.
+        """Return a feed that starts before all records are counted. None if all records are counted, or if an epoch
+        needs all counts. `batch` is the global batch size; `make` creates the feed of a sampler, or of the whole
+        dataset.
         """
-        # A take shortens an epoch; other steps need the number of samples.
+        # A take needs only the first samples; other steps need the number of all samples.
         can_start = self.indexed and all(name == "take" for name, _, _ in self.steps)
         scan = self.scan() if can_start else None
         return None if scan is None else FirstEpochFeed(self, scan, batch, make)
@@ -544,8 +544,8 @@ class Dataset(DatasetBase):
     def index(self) -> _native.Counted:
         """Read each object that has no index yet, and store its record positions in the cache.
 
-        With an index, single records of uncompressed objects can be read by range. This call is unnecessary if indexes
-        of other programs exist.
+        With an index, ranged reads can fetch single records of uncompressed objects. If indexes of other programs
+        exist, this call is unnecessary.
         """
         found = self._indexed()
         if found is None:
@@ -565,11 +565,12 @@ class Dataset(DatasetBase):
     def part_with(self, state: Mapping[str, Any]) -> Dataset | None:
         """Return the part of this dataset that `state` was saved from, if all of its objects still exist.
 
-        The old objects are either the first by name or the oldest. The fingerprint of the state proves which.
+        The old objects are either the first by name or the oldest. The fingerprint in the state shows which of the two
+        applies.
         """
         old = state.get("objects")
         if any(name in STORED_STEPS for name, _, _ in self.steps):
-            return None  # its positions are those of the whole dataset
+            return None  # the positions of these steps count samples of the whole dataset
         if not isinstance(old, int) or not 0 < old < self.source.objects or self.source.max_window is not None:
             return None
         records = self.counted().records()
@@ -606,5 +607,7 @@ class Dataset(DatasetBase):
 
     @property
     def needed_bytes(self) -> int | None:
-        """For patches: stored size in bytes of all chunks that they touch, each counted once. Otherwise None."""
+        """For patches, the stored size in bytes of all chunks that contain a part of a patch, each counted once.
+        Otherwise None.
+        """
         return self.source.needed_bytes

@@ -2,7 +2,7 @@
 """Base class of datasets and mixtures: take, shard, repeat, map and decode, and the properties that a loader reads.
 
 Implements the steps that turn a sample order into the positions of an epoch, and estimates the object reads per batch.
-Every step is arithmetic; none reads a sample.
+All steps are computed; no step reads a sample.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _MAX_STEPS_CHARS = 400
 under 1 KB."""
 
 Step = tuple[str, Any, int]
-"""One requested step: ("take", n, 0), ("shard", index, count), ("repeat", times, 0), ("shuffle", 0, 0). The value of
-select, filter and resample is an object: `repr` describes it, and `str` identifies it in a state.
+"""One requested step: ("take", n, 0), ("shard", index, count), ("repeat", times, 0) or ("shuffle", 0, 0). The value of
+select, filter and resample is an object whose `repr` describes it, and whose `str` identifies it in a state.
 """
 
 STORED_STEPS = ("select", "filter", "resample")
@@ -46,10 +46,11 @@ STORED_STEPS = ("select", "filter", "resample")
 def expected_reads(samples: int, objects: float, window: int, batch: float, world: int) -> float:
     """Average number of objects that a global batch reads, over all ranks.
 
-    A rank reads an object once per window if the object contains any of the rank's samples. A window of w samples in K
-    objects overlaps r slices of b samples, where r = (w - g) / b + 1, but at most the number of ranks, and g is the
-    greatest common divisor of w and b. Each slice has n = w / r of the window's samples, spread evenly. Therefore, an
-    object of m samples has none of them with probability C(w - m, n) / C(w, n).
+    A rank reads an object once per window if the object contains any of the rank's samples. A window has w samples, and
+    a rank's slice of a batch has b. The slices of r ranks overlap the window on average, where r = (w - g) / b + 1,
+    limited to the number of ranks, and g is the greatest common divisor of w and b. Each of these ranks needs n = w / r
+    samples of the window, spread evenly. An object of m samples contains none of them with probability C(w - m, n) /
+    C(w, n).
     """
     if samples == 0 or objects == 0 or batch <= 0:
         return 0.0
@@ -98,8 +99,8 @@ class DatasetBase:
     def take(self, count: int) -> Self:
         """Return the first `count` samples of each epoch, or all samples if there are fewer.
 
-        Before `shuffle`, these are the first samples in stored order, the same in every epoch. After it, they are the
-        first in each epoch's order.
+        Before `shuffle`, these are the first samples in stored order, the same in every epoch. After `shuffle`, they
+        are the first samples in each epoch's order.
         """
         count = as_int("count", count)
         if not 0 <= count < 2**63:
@@ -110,8 +111,8 @@ class DatasetBase:
         """Return part `index` of `count` contiguous parts. They cover all samples, and their sizes differ by at most
         one.
 
-        Before `shuffle`, this is a fixed part in stored order (for example, for a validation set). After it, it is a
-        part of each epoch's order, with different samples every epoch. Do not use it for ranks: a `Loader` already
+        Before `shuffle`, the part is fixed, in stored order (for example, for a validation set). After `shuffle`, it is
+        a part of each epoch's order, with different samples every epoch. Do not use it for ranks: a `Loader` already
         slices batches by rank.
         """
         index, count = as_int("index", index), as_int("count", count)
@@ -160,25 +161,26 @@ class DatasetBase:
         """Decode every sample by `fn` before batching. `fn` may drop a sample, or make several of it.
 
         `fn(sample)` takes a dict as in `map`, or only the record's `bytes` if the whole record is the only field. It
-        returns a dict (one sample), None (none), or an iterable of dicts (any number). Seeds, the kinds of values and
-        later functions are as in `map`. In threads, the global random generators are not seeded; take `seed` instead.
+        returns a dict (one sample), None (no sample), or an iterable of dicts (any number of samples). Seeds, the kinds
+        of values and later functions are as in `map`. In threads, the global random generators are not seeded; take
+        `seed` instead.
 
-        Batch k contains the outputs of the samples of the usual batch k, so it is smaller or larger than usual if `fn`
-        drops or adds samples. The number of batches, resuming on any number of ranks and a state that is equal on all
-        ranks are then as without `decode`. With `rebatch`, every batch has the usual number of outputs instead. Ranks
-        then have different numbers of batches, a loader has no length, and a state is valid only for the same rank,
-        world size and global batch.
+        Without `rebatch`, batch k contains the outputs for the samples of the usual batch k, so its size varies if `fn`
+        drops or adds samples. The number of batches does not change, and a state is still equal on all ranks and valid
+        for any number of ranks. With `rebatch`, every batch has the usual number of outputs instead. Then ranks have
+        different numbers of batches, a loader has no length, and a state is valid only for the same rank, world size
+        and global batch.
 
         If `fn` raises, the loader's `on_error` decides: `raise` ends the pass with the record and the traceback; `skip`
-        leaves the sample out and counts it in the report; `substitute` does the same with `rebatch`, because the next
-        output takes its place, and raises without it.
+        leaves the sample out and counts it in the report; `substitute` is the same as `skip` with `rebatch`, because
+        the next output takes the sample's place, and the same as `raise` without `rebatch`.
 
         Args:
             workers: Number of processes per rank, for Python code. 0 runs `fn` in this process.
             threads: Number of threads instead, for functions that release the GIL.
             rebatch: Form batches of equal size from the outputs.
-            timeout_s: Maximum seconds for one sample; requires workers or threads. After that, the pass ends with an
-                error.
+            timeout_s: Time limit of one sample in seconds; requires workers or threads. If it is exceeded, the pass
+                ends with an error.
         """
         from penstock.feed.map_step import MapStep
 
@@ -211,12 +213,12 @@ class DatasetBase:
         one array of a batch's tokens.
 
         A thread tokenizes the next batches while the caller works on the current one. A state contains a digest of the
-        tokenizer, and a loader with another tokenizer refuses it.
+        tokenizer, and a loader with another tokenizer rejects the state.
 
         Args:
-            tokenizer: A `tokenizers.Tokenizer`, a fast tokenizer of `transformers`, or a function that takes the texts
-                of a batch as a list (one list for each field) and returns a list with one sequence of integers for each
-                text, or a dict of such lists by field name.
+            tokenizer: A `tokenizers.Tokenizer`, a fast tokenizer of `transformers`, or a function. A function takes the
+                texts of a batch as a list (one argument for each field). It returns a list with one sequence of
+                integers for each text, or a dict of such lists by field name.
             field: Name of the text field, or names of several for a function.
             dtype: Type of a token: uint16, int32, uint32 or int64.
             special_tokens: Whether the tokenizer adds its special tokens. Functions ignore it.
@@ -249,9 +251,9 @@ class DatasetBase:
         Args:
             to: Number of tokens per row; or `longest`, the longest sample of the batch on this rank.
             multiple_of: With `longest`, the number of tokens is rounded up to a multiple of this.
-            value: Value of padding, for all fields of tokens or by field name (such as -100 for labels).
+            value: Padding value, for all token fields or by field name (such as -100 for labels).
             mask: Name of a second array (bool, samples x tokens): True for tokens, False for padding. If the tokenizer
-                returns several fields, it is the mask of the first. None leaves it out.
+                returns several fields, this is the mask of the first. None: no mask.
             truncate: Cut longer samples to their first tokens. Otherwise, such a sample is an error.
         Raises:
             ConfigError: An argument is invalid, or the dataset is not tokenized, or already padded or packed.
@@ -287,31 +289,32 @@ class DatasetBase:
         """Join the samples (documents of tokens) and cut them into windows of `length` tokens, which are the samples of
         batches.
 
-        A batch has the packed fields, and for each token `segment_ids` (int32: number of its document in the window,
-        from 1 on; 0 for padding), `position_ids` (int32: index in its document or, if the document began in an earlier
-        window, in the window) and `mask` (bool: False for padding). For a mixture with `source=True`, `source` (int32) is
-        the number of each token's part, -1 for padding. Other fields are left out.
+        A batch has the packed fields and three fields with one value per token. `segment_ids` (int32) is the number of
+        the token's document in the window, from 1 on, and 0 for padding. `position_ids` (int32) is the index in the
+        document or, if the document began in an earlier window, in the window. `mask` (bool) is False for padding. For
+        a mixture with `source=True`, `source` (int32) is the number of each token's part, and -1 for padding. Other
+        fields are left out.
 
         By default, each rank packs the documents of its own slices, so ranks have different numbers of batches, and a
-        loader has no length. A state is at most 1 KB, may be in the middle of a document, and is valid only for the
-        same rank and number of ranks; `batch_size` may change.
+        loader has no length. A state is at most 1 KB, can point into a document, and is valid only for the same rank
+        and number of ranks, but for any `batch_size`.
 
         With `count_tokens`, the windows are cut from the whole epoch: batches are the same on any number of ranks, a
         loader has a length, and a state is valid on any number of ranks. The first time, all documents are read and
-        tokenized to count their tokens; the counts are kept.
+        tokenized to count their tokens, and the counts are cached.
 
         Args:
             length: Number of tokens in a window.
             fields: Ragged field of tokens, or several fields of equal lengths (such as tokens and labels).
             bos, eos: Tokens to add before and after each document; only with one field.
-            pad: Value of padding, for all fields or by field name.
+            pad: Padding value, for all fields or by field name.
             dtype: Type of packed integers.
             split: Continue a document in the next window. Otherwise, a document that does not fit begins a new window,
-                and only longer ones than a window are split.
-            documents: Number of samples that a rank reads at a time, at most 2^24 - 1. Without `count_tokens`, it
-                decides which documents a rank gets.
-            count_tokens: Count the tokens of all documents first. Takes about 36 bytes of memory per document. Not after
-                `map` or `decode`, and not with `on_error="skip"`.
+                and only documents longer than a window are split.
+            documents: Number of samples that a rank reads at a time, at most 2^24 - 1. Without `count_tokens`, this
+                number also determines which documents a rank gets.
+            count_tokens: Count the tokens of all documents first. Takes about 36 bytes of memory per document. Not
+                allowed after `map` or `decode`, or with `on_error="skip"`.
         Raises:
             ConfigError: An argument is invalid.
         """
@@ -404,7 +407,7 @@ class DatasetBase:
 
     @property
     def differs_by_epoch(self) -> bool:
-        """True if epochs differ: in their order, in their crops, or in the seeds of `map`."""
+        """True if epochs differ in their order, crops or `map` seeds."""
         return self.seed is not None or self.has_random_fields or any(each.wants_seed for each in self.map_steps)
 
     def caches(self) -> list[NodeCache | None]:
@@ -433,7 +436,9 @@ class DatasetBase:
 
     @property
     def needed_bytes(self) -> int | None:
-        """For patches: stored size in bytes of all chunks that they touch, each counted once. Otherwise None."""
+        """For patches, the stored size in bytes of all chunks that contain a part of a patch, each counted once.
+        Otherwise None.
+        """
         return None
 
     @property
@@ -468,7 +473,7 @@ class DatasetBase:
         return True
 
     def awaits_scan(self) -> bool:
-        """Whether the number of samples is known only after a scan that is not complete."""
+        """Whether the number of samples depends on a scan that is not complete."""
         return False
 
     def first_epoch_feed(
@@ -476,8 +481,9 @@ class DatasetBase:
         batch: int,  # noqa: ARG002 - for a dataset that can start early
         make: Callable[[_native.Sampler | None], _native.Feed],  # noqa: ARG002
     ) -> FirstEpochFeed | None:
-        """Return a feed that starts before all records are counted. None if they are counted, or if an epoch needs all
-        counts. `batch` is the global batch size; `make` creates the feed of a sampler, or of the whole dataset.
+        """Return a feed that starts before all records are counted. None if all records are counted, or if an epoch
+        needs all counts. `batch` is the global batch size; `make` creates the feed of a sampler, or of the whole
+        dataset.
         """
         return None
 
@@ -535,8 +541,8 @@ class DatasetBase:
 
 
 def stored_steps(steps: Sequence[Step]) -> int:
-    """Return the number of steps that apply to samples in stored order: those before `shuffle`; without a shuffle, all
-    up to the last one that chooses stored samples.
+    """Return the number of steps that apply to samples in stored order: those before `shuffle` or, without a shuffle,
+    all steps up to the last one in `STORED_STEPS`.
     """
     names = [name for name, _, _ in steps]
     if "shuffle" in names:

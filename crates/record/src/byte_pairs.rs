@@ -155,7 +155,7 @@ impl BytePairs {
         if let Some(&token) = self.words.as_ref().and_then(|words| words.get(word)) {
             return out.push(token);
         }
-        // A list of (token, previous, next), whose merged parts have no token any more.
+        // A linked list of (token, previous, next). A part that was merged into the part before it has no token.
         const NONE: u32 = u32::MAX;
         let mut parts: Vec<(Option<u32>, u32, u32)> = (0..word.len() as u32)
             .map(|at| (Some(self.bytes[usize::from(word[at as usize])]), at.wrapping_sub(1), at + 1))

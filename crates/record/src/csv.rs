@@ -49,7 +49,7 @@ pub fn rows(content: &[u8], delimiter: u8) -> impl Iterator<Item = Range<usize>>
     std::iter::from_fn(move || {
         let start = at;
         loop {
-            // The cells are not used here, so the same memory is written again and again.
+            // The cells are not used here, so each call overwrites the same memory.
             let (result, read, _, _) = reader.read_record(&content[at..], &mut text, &mut ends);
             at += read;
             match result {
@@ -71,7 +71,7 @@ pub fn cells(row: &[u8], delimiter: u8, place: &str) -> Result<Cells> {
     let (mut at, mut written, mut ended) = (0, 0, 0);
     loop {
         let is_end = at == row.len();
-        // After an empty input, the reader accepts a quote that is not closed. A line end completes all other rows.
+        // An empty input would complete even a row with an open quote. A line end completes only the other rows.
         let input = if is_end { &b"\n"[..] } else { &row[at..] };
         let (result, read, wrote, ends) =
             reader.read_record(input, &mut cells.text[written..], &mut cells.ends[ended..]);

@@ -16,13 +16,13 @@ use serde_json::value::RawValue;
 /// Byte-order mark, which some editors write at the start of a file.
 const BOM: &[u8] = b"\xef\xbb\xbf";
 
-/// Maximum number of objects inside each other on the path of a name.
+/// Maximum nesting depth of the objects on the path of a name.
 const MAX_DEPTH: usize = 32;
 
-/// Checks the start of an object, and returns the length of its byte-order mark.
+/// Checks the start of a file, and returns the length of its byte-order mark.
 ///
 /// # Errors
-/// [`Error::Unsupported`] if the object is a JSON array, which is not divided into lines.
+/// [`Error::Unsupported`] if the file is a JSON array, which is not divided into lines.
 pub fn check_start(content: &[u8], place: &str) -> Result<usize> {
     let start = if content.starts_with(BOM) { BOM.len() } else { 0 };
     let first = content[start..].iter().find(|byte| !byte.is_ascii_whitespace());
@@ -33,7 +33,7 @@ pub fn check_start(content: &[u8], place: &str) -> Result<usize> {
     Ok(start)
 }
 
-/// Returns the byte range of each record from byte `start` on, where a line begins. The last line may lack the line end.
+/// Returns the byte range of each record from byte `start` on, where a line begins. The last line may lack a line end.
 pub fn lines(content: &[u8], start: usize) -> impl Iterator<Item = Range<usize>> {
     let ends = memchr::memchr_iter(b'\n', content).chain(std::iter::once(content.len()));
     let mut from = start;
@@ -79,7 +79,7 @@ impl<'de> Deserialize<'de> for Entries<'de> {
     }
 }
 
-/// Texts that a line's values refer to, because they are stored with escapes.
+/// Decoded texts to which values refer. A text that is stored with escapes cannot be borrowed from the line.
 #[derive(Debug, Default)]
 struct Kept<'a>(OnceCell<(Vec<Text<'a>>, Box<Self>)>);
 
@@ -135,7 +135,7 @@ impl<'a> Line<'a> {
             let rest = text.get(error.column().saturating_sub(1)..).unwrap_or_default();
             let advice = match error.is_eof() {
                 true => " (if the object continues on the next line, join its lines: jq -c . OLD.json > NEW.jsonl)",
-                // Python's json.dumps writes them.
+                // Python's json.dumps writes these words, although JSON does not allow them.
                 false if ["NaN", "Infinity"].iter().any(|word| rest.starts_with(word)) => {
                     " (NaN and Infinity are not JSON: write null, or read the line by raw(record=True) and decode it)"
                 }
@@ -146,7 +146,7 @@ impl<'a> Line<'a> {
         Ok(Self { entries, kept: Kept::default() })
     }
 
-    /// Names of the entries, without those of objects inside.
+    /// Names of the entries, without the entries of nested objects.
     pub fn names(&self) -> Vec<String> {
         let mut names: Vec<String> = Vec::with_capacity(self.entries.0.len());
         for (name, _) in &self.entries.0 {
@@ -157,8 +157,8 @@ impl<'a> Line<'a> {
         names
     }
 
-    /// Returns the value of that name. A name with dots also finds an entry of an object inside (`meta.url`), unless the
-    /// record has an entry of exactly that name. If a name occurs twice, the last value counts, as in Python.
+    /// Returns the value with this name. A name with dots also finds an entry of a nested object (`meta.url`), unless
+    /// the record has an entry of exactly this name. If a name occurs twice, the last value counts, as in Python.
     ///
     /// # Errors
     /// [`Error::Corrupt`] if a string has an escape that is not a character.

@@ -156,7 +156,7 @@ fn le_u32(bytes: &[u8], at: usize) -> u32 {
 /// A column of a dataset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Column {
-    /// Its name.
+    /// Name of the column.
     pub name: String,
     /// How the values are stored.
     pub encoding: Encoding,

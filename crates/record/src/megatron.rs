@@ -95,7 +95,7 @@ pub fn documents(index: &[u8], size: u64, place: &str) -> Result<Vec<Range<u64>>
         );
         Error::corrupt(place, problem)
     };
-    // Documents are read as one range, so their sequences must be stored one after another.
+    // A document is read as one range, so its sequences must be stored one after another.
     let (mut ends, mut starts) = (Vec::with_capacity(count), Vec::with_capacity(count));
     for (sequence, (length, offset)) in lengths.iter().zip(offsets).enumerate() {
         let (length, offset) = (i32::from_le_bytes(*length), i64::from_le_bytes(*offset));

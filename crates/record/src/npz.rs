@@ -123,7 +123,7 @@ impl<'a> Directory<'a> {
         Ok(Self { bytes, entries, place })
     }
 
-    /// Its members.
+    /// Members of the archive.
     pub fn entries(&self) -> &[Entry<'a>] {
         &self.entries
     }

@@ -26,7 +26,7 @@ pub fn write_frame(payload: &[u8], out: &mut Vec<u8>) {
     frame_in_place(out, |out| out.extend_from_slice(payload));
 }
 
-/// Appends a frame whose payload is what `append` appends, without a copy of it.
+/// Appends a frame. `append` appends the payload to `out` directly, so the payload is not copied.
 pub fn frame_in_place(out: &mut Vec<u8>, append: impl FnOnce(&mut Vec<u8>)) {
     let start = out.len();
     out.extend_from_slice(&[0; HEADER_LEN]);

@@ -3,14 +3,14 @@
 
 use penstock_types::DType;
 
-/// Statistics of numbers. NaN is counted, and enters no other figure.
+/// Statistics of numbers. NaNs are counted, and do not affect the other statistics.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ValueStats {
     /// Number of values that are not NaN.
     pub count: u64,
-    /// Number of NaN.
+    /// Number of NaNs.
     pub nan: u64,
-    /// Smallest value; infinite without values.
+    /// Smallest value; infinity without values.
     pub min: f64,
     /// Largest value; minus infinity without values.
     pub max: f64,
@@ -24,7 +24,7 @@ impl Default for ValueStats {
     }
 }
 
-/// Number of integers that are summed in 64 bits at a time: 2^31 values of 32 bits cannot overflow.
+/// Number of integers that are summed in 64 bits at a time. The sum cannot overflow with up to 2^31 values of 32 bits.
 const RUN: usize = 1 << 20;
 
 impl ValueStats {

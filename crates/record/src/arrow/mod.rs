@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Arrow IPC: reads rows of a file or stream in memory, without copying its values.
+//! Arrow IPC: reads rows of a file or stream in memory, without copying the values.
 //!
-//! Both kinds are a sequence of messages. A file also has a footer, which is needed only if the messages lack the schema.
-//! Supported are numbers,
-//! booleans, texts, binaries, dictionaries of these, lists, maps (lists of keys and of values), and structs, whose fields
-//! are named by their path (`image.bytes`), also in lists. Dates and times are read as their integers. Compressed buffers are decompressed when they are used.
+//! Files and streams are sequences of messages. A file also has a footer, which is needed only if the messages lack
+//! the schema. The supported types are numbers, booleans, texts, binaries, dictionaries of these, lists, maps (lists
+//! of keys and of values), and structs. The fields of a struct are named by their path (`image.bytes`), also in lists.
+//! Dates and times are read as their integers. Compressed buffers are decompressed when they are used.
 //!
-//! Nothing is allocated or followed that the bytes do not contain, so damaged files give [`Error::Corrupt`].
+//! Every size and offset is checked against the available bytes before it is used, so damaged files give
+//! [`Error::Corrupt`].
 
 mod flatbuffer;
 mod schema;
@@ -107,8 +108,8 @@ pub enum NextBatch {
     Wants(u64),
 }
 
-/// Reads the number of rows of the message at byte `at` of an object of `size` bytes, from the object's `bytes` from
-/// there on. Messages that are not record batches have none.
+/// Reads the number of rows of the message at byte `at` of an object of `size` bytes. `bytes` are the object's bytes
+/// from there on. A message that is not a record batch has no rows.
 ///
 /// # Errors
 /// [`Error::Corrupt`] if the message is damaged or truncated.
@@ -173,9 +174,9 @@ pub struct File {
     place: String,
     schema: Schema,
     batches: Vec<Batch>,
-    /// Dictionaries: their number, the first batch that uses them, and their values.
+    /// For each dictionary: its number, the first batch that uses it, and its values.
     dictionaries: Vec<(i64, usize, Batch)>,
-    /// Number of rows before each batch, then of all.
+    /// Number of rows before each batch, followed by the total number of rows.
     starts: Vec<u64>,
 }
 
@@ -229,7 +230,7 @@ impl File {
         self.starts.last().copied().unwrap_or(0)
     }
 
-    /// Number of rows before each record batch, then of all.
+    /// Number of rows before each record batch, followed by the total number of rows.
     pub fn starts(&self) -> &[u64] {
         &self.starts
     }
@@ -258,8 +259,8 @@ pub enum Value<'a> {
     List(DType, Cow<'a, [u8]>),
     /// A list of byte strings.
     Strings(Vec<&'a [u8]>),
-    /// A list of lists: for each level of inner lists, the end of each list, and the items of the innermost lists
-    /// (`List` or `Strings`).
+    /// A list of lists. The first field holds the end of each list, for each level of inner lists. The second field
+    /// holds the items of the innermost lists (`List` or `Strings`).
     Nested(Vec<Vec<usize>>, Box<Value<'a>>),
 }
 
@@ -313,7 +314,7 @@ impl<'a> Reader<'a> {
         cell.get_or_init(load).as_deref().map_err(Clone::clone)
     }
 
-    /// True if `row` is valid by the validity buffer of that number. An empty buffer has no nulls.
+    /// True if the validity buffer `number` marks `row` as valid. An empty buffer means that no row is null.
     fn is_valid(&self, column: &Column, number: BufferNumber, row: usize) -> Result<bool> {
         let bits = self.buffer(column, number, 0)?;
         if bits.is_empty() {
@@ -340,7 +341,7 @@ impl<'a> Reader<'a> {
         })?;
         let row = usize::try_from(row).ok().filter(|&row| (row as u64) < self.batch.rows);
         let row = row.ok_or_else(|| Error::bug("a row after the last of its batch"))?;
-        // Rows of a list of fixed length inside structs have the same numbers as those of the structs.
+        // A list of fixed length has the same row numbers as the structs around it.
         for &validity in &column.validity {
             if !self.is_valid(column, validity, row)? {
                 return Ok(Value::Null);
@@ -427,7 +428,7 @@ impl<'a> Reader<'a> {
     /// Start and end of the items of consecutive lists.
     fn items_of(&self, column: &Column, level: &Level, (from, to): (usize, usize)) -> Result<(usize, usize)> {
         if from == to {
-            return Ok((0, 0)); // a buffer of no lists may be empty
+            return Ok((0, 0)); // without lists, the buffer of offsets may be empty
         }
         Ok((self.list(column, level, from)?.0, self.list(column, level, to - 1)?.1))
     }

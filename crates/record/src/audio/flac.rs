@@ -2,7 +2,8 @@
 //! FLAC: finds the frames, and decodes them with the crate `symphonia`.
 //!
 //! The frames are found here, because the crate's reader skips frames that differ from the header (other channels or
-//! damage), and refuses files for their metadata. Here, each frame's checksum is checked, and metadata are not read.
+//! damage), and rejects some files because of their metadata. This module checks the checksum of each frame, and does
+//! not read metadata.
 
 use memchr::memchr_iter;
 use penstock_types::{Error, Result, with_separators};
@@ -31,10 +32,11 @@ struct Header {
     is_by_sample: bool,
     samples: u64,
     channels: usize,
-    /// Whether one of two channels is their difference, which has a bit more.
+    /// True if one channel stores the difference of the two channels. Its samples have one more bit.
     has_side: bool,
-    /// Rate in Hz and bits of a sample; 0 for those of STREAMINFO.
+    /// Sample rate in Hz; 0 means the rate in STREAMINFO.
     rate: u32,
+    /// Bits per sample; 0 means the number in STREAMINFO.
     bits: u32,
 }
 
@@ -46,7 +48,7 @@ impl Header {
         if block == 0 || rate == 15 || channels > 10 || bits == 3 || kind & 1 == 1 {
             return None;
         }
-        // As UTF-8, with up to 36 bits.
+        // The number is encoded as in UTF-8, but with up to 36 bits.
         let more = match first.leading_ones() {
             0 => 0,
             ones @ 2..=7 => ones as usize - 1,
@@ -86,7 +88,7 @@ impl Header {
         })
     }
 
-    /// Whether this frame may be the next one after `last`, if frames have the number of their first sample or not.
+    /// True if this frame can directly follow `last`. With `is_by_sample`, `number` counts samples; otherwise, frames.
     fn follows(&self, last: &Self, is_by_sample: bool) -> bool {
         self.number.checked_sub(last.number) == Some(if is_by_sample { last.samples } else { 1 })
     }
@@ -116,7 +118,7 @@ impl Frame {
 pub(super) struct Flac<'a> {
     place: &'a str,
     bytes: &'a [u8],
-    /// End of the audio: tags may follow.
+    /// End of the audio; tags may follow.
     end: usize,
     rate: u32,
     channels: usize,
@@ -125,10 +127,11 @@ pub(super) struct Flac<'a> {
     decoder: FlacDecoder,
     /// Number of samples.
     total: u64,
-    /// Whether frames have the number of their first sample, not their own.
+    /// True if frame headers contain the number of the first sample instead of the frame number.
     is_by_sample: bool,
-    /// Frame to decode next, and the sample that is read next.
+    /// Next frame to decode.
     frame: Option<Frame>,
+    /// Next sample to return.
     at: u64,
 }
 
@@ -187,7 +190,8 @@ pub(super) fn open<'a>(bytes: &'a [u8], place: &'a str) -> Result<(Info, Flac<'a
 
 impl Flac<'_> {
     /// Returns whether frame headers contain the number of the frame's first sample. Old encoders write this number
-    /// without setting the flag. The second frame then shows it; that frame is found by the checksum of the first.
+    /// without setting the flag, so the number of the second frame decides. The checksum of the first frame locates the
+    /// second one.
     fn finds_numbers_of_samples(&mut self) -> bool {
         let Some(first) = self.frame else { return false };
         if first.header.is_by_sample || self.end_of(&first).is_ok() {
@@ -197,17 +201,17 @@ impl Flac<'_> {
         matches!(self.end_of(&first), Ok((_, Some(_))))
     }
 
-    /// Rate and bits of a frame; those of the file if the frame does not state them.
+    /// Rate and bits of a frame; if the frame does not state them, those of the file.
     fn format_of(&self, header: &Header) -> (u32, u32) {
         let or = |stated: u32, other: u32| if stated == 0 { other } else { stated };
         (or(header.rate, self.rate), or(header.bits, self.bits))
     }
 
-    /// Number of samples in a file that does not state it.
+    /// Counts the samples of a file whose header does not state their number.
     fn counted(&self) -> Result<u64> {
         let Some(mut frame) = self.frame else { return Ok(0) };
         loop {
-            // The last frame, and one before a change of the format, are found by their checksum.
+            // The end of the last frame, or of a frame before a format change, can be found only by its checksum.
             let next = match self.following(&frame) {
                 Some(next) => next,
                 None => match self.end_of(&frame)? {
@@ -220,7 +224,8 @@ impl Flac<'_> {
         }
     }
 
-    /// The frame after a frame, by the headers only: they must be alike, so that none is found inside a frame.
+    /// Finds the next frame by its header only. The header must match that of `frame`, because the bytes inside a frame
+    /// may look like a header.
     fn following(&self, frame: &Frame) -> Option<Frame> {
         let (start, format) = (frame.offset + 1, self.format_of(&frame.header));
         memchr_iter(0xff, &self.bytes[start..]).filter_map(|found| frame.next(start + found, self.bytes)).find(
@@ -271,7 +276,7 @@ impl Flac<'_> {
             }
             Header { rate, .. } if *rate != 0 && *rate != self.rate => changes(self.rate, *rate, "Hz"),
             Header { bits, .. } if *bits != 0 && *bits != self.bits => changes(self.bits, *bits, "bits per sample"),
-            // The decoder has 32 bits.
+            // The decoder computes with 32 bits; a difference of channels would need 33.
             Header { has_side: true, .. } if self.bits == 32 => {
                 Err(unsupported("FLAC of 32 bits with joint stereo", self.place))
             }

@@ -2,8 +2,8 @@
 //! Audio: decodes WAV, FLAC, MP3 and Ogg Vorbis, mixes the channels, resamples, and cuts clips.
 //!
 //! The output depends only on the bytes, the [`AudioSpec`] and a key. The caller computes the key from seed, epoch and
-//! sample, so the same sample gets the same clip for any world size. For a clip, only its part of the file is decoded
-//! (and a few frames before it); its values are those of the same part of the whole recording.
+//! sample, so the same sample gets the same clip for any world size. To cut a clip, only its part of the file and a few
+//! frames before it are decoded. The clip has the same values as that part of the whole recording.
 //!
 //! Samples are processed as float32 in -1..1: 16-bit integers are divided by 32,768, as in libsndfile and torchaudio.
 //! Files that end early, and headers that state impossible sizes, are errors. Damage is found where the format has
@@ -54,7 +54,7 @@ pub struct AudioSpec {
 /// A part of fixed length.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ClipSpec {
-    /// Length in samples of the output. A shorter recording is padded with zeros at its end.
+    /// Length of the output in samples. A shorter recording is padded with zeros at its end.
     pub samples: usize,
     /// Where the clip begins.
     pub start: Start,
@@ -339,7 +339,7 @@ fn mix(planes: &mut [Vec<f32>], mixed: &mut [Vec<f32>]) {
 struct Output<'a> {
     bytes: Vec<u8>,
     spec: &'a AudioSpec,
-    /// Samples (of one channel) that were written before.
+    /// Number of samples (of one channel) written so far.
     at: usize,
 }
 

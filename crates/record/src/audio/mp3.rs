@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! MP3 (MPEG-1, 2 and 2.5 layer III): finds the frames, and decodes them with the crate `symphonia`.
 //!
-//! The frames are found here, because the crate guesses the length of files without a Xing tag from their bit rate, and
-//! would cut them there. The encoder's delay and padding are removed as by libsndfile, mpg123 and FFmpeg.
+//! The frames are found here, because the crate estimates the length of a file without a Xing tag from its bit rate,
+//! and would stop there. The encoder's delay and padding are removed, as in libsndfile, mpg123 and FFmpeg.
 
 use penstock_types::{Error, Result, with_separators};
 use symphonia::core::audio::GenericAudioBufferRef;
@@ -14,7 +14,7 @@ use symphonia::default::codecs::MpaDecoder;
 
 use super::{Info, Stream, append, tags, unsupported};
 
-/// Delay of every decoder, in samples: the filter bank and one sample.
+/// Delay of every decoder, in samples: 528 for the filter bank, plus one.
 const DECODER_DELAY: u64 = 529;
 /// Maximum distance of the first frame from the start (after ID3 tags), in bytes.
 const MAX_JUNK: usize = 64 << 10;
@@ -64,11 +64,12 @@ impl Header {
     }
 }
 
-/// Whether a frame has blocks of long and short windows, which the crate scales wrongly.
+/// True if a frame has mixed blocks (with long and short windows). The crate scales such blocks wrongly.
 fn has_mixed_blocks(frame: &[u8], header: &Header) -> bool {
     let start = if frame.get(1).is_some_and(|b| b & 1 == 0) { 6 } else { 4 };
     let bit = |at: usize| frame.get(start + at / 8).is_some_and(|byte| byte >> (7 - at % 8) & 1 == 1);
-    // Bits before the granules, in a granule's channel, and in it before the window switching flag.
+    // `before`: bits before the first granule. `step`: bits per channel of a granule. `flag`: bits of a channel before
+    // its window switching flag.
     let (before, step, flag, granules) = match (header.samples, header.channels) {
         (1152, channels) => (if channels == 1 { 18 } else { 20 }, 59, 33, 2),
         (_, channels) => (8 + channels, 63, 38, 1),
@@ -83,8 +84,9 @@ fn has_mixed_blocks(frame: &[u8], header: &Header) -> bool {
 #[derive(Debug, Clone, Copy, Default)]
 struct Tag {
     frames: Option<u64>,
-    /// Samples to remove at the start and at the end.
+    /// Number of samples to remove at the start.
     skip: u64,
+    /// Number of samples to remove at the end.
     cut: u64,
 }
 
@@ -111,7 +113,7 @@ impl Tag {
                 rest = after;
             }
         }
-        // The encoder's name, then 12 bits each of delay and padding.
+        // The encoder's name, then delay and padding with 12 bits each.
         if let (Some(&[1..=255, ..]), Some(&[a, b, c])) = (rest.first_chunk::<9>(), rest.get(21..24)) {
             tag.skip = (u64::from(a) << 4 | u64::from(b) >> 4) + DECODER_DELAY;
             tag.cut = (u64::from(b & 15) << 8 | u64::from(c)).saturating_sub(DECODER_DELAY);
@@ -125,7 +127,7 @@ fn first_frame(bytes: &[u8]) -> Option<usize> {
     let start = tags::id3_len(bytes);
     let is_frame = |at: &usize| {
         let Some(header) = Header::of(&bytes[*at..]) else { return false };
-        // Two frames in a row, or the only one.
+        // Accept two consecutive frames that are alike, or a frame at the very start or end of the audio.
         bytes.get(at + header.len..).is_some_and(|rest| match Header::of(rest) {
             Some(next) => next.is_like(&header),
             None => *at == start || rest.is_empty(),
@@ -168,11 +170,13 @@ pub(super) struct Mp3<'a> {
     frames: Frames<'a>,
     header: Header,
     decoder: MpaDecoder,
-    /// Samples at the start and at the end that are not part of the recording.
+    /// Number of samples before the start of the recording.
     skip: u64,
+    /// Number of samples of the recording.
     len: u64,
-    /// Next frame to decode, and the sample of the recording that is read next.
+    /// Next frame to decode.
     next: usize,
+    /// Next sample of the recording to return.
     at: u64,
 }
 
@@ -218,7 +222,7 @@ pub(super) fn open<'a>(bytes: &'a [u8], place: &'a str) -> Result<(Info, Mp3<'a>
         return Err(wrong(format!("it ends after {} of {} frames", with_separators(count), with_separators(stated))));
     }
     let total = count * first.samples;
-    // More frames than the tag states: the file was joined, and the padding is not at its end.
+    // If there are more frames than the tag states, the file was joined from several, so its end has no padding.
     let is_joined = tag.frames.is_some_and(|stated| stated < count);
     let (skip, cut) = (tag.skip, if is_joined { 0 } else { tag.cut });
     let len = total.saturating_sub(skip + cut);
@@ -231,7 +235,8 @@ pub(super) fn open<'a>(bytes: &'a [u8], place: &'a str) -> Result<(Info, Mp3<'a>
 }
 
 impl Mp3<'_> {
-    /// Index of the frame to start at, so that the frame `at` is decoded as in a pass over all frames.
+    /// Index of the frame at which decoding must start, so that frame `at` gets the same samples as in a pass over all
+    /// frames.
     fn warm_start(&self, at: usize) -> usize {
         let (mut start, mut bytes) = (at.saturating_sub(WARM_FRAMES), 0);
         while start > 0 && bytes < RESERVOIR {
@@ -262,7 +267,7 @@ impl Stream for Mp3<'_> {
         self.at = frame;
         self.decoder.reset();
         for warm in self.next..at.min(self.frames.len()) {
-            // Without the frames before it, the decoder fills the bit reservoir with zeros, and does not fail.
+            // If earlier frames are missing, the decoder does not fail: it fills the bit reservoir with zeros.
             self.decoded(warm)?;
             self.next = warm + 1;
         }

@@ -29,10 +29,10 @@ pub(super) struct Ogg<'a> {
     decoder: Box<dyn AudioDecoder>,
     track: u32,
     channels: usize,
-    /// Samples to decode before a position after a seek.
+    /// Number of samples to decode before the target of a seek.
     warm: u64,
     frames: u64,
-    /// Sample that is read next.
+    /// Next sample to return.
     at: u64,
 }
 
@@ -60,7 +60,7 @@ pub(super) fn open<'a>(bytes: &'a [u8], place: &'a str) -> Result<(Info, Ogg<'a>
     let params = params.ok_or_else(|| wrong("it has no audio"))?;
     let options = AudioDecoderOptions::default();
     let (decoder, warm): (Result<Box<dyn AudioDecoder>, Problem>, u64) = match params.codec {
-        // The decoder has 32 bits, and a difference of channels would have 33.
+        // The decoder computes with 32 bits; a difference of channels would need 33.
         CODEC_ID_FLAC if params.bits_per_sample == Some(32) => {
             return Err(super::unsupported("FLAC of 32 bits in Ogg", place));
         }
@@ -86,7 +86,7 @@ pub(super) fn open<'a>(bytes: &'a [u8], place: &'a str) -> Result<(Info, Ogg<'a>
     Ok((info, Ogg { place, reader: opened, decoder, track: track.id, channels, warm, frames, at: 0 }))
 }
 
-/// Number of samples in a stream that does not state it.
+/// Counts the samples of a stream that does not state their number.
 fn counted(reader: &mut dyn FormatReader, track: u32) -> Result<u64, Problem> {
     let mut frames = 0u64;
     while let Some(packet) = reader.next_packet()? {
@@ -142,7 +142,7 @@ impl Stream for Ogg<'_> {
             return Err(self.wrong(&format!("it changes from {} to {planes} channels", self.channels)));
         }
         let frames = decoded.frames() as u64;
-        // Packets of Vorbis before the start have negative times, and their samples are removed by the decoder.
+        // Vorbis packets before the start have negative times. The decoder removes their samples.
         let start = start.max(0) as u64;
         if start > self.at && frames > 0 {
             let start = with_separators(start);

@@ -29,7 +29,7 @@ impl Page {
         let len = HEADER + lengths.len() + lengths.iter().map(|len| usize::from(*len)).sum::<usize>();
         let rest = bytes.get(HEADER..len)?;
         let number = |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
-        // The checksum is that of the page with 0 in its place.
+        // The checksum is computed with zeros in its own field.
         let mut unsigned = *header;
         unsigned[22..26].fill(0);
         let mut crc = Crc32::new(0);
@@ -40,10 +40,10 @@ impl Page {
     }
 }
 
-/// Checks that all pages up to the end of each stream are there and undamaged.
+/// Checks that all pages up to the end of each stream are present and undamaged.
 ///
 /// # Errors
-/// `Corrupt` if one is damaged or missing; `Mismatch` for streams one after the other (chained).
+/// `Corrupt` if a page is damaged or missing; `Mismatch` for chained streams (one after another).
 pub(super) fn check(bytes: &[u8], place: &str) -> Result<()> {
     let wrong = |problem: String| Error::corrupt(place, format!("is a damaged Ogg file: {problem}"));
     let chained = || Error::mismatch(place, "is a chained Ogg file, which penstock.audio does not read");

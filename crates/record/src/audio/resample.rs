@@ -23,7 +23,7 @@ const MAX_KEPT: usize = 8;
 /// Filters that were computed before, with the most recently used one at the end.
 static KEPT: Mutex<Vec<Arc<Filter>>> = Mutex::new(Vec::new());
 
-/// Two sample rates, without their common divisor.
+/// Two sample rates, divided by their greatest common divisor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Rates {
     from: u32,

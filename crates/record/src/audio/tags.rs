@@ -14,7 +14,7 @@ pub(super) fn id3_len(bytes: &[u8]) -> usize {
     len
 }
 
-/// End of the audio: what follows are tags, of which some have no mark at their start.
+/// End of the audio. Tags after it are found from the end of the file, because some have no mark at their start.
 pub(super) fn end(bytes: &[u8]) -> usize {
     let mut end = bytes.len();
     loop {
@@ -29,7 +29,7 @@ pub(super) fn end(bytes: &[u8]) -> usize {
             let start = rest[end.saturating_sub(LYRICS3_V1)..].windows(11).position(|start| start == b"LYRICSBEGIN");
             start.map_or(0, |start| end - end.saturating_sub(LYRICS3_V1) - start)
         } else if let Some([b'3', b'D', b'I', _, _, _, a, b, c, d]) = rest.last_chunk() {
-            // The footer of an ID3v2 tag, which has a header of the same length.
+            // The footer of an ID3v2 tag. The size excludes the footer and the header, of 10 bytes each.
             [a, b, c, d].iter().fold(0, |size, part| size << 7 | usize::from(**part & 127)) + 20
         } else {
             let ape = rest.last_chunk::<32>().filter(|tag| tag.starts_with(b"APETAGEX"));

@@ -41,7 +41,8 @@ pub(super) fn is_wav(bytes: &[u8]) -> bool {
     matches!(bytes.get(..4), Some(b"RIFF" | b"RIFX" | b"RF64" | b"BW64")) && bytes.get(8..12) == Some(b"WAVE")
 }
 
-/// True for a size that a program writes if it cannot seek back to the header: the samples go on to the end.
+/// True for a size that a program writes if it cannot seek back to the header. The samples then extend to the end of
+/// the file.
 fn is_placeholder(size: u64) -> bool {
     size >= u64::from(u32::MAX - 0xfff) || (0x7fff_0000..=0x8000_0000).contains(&size)
 }
@@ -77,7 +78,7 @@ pub(super) fn open<'a>(bytes: &'a [u8], place: &str) -> Result<(Info, Wav<'a>)> 
                 let have = rest.len() as u64;
                 let (size, may_be_short) = match long_size {
                     Some(long) if size == u64::from(u32::MAX) => (long, false),
-                    // A program that cannot seek back to the header: the file's size does not reach beyond it either.
+                    // Size 0 is a placeholder if the file size in the header also ends before the samples.
                     _ if size == 0 && number::<4>(bytes, 4, is_big).is_some_and(|all| all <= at as u64) => (have, true),
                     _ => (size, is_placeholder(size)),
                 };
@@ -129,7 +130,7 @@ impl Format {
         }
         let bytes = if is_even { block / channels } else { 0 };
         let encoding = match (tag, bytes) {
-            // Programs disagree about which bytes of a longer block are the sample.
+            // Programs disagree about which bytes of a longer block hold the sample.
             (PCM, _) if bits.div_ceil(8) != bytes => {
                 return Err(unsupported(&format!("a WAV with samples of {bits} bits in {bytes} bytes"), place));
             }

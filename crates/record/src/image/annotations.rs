@@ -19,7 +19,7 @@ pub enum BoxFormat {
 /// Settings of boxes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BoxesSpec {
-    /// Meaning of the numbers, before and after.
+    /// Meaning of the four numbers, in the record and in the sample.
     pub format: BoxFormat,
     /// True if coordinates are fractions of the width and the height, before and after. Otherwise they are pixels.
     pub normalized: bool,
@@ -27,9 +27,9 @@ pub struct BoxesSpec {
     pub min_area: f64,
     /// Minimum fraction of a box that is inside the sample.
     pub min_visibility: f64,
-    /// Remove boxes below a minimum. Otherwise they remain, clipped.
+    /// True to remove boxes below a minimum. Otherwise they are kept, clipped.
     pub removes: bool,
-    /// True if the four numbers are four values of the record.
+    /// True if the record stores the four numbers as separate values.
     pub is_split: bool,
 }
 
@@ -137,8 +137,9 @@ impl KeypointsSpec {
         Ok(())
     }
 
-    /// Crops, resizes and flips keypoints. They are not clipped. With visibility, a keypoint outside of the sample gets
-    /// 0, and so do the coordinates of a keypoint whose visibility is 0. An error describes the first invalid keypoint.
+    /// Crops, resizes and flips keypoints. They are not clipped. If keypoints have a visibility, those outside the
+    /// sample get visibility 0, and those with visibility 0 get the coordinates (0, 0). An error describes the first
+    /// invalid keypoint.
     pub fn apply(&self, points: &[f64], geometry: &Geometry) -> Result<Vec<f32>, String> {
         let dims = self.dims();
         if !points.len().is_multiple_of(self.count * dims) {

@@ -15,7 +15,7 @@ pub enum OpKind {
     Contrast,
     /// Blend with the grey image.
     Saturation,
-    /// Shift of the hue, -0.5 to 0.5 of a turn.
+    /// Shift the hue, by -0.5 to 0.5 of the colour circle.
     Hue,
     /// Blend with a smoothed image.
     Sharpness,
@@ -112,7 +112,7 @@ pub enum Augment {
         /// Value of pixels from outside of the image.
         fill: u8,
     },
-    /// One operation with a value from a range.
+    /// One operation, with a value drawn from a range.
     One {
         /// The operation.
         op: OpKind,
@@ -133,8 +133,9 @@ pub(super) struct Op {
     pub(super) fill: u8,
 }
 
-/// Operations of RandAugment and TrivialAugmentWide, with their largest strengths; `None` for an operation that changes
-/// nothing. Brightness to sharpness are changes of the factor, and may be negative, as may the geometric ones.
+/// Operations of RandAugment and TrivialAugmentWide, with the largest strength in each; `None` is an operation that
+/// changes nothing. For brightness to sharpness, the strength is a change of the factor. This change and the strength
+/// of geometric operations can be negative.
 const SPACE: [(Option<OpKind>, f64, f64); 14] = [
     (None, 0.0, 0.0),
     (Some(OpKind::ShearX), 0.3, 0.99),

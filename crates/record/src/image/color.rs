@@ -87,7 +87,7 @@ fn grey([red, green, blue]: [u8; 3]) -> f32 {
     f32::from(red) * 0.2989 + f32::from(green) * 0.587 + f32::from(blue) * 0.114
 }
 
-/// Pillow's rule, as in torchvision.
+/// Table that equalises a histogram, by Pillow's rule, as in torchvision.
 fn equalized(counts: &[u32; 256]) -> Table {
     let total: u32 = counts.iter().sum();
     let last = counts.iter().rposition(|&count| count > 0).unwrap_or(0);
@@ -103,7 +103,7 @@ fn equalized(counts: &[u32; 256]) -> Table {
     })
 }
 
-/// Shifts the hue by a fraction of a turn.
+/// Shifts the hue by a fraction of the colour circle.
 fn hue(pixel: [u8; 3], shift: f32) -> [u8; 3] {
     let [red, green, blue] = pixel.map(|v| f32::from(v) / 255.0);
     let (most, least) = (red.max(green).max(blue), red.min(green).min(blue));

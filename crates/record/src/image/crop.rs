@@ -59,7 +59,7 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// The part of the sample that the region of an image of `shown` width and height fills.
+    /// The part of the sample that the region fills. `shown` is the width and height of the displayed image.
     pub(super) fn choose(spec: &ImageSpec, shown: (u32, u32)) -> Self {
         let whole = Self { left: 0, top: 0, width: spec.width, height: spec.height };
         if !matches!(spec.crop, Crop::Pad { .. }) {

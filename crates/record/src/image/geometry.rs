@@ -23,7 +23,7 @@ pub struct Geometry {
     pub(super) is_mirrored: bool,
     /// Width and height of the sample.
     pub(super) sample: (u32, u32),
-    /// Operations of augmentation, after the flip. Annotations get those that are geometric.
+    /// Operations of augmentation, after the flip. Only the geometric ones apply to annotations.
     pub(super) ops: Vec<Op>,
 }
 

@@ -17,7 +17,7 @@ use super::pixels::{Format, Pixels, reserve};
 /// Maximum number of scans in a progressive image. Encoders write about ten; a decompression bomb has thousands.
 const MAX_SCANS: c_int = 200;
 
-/// Starts of libjpeg's warnings (the messages `JWRN_...` of its jerror.h).
+/// First words of libjpeg's warnings (the messages `JWRN_...` in its jerror.h).
 const WARNINGS: [&str; 6] = [
     "Corrupt JPEG data: ",
     "Inconsistent progression sequence",
@@ -47,10 +47,10 @@ impl Decoder {
         unsafe { tj::tj3Get(self.handle(), parameter as c_int) }
     }
 
-    /// Last error message of the library, and whether it is only a warning. The library's error code is that of a warning
-    /// also for an error that follows a warning, so the text must be one of its warnings, too.
+    /// Last error message of the library, and whether it is only a warning. An error that follows a warning has the
+    /// error code of a warning, so the text is also compared with the known warnings.
     fn problem(&self) -> (String, bool) {
-        // SAFETY: the string belongs to the handle, is terminated, and is copied at once.
+        // SAFETY: the string belongs to the handle, is terminated, and is copied immediately.
         let text = unsafe { CStr::from_ptr(tj::tj3GetErrorStr(self.handle())) }.to_string_lossy().into_owned();
         // SAFETY: the handle is sound.
         let warning = unsafe { tj::tj3GetErrorCode(self.handle()) } == tj::TJERR_TJERR_WARNING as c_int;
@@ -61,7 +61,7 @@ impl Decoder {
 
 impl Drop for Decoder {
     fn drop(&mut self) {
-        // SAFETY: it came from `tj3Init` and is freed once.
+        // SAFETY: the handle came from `tj3Init` and is freed once.
         unsafe { tj::tj3Destroy(self.handle()) }
     }
 }

@@ -55,10 +55,10 @@ pub const MAX_PIXELS: u64 = 100_000_000;
 pub enum Crop {
     /// The whole image, resized to the sample's height and width; the aspect ratio is lost.
     None,
-    /// The whole image, resized to fit into the sample with its aspect ratio kept, and centred. The other pixels of the
-    /// sample have the value `fill`: of 255 for colours; alpha is opaque.
+    /// The whole image, resized to fit into the sample with its aspect ratio kept, and centred. In the other pixels of
+    /// the sample, every colour channel has the value `fill`, and alpha is opaque.
     Pad {
-        /// Value of the pixels beside the image.
+        /// Value of the pixels beside the image, 0 to 255. A uint16 sample gets 257 times this value.
         fill: u8,
     },
     /// Central region, after the shorter side is resized to `resize`: torchvision's Resize, then CenterCrop.
@@ -219,13 +219,13 @@ pub struct Probe {
     pub width: u32,
     /// Height of the stored image, in pixels.
     pub height: u32,
-    /// Format.
+    /// Format of the image.
     pub kind: Kind,
     /// EXIF orientation, 1 to 8; 1 if the image has none.
     pub orientation: u8,
 }
 
-/// Start of `by` in [`Error::Unsupported`] for an image of a kind that is not decoded.
+/// First words of `by` in [`Error::Unsupported`] for an image in an unsupported format.
 pub const DECODING: &str = "image decoding";
 
 /// Reads size, kind and orientation of an image; the headers are sufficient. `place` names the image in messages.
@@ -264,7 +264,7 @@ struct Room {
     resizer: Resizer,
 }
 
-/// Buffers larger than this are freed before the next image that needs less memory.
+/// Size in bytes above which a buffer is freed before the next image that needs less memory.
 const KEPT: usize = 32 << 20;
 
 thread_local! {
@@ -274,7 +274,7 @@ thread_local! {
 }
 
 /// Decodes the image `bytes` according to `spec` into `out`, the sample's batch slot. The caller must have called
-/// [`ImageSpec::check`]. `key` determines random crop and flip; `place` names the image in messages.
+/// [`ImageSpec::check`]. `key` determines the random crop, flip and augmentation; `place` names the image in messages.
 ///
 /// # Errors
 /// [`Error::Corrupt`] for damaged, truncated or oversized images, [`Error::Unsupported`] for other formats.
@@ -391,7 +391,7 @@ impl Resize<'_> {
         let source =
             TypedImageRef::<P>::from_buffer(pixels.width, pixels.height, &source[..len]).map_err(|e| bug(&e))?;
         if window.size() != (width, height) {
-            // A value of 16 bits is 257 times that of 8 bits: the same byte twice.
+            // Each byte is set to `fill`, so a 16-bit value is 257 times `fill`.
             out.fill(fill);
             if P::count_of_components() == 4 {
                 let alpha = P::size() / 4;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! TIFF decoding by the crate `tiff`: the first page, as grey, RGB or RGBA of 8 or 16 bits, or as labels. Strips and
-//! tiles, uncompressed or by Deflate, LZW or PackBits.
+//! TIFF decoding by the crate `tiff`: the first page, as grey, RGB or RGBA of 8 or 16 bits, or as labels. It supports
+//! strips and tiles that are uncompressed or compressed by Deflate, LZW or PackBits.
 
 use std::io::Cursor;
 
@@ -20,7 +20,7 @@ fn failed(problem: TiffError, place: &str) -> Error {
     }
 }
 
-/// Error for a file that is damaged, or has a form that the decoder does not support: it does not report which.
+/// Error for a file that is damaged or not supported. The decoder does not report which of the two it is.
 fn undecodable(problem: &str, place: &str) -> Error {
     let text = format!("cannot be decoded as TIFF: {problem} (if other programs read it, convert it to PNG)");
     Error::corrupt(place, text)

@@ -7,7 +7,7 @@ use ::parquet::basic::Compression;
 use penstock_codec::{Codec, GzipCheck, SizedCodec, decompress_exact, decompress_into_checked};
 use penstock_types::{Error, Result, with_separators};
 
-/// Input bytes that Brotli's decoder buffers.
+/// Size in bytes of the Brotli decoder's input buffer.
 const BROTLI_INPUT: usize = 4096;
 
 /// Returns a page of `want` bytes: `levels`, which are never compressed, followed by the decompressed `input`.

@@ -10,8 +10,8 @@ use super::thrift::Input;
 /// Size of the tail: the footer length and the magic bytes that follow the footer.
 pub const TAIL: usize = 8;
 
-/// Maximum footer size; a larger footer is rejected. The size grows with columns times row groups; 64 MiB suffice for a
-/// million of them.
+/// Maximum footer size; a larger footer is rejected. The size grows with the number of column chunks (columns times row
+/// groups); 64 MiB suffice for a million chunks.
 const MAX_FOOTER: u64 = 64 << 20;
 
 /// Maximum number of rows; a file that claims more is damaged. The limit ensures that totals over a large dataset fit

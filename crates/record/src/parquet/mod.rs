@@ -128,7 +128,7 @@ impl Table {
         Ok(Self { file: Arc::new(bytes), metadata, columns, groups, place: place.to_owned() })
     }
 
-    /// Its columns.
+    /// Columns of the file.
     pub fn columns(&self) -> &[Column] {
         &self.columns
     }
@@ -194,8 +194,8 @@ impl Table {
                 self.read_group(group, column, &run, &mut values)?;
             }
         }
-        // Append the end offsets, the outermost level first, because each is the length of the next level. If no rows
-        // were read, the lists contain only these.
+        // Append the end offsets. The outermost level comes first, because its end offset is the number of lists of the
+        // next level. If no rows were read, each level contains only its end offset.
         for level in 0..lists.len() {
             let items = values.items(level, element);
             values.level(level).push(items);
@@ -394,7 +394,8 @@ pub(crate) fn columns_of(metadata: &ParquetMetaData) -> Vec<Column> {
     columns
 }
 
-/// Creates a reader for a column chunk of `file` without lists; no page may need more than `limit` bytes.
+/// Creates a reader for a column chunk of `file`. The column must not contain lists. No page may need more than `limit`
+/// bytes.
 pub fn column_reader(
     file: Arc<impl ChunkReader + 'static>,
     chunk: &ColumnChunkMetaData,

@@ -28,8 +28,9 @@ const SLACK: u64 = 100;
 /// Number of bytes that are first read for a header; a header with long statistics is larger.
 const HEADER: u64 = 64 << 10;
 
-/// Decoded size of a byte string without its content; below, the size of a value's two levels.
+/// Decoded size of a byte string without its content.
 const STRING_BYTES: usize = 32;
+/// Decoded size of the two levels of a value.
 const LEVEL_BYTES: usize = 4;
 
 /// Decoded size of one length, either of a byte string or of its prefix.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One pass over an epoch: takes batches from the native run, delivers them, and measures the time spent.
 
-Owns the native run and ends it. The loader decides where an epoch starts, and the `Delivery` converts batches.
+Owns the native run, and ends the run. The loader decides where an epoch starts, and the `Delivery` converts batches.
 """
 # ruff: noqa: SLF001 - Epoch and BaseLoader form one unit and use each other's private members
 
@@ -58,7 +58,7 @@ class Delivery(Generic[Batch]):
         self._adapt = adapt
 
     def adapt(self, tensors: dict[str, Any]) -> tuple[Any, float]:
-        """Convert a batch of native tensors. Return it with the seconds spent on copies to a device."""
+        """Convert a batch of native tensors. Return the result, and the seconds spent on copies to a device."""
         return self._adapt(tensors)
 
     def hand_over(self, adapted: Any) -> tuple[Batch, float, float]:
@@ -116,7 +116,9 @@ class Epoch(Generic[Batch]):
 
     @property
     def is_untouched(self) -> bool:
-        """True if no batch was requested in this process, so that the pass may begin elsewhere."""
+        """True if no batch was requested from this pass in this process. Such a pass can begin at another position
+        instead.
+        """
         return self._run is not None and self._pid == os.getpid() and not self._is_touched
 
     def begin_elsewhere(self, feed: AnyFeed, epoch: int, cursor: int) -> None:
@@ -203,8 +205,8 @@ class Epoch(Generic[Batch]):
         return _Taken(adapted, rows, cursor, bytes_out)
 
     def _take_ahead(self) -> None:
-        """Take the batch after the delivered one if it is ready. An error is stored, and raised when that batch is
-        requested.
+        """Take the batch after the delivered one if it is ready. An error is stored until that batch is requested, and
+        then raised.
         """
         run, ahead = self._run, Future[_Taken | None]()
         try:

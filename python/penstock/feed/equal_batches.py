@@ -69,8 +69,8 @@ class FilledRun(_Wrapped):
 
 
 class EqualRun(_Wrapped):
-    """Returns a batch if every rank has one. Before a batch is returned, the next one is read, and the ranks exchange
-    whether they have it while the consumer works.
+    """Returns a batch if every rank has one. Before a batch is returned, this rank reads its next batch. While the
+    consumer works, the ranks exchange whether each has a next batch.
     """
 
     def __init__(self, run: BatchRun, exchange: Callable[[bool], Answer]) -> None:
@@ -96,7 +96,9 @@ class EqualRun(_Wrapped):
         return held
 
     def _read(self) -> Answer:
-        """Read the next batch. An error is stored until its turn, so that the other ranks do not wait for this one."""
+        """Read the next batch. An error is stored until this batch is requested, so that the other ranks do not wait
+        for this rank.
+        """
         try:
             self._held = self._run.next()
         except Exception as error:

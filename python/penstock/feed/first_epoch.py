@@ -2,12 +2,14 @@
 """First epoch of a dataset whose records are still being counted: reads the part of the order that is already known,
 part after part, until the scan is complete.
 
-The order of an epoch depends on the counts only through the running sums of its object order. With the counts of the
-first objects, the positions of their samples are therefore final. Each part is a native feed over a prefix of the
-epoch that ends at a batch; the last part is the dataset's own feed.
+The order of objects in an epoch does not depend on the counts, and the position of a sample depends only on the counts
+of the objects up to the end of its window. Therefore, the positions in the first windows are final as soon as the
+objects of these windows are counted. Each part is a native feed over a prefix of the epoch that ends at a batch
+boundary; the last part is the feed of the whole dataset.
 
-A shuffled batch has records of all objects of a window, which a feed of the whole window would read before the first
-batch. Therefore the first parts of a shuffle have only a few batches each, and read single records if they can.
+A shuffled batch has records of all objects of a window. A feed of the whole window would read all these objects before
+the first batch. Therefore, the first parts of a shuffled epoch have only a few batches, and read single records if
+possible.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ MAX_DEFAULT_WINDOW = 16
 
 
 _GROWTH = 8
-"""Factor between the numbers of batches of the first parts of a shuffle, of which the first one has one batch."""
+"""In a shuffled epoch, the first part has one batch, and each of the next parts has this many times the batches of the
+part before.
+"""
 
 
 class Part(NamedTuple):
@@ -109,7 +113,7 @@ class FirstEpochFeed:
                 end = min(end + window, len(order))
             objects = order[:end]
             if dataset.seed is None and is_first and end == 0:
-                # In stored order, the first records of an object are a prefix, too.
+                # In stored order, a part can also end inside the first object.
                 scan.counts.scan_start(order[0], cursor + self.batch)
                 objects, is_first = order[:1], False
             if scan.is_complete():
@@ -126,7 +130,8 @@ class FirstEpochFeed:
                     return _Known(leaf.range(0, near), is_last=False, next_from=near)
                 return _Known(leaf.range(0, stop), is_last)
             if end == len(order):
-                # The last samples do not fill a batch, or there are none: the counts will be complete at once.
+                # The remaining samples do not fill a batch, or none remain. All objects are counted, so the scan is
+                # about to complete.
                 scan.wait()
                 return None
             scan.read_first(order[end : end + window] if pauses else order[end:], then_pauses=pauses)
@@ -136,7 +141,9 @@ class FirstEpochFeed:
                 return None
 
     def _window(self) -> int | None:
-        """Return the shuffle window. The default needs the counts of a few objects. None if everything is counted."""
+        """Return the shuffle window. The default window depends on the counts of a few objects. None if everything is
+        counted.
+        """
         dataset, scan = self.dataset, self.scan
         seed = dataset.seed
         if seed is None:
@@ -148,7 +155,7 @@ class FirstEpochFeed:
         scan.start()
 
         def is_known() -> bool:
-            # With the smallest possible window, the other counts do not matter.
+            # 2 is the smallest possible window, so the other counts cannot change it.
             return scan.is_counted(objects) or scan.counts.so_far(objects).window(seed) == 2
 
         scan.wait_until(is_known)
@@ -178,16 +185,16 @@ class FirstEpochRun:
             if got is not None:
                 self._cursor = got[2]
                 if not self._is_last:
-                    self._feed.scan.go_on()  # only now, so that the first batch does not wait for it
+                    self._feed.scan.go_on()  # only now, so that the first batch does not compete with the scan
                 if self._cursor == self._next_from:
-                    # The next part reads while the consumer works on this batch.
+                    # Let the next part read while the consumer works on this batch.
                     self._end_part()
                     self._begin_part()
                 return got
             if self._is_last:
                 return None
             self._end_part()
-        self._end_part()  # it may have begun while another thread closed the run
+        self._end_part()  # a part may have begun while another thread closed the run
         return None
 
     def _begin_part(self) -> None:
@@ -228,7 +235,7 @@ class FirstEpochRun:
         self._feed.scan.end_pause()
         run, self._run = self._run, None
         if run is not None:
-            run.close()  # without its times, which a forked child cannot read
+            run.close()  # the times are dropped, because a forked child cannot read them
 
 
 def _sum(a: tuple[int, int, list[str]], b: tuple[int, int, list[str]]) -> tuple[int, int, list[str]]:

@@ -64,7 +64,8 @@ class Format:
 def tfrecord(*, compression: str | None = None) -> Format:
     """TFRecords. The parts of a record are the features of its tf.Example or tf.SequenceExample.
 
-    Records of other messages have no parts: `penstock.raw(record=True)` reads their bytes, which is the default then.
+    Records of other protobuf messages have no parts. Their only field is the whole record, `penstock.raw(record=True)`,
+    which is then the default.
 
     Args:
         compression: Compression (`gzip`, `zstd` or `lz4`) of objects whose names lack the suffix for it, as
@@ -117,9 +118,9 @@ def tokens(
         stride: Number of tokens from one window's start to the next; by default `length`, so that windows do not
             overlap.
         header_bytes: Number of bytes before the first token.
-        eos: Last token of each document. With it, a record also has the parts `segment_ids` (int32: 1 for the tokens of
-            the window's first document, 2 for those of the next) and `position_ids` (int32: index of each token in its
-            document or, for the first one, in the window).
+        eos: Last token of each document. With it, a record also has the parts `segment_ids` (int32: 1 for tokens of the
+            window's first document, 2 for tokens of the second, ...) and `position_ids` (int32: index of each token in
+            its document or, for the first one, in the window).
     """
     facts = {"dtype": str(dtype), "header_bytes": _bytes(header_bytes), **_windows(length, stride, eos)}
     return Format("tokens", facts)
@@ -129,7 +130,7 @@ def megatron(*, length: int | None = None, stride: int | None = None, eos: int |
     """Megatron-LM's `.bin` files of tokens, with an `.idx` file beside each. A record is a document, with one part,
     `tokens`.
 
-    The element type comes from the index of the first file.
+    The element type is read from the index of the first file.
 
     Args:
         length: Read windows of this many tokens instead of documents. Windows do not end at documents.
@@ -156,7 +157,7 @@ def _windows(length: int, stride: int | None, eos: int | None) -> dict[str, Any]
 def jsonl() -> Format:
     """JSON lines (`.jsonl`, `.ndjson`): a record is the JSON object of one line, and its parts are the object's entries.
 
-    An entry of an object inside is named by its path (`meta.url`). Numbers become tensors, lists of numbers become
+    An entry of a nested object is named by its path (`meta.url`). Numbers become tensors, lists of numbers become
     ragged fields, and strings become text. Other lists and objects are read as JSON text.
     """
     return Format("jsonl")
@@ -277,21 +278,22 @@ def files() -> Format:
 
 
 def zarr(*arrays: str) -> Format:
-    """Zarr, versions 2 and 3. Sample i is index i along the first axis. The parts are the arrays by name; a single
-    array is the part `array`.
+    """Zarr, versions 2 and 3. Sample i is index i along the first axis. Each array of a group is a part with the
+    array's name; a single array is the part `array`.
 
     Args:
         arrays: Names of the arrays to read from a group; by default all. They must have the same number of rows. For
-            several groups or arrays in one folder or bucket, the names are paths below it (`"a.zarr/amplitude"`).
+            several groups or arrays in one folder or bucket, the names are paths below this folder or bucket
+            (`"a.zarr/amplitude"`).
     """
     return Format("zarr", {"arrays": list(arrays)})
 
 
 def hdf5(*datasets: str) -> Format:
-    """HDF5 datasets, chunked or contiguous. Sample i is index i along the first axis. The parts are the datasets by
-    name.
+    """HDF5 datasets, chunked or contiguous. Sample i is index i along the first axis. Each dataset is a part with the
+    dataset's name.
 
-    h5py reads only the chunk positions, when the dataset is opened. The core reads the samples.
+    When the files are opened, h5py reads only the positions of chunks. The core reads the samples.
 
     Args:
         datasets: Paths of the datasets in each file (`"/images"`). They must have the same number of rows.

@@ -28,7 +28,7 @@ _MAX_CHUNKS = 1 << 22
 # Read-ahead size in bytes. Chunk tables are mostly contiguous, so a large read saves requests.
 _READ_AHEAD = 256 << 10
 
-# Exceptions that h5py raises for a damaged file. Which one depends on the h5py call that reads the damaged part.
+# Exceptions that h5py raises for a damaged file. The class depends on the h5py call that reads the damaged part.
 _DAMAGE = (OSError, RuntimeError, KeyError, IndexError, TypeError, ValueError, ArithmeticError, MemoryError)
 
 
@@ -91,14 +91,14 @@ def with_file(files: _native.Files, entry: dict[str, Any], place: str, work: Cal
         except PenstockError as error:
             failed = error
         except _DAMAGE as error:
-            # h5py may replace the store's error with a message of its own, so prefer the store's error.
+            # h5py may have replaced the store's error with its own message, so prefer the store's error.
             failed = content.error or Corrupt(
                 f"{place} cannot be read as HDF5: {type(error).__name__}: {error}",
                 where=place,
                 hint="download the object again, or compare it with its source",
             )
-    # Raise here, without context: h5py's frames have handles that HDF5 frees at exit, after Python has ended, which
-    # crashes. An uncaught error would keep its own frames and those of its context alive until exit.
+    # Raise here, without context. h5py's frames hold handles, and an uncaught error keeps its own frames and those of
+    # its context alive until exit. HDF5 would then free the handles after Python has ended, and crash.
     failed.__context__ = None
     raise failed.with_traceback(None)
 

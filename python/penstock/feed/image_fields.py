@@ -79,7 +79,8 @@ class ImageSpec(FieldSpec):
     def randaugment(self, num_ops: int = 2, magnitude: int = 9, *, num_magnitude_bins: int = 31, fill: int = 0) -> Self:
         """Return the field with random operations, as by torchvision's `RandAugment`.
 
-        Masks, boxes and keypoints get the geometric ones too. `fill` is the value of pixels from outside of the image.
+        Geometric operations are applied to masks, boxes and keypoints, too. `fill` is the value of pixels from outside
+        of the image.
         """
         if as_int("num_ops", num_ops) < 0:
             raise ConfigError(f"image: num_ops must be at least 0 (got {num_ops})", where="image")
@@ -98,12 +99,12 @@ class ImageSpec(FieldSpec):
         Operations come after crop, resize and flip, in the order of the calls.
 
         Args:
-            operation: With the values of torchvision's functions: `brightness`, `contrast`, `saturation`, `sharpness`
-                (factors), `hue` (-0.5 to 0.5), `posterize` (bits), `solarize` (threshold of 255), `autocontrast`,
-                `equalize`, `invert`, `grayscale`, `rotate` (degrees, counter-clockwise), `shear_x`, `shear_y` (pixels
-                per row or column), `translate_x`, `translate_y` (fractions of the side).
-            value: The value, or the range from which it is drawn. `autocontrast`, `equalize`, `invert` and `grayscale`
-                have none.
+            operation: Name of the operation. Its values are those of torchvision's functions: `brightness`, `contrast`,
+                `saturation`, `sharpness` (factors), `hue` (-0.5 to 0.5), `posterize` (bits), `solarize` (threshold of
+                255), `autocontrast`, `equalize`, `invert`, `grayscale`, `rotate` (degrees, counter-clockwise),
+                `shear_x`, `shear_y` (pixels per row or column), `translate_x`, `translate_y` (fractions of the side).
+            value: The value of the operation, or the range from which it is drawn. `autocontrast`, `equalize`, `invert`
+                and `grayscale` do not have a value.
             p: Probability that a sample gets the operation.
             fill: Value of pixels from outside of the image.
         Raises:
@@ -203,10 +204,10 @@ def image(
 
     Args:
         height, width: Size of the sample in pixels; `width` defaults to `height`.
-        crop: `random` (RandomResizedCrop of `area` and `ratio`), `center` (Resize so that the shorter side is `resize`,
-            by default 256/224 of the sample's larger side, then CenterCrop), `pad` (the whole image, resized with its
-            aspect ratio until it fits, and centred; the pixels beside it have the value `fill`) or `none` (the whole
-            image, resized without its aspect ratio).
+        crop: `random` is torchvision's RandomResizedCrop with `area` and `ratio`. `center` resizes the shorter side to
+            `resize` (by default 256/224 of the sample's larger side), then crops the centre. `pad` resizes the whole
+            image to fit, keeps the aspect ratio, and centres the image on pixels of the value `fill`. `none` resizes
+            the whole image to the sample's size, without keeping the aspect ratio.
         flip: Probability that a sample is mirrored left to right; True means 0.5.
         dtype: `uint8`, `uint16`, or `float32` with (value / 255 - mean) / std. For `uint8` and `float32`, the upper 8
             bits of 16-bit images are used; for `uint16`, 8-bit values are multiplied by 257.
@@ -214,15 +215,15 @@ def image(
         mean, std: One value for each colour channel (one for grey, otherwise three); for float32.
         channels: 3 (RGB; alpha is dropped), 1 (grey: the luma of a JPEG, otherwise ITU-R 601-2 as in Pillow) or 4
             (RGBA; opaque if an image has no alpha, and float32 alpha is value / 255).
-        orient: Rotate images according to their EXIF orientation (by default, torchvision does not, and Pillow does so
-            only for TIFF).
+        orient: Rotate images according to their EXIF orientation (torchvision does not do this by default, and Pillow
+            does it only for TIFF).
         max_pixels: Maximum number of pixels in an image; a larger image is `Corrupt`.
-        exact: Decode JPEGs at full size, then resize: within 2 levels of Pillow and torchvision, at more CPU.
-            Otherwise, a JPEG that is at least twice the sample's size is first decoded at 1/2, 1/4 or 1/8 scale, which
-            differs more.
+        exact: Decode JPEGs at full size, then resize. The values differ from those of Pillow and torchvision by at most
+            2 levels, but decoding takes more CPU time. Otherwise, a JPEG of at least twice the sample's size is decoded
+            at 1/2, 1/4 or 1/8 scale, and the values differ more.
         fill: For `crop="pad"`: colour of the pixels beside the image, 0 to 255; their alpha is opaque.
-        default, mask: As in `penstock.tensor`: the value of every element of an image that a sample lacks, and the name
-            of a boolean field. No mask, boxes or keypoints may follow such an image in a sample that lacks it.
+        default, mask: As in `penstock.tensor`: the value of every element of a missing image, and the name of a boolean
+            field. A sample without the image must not have a mask, boxes or keypoints that follow the image.
     Raises:
         ConfigError: A size is missing, or mean or std does not have one value per colour channel. The loader rejects
             other invalid values.
@@ -330,8 +331,8 @@ class KeypointsSpec(RaggedSpec):
     flip_order: tuple[int, ...] = ()
 
     def like(self, name: str) -> Self:
-        """Return the keypoints with the crop, size and flip of the image field `name`. If `name` is a boxes field, an
-        item belongs to each box and is removed with it.
+        """Return the keypoints with the crop, size and flip of the image field `name`. If `name` is a boxes field, each
+        item belongs to a box and is removed together with the box.
         """
         return replace(self, follows=name)
 
@@ -393,8 +394,8 @@ def boxes(
         normalized: True if coordinates are fractions of the width and the height; False for pixels.
         min_area: Minimum area inside the sample, in pixels of the sample.
         min_visibility: Minimum fraction of the box that is inside the sample.
-        remove: Remove boxes without area or below a minimum. With False all boxes remain, so that shapes do not change;
-            a box outside of the sample then has no area.
+        remove: Remove boxes that have no area or are below a minimum. With False, all boxes remain, so that shapes do
+            not change; a box outside of the sample then has the area 0.
     Raises:
         ConfigError: An argument is not valid. `Mismatch` while reading: a box is not finite or has a negative width.
     """
@@ -431,7 +432,8 @@ def keypoints(
         visibility: Keypoints have a third number, their visibility (0 not labelled, 1 hidden, 2 visible). A keypoint
             outside of the sample gets 0, 0, 0.
         normalized: True if coordinates are fractions of the width and the height; False for pixels.
-        flip_order: Order of an item's keypoints after a flip, which exchanges left and right; by default unchanged.
+        flip_order: Order of an item's keypoints after a flip, to exchange left and right keypoints; by default
+            unchanged.
     Raises:
         ConfigError: `flip_order` is not a permutation of the keypoints.
     """

@@ -27,8 +27,8 @@ __all__ = ["Loader"]
 
 class Loader(BaseLoader[dict[str, Any]]):
     """Loader that yields dicts of `jax.Array`, for fields of fixed shape and for padded fields. Without a sharding,
-    arrays are on the default device. With a sharding, each array is global with `global_batch` rows, is split along the
-    first axis, and each process reads its part.
+    arrays are on the default device. With a sharding, each array is a global array of `global_batch` rows that is split
+    along the first axis, and each process reads its part.
 
     Unless JAX's x64 mode is on, 64-bit fields become 32-bit: float64 is rounded to float32, and a value that is out of
     range is a `ConfigError`, never truncated.
@@ -38,9 +38,9 @@ class Loader(BaseLoader[dict[str, Any]]):
         """Like `penstock.Loader`, with one more argument:
 
         Args:
-            sharding: A `jax.sharding.NamedSharding` that splits the first axis (`P("data")`). All batches are full:
-                `tail` is `drop` by default, or `pad`. The processes' parts must be contiguous, of equal size, and in
-                the order of the process numbers, as `jax.make_mesh` arranges them.
+            sharding: A `jax.sharding.NamedSharding` that splits the first axis (`P("data")`). `tail` must be `drop`
+                (the default) or `pad`, so that all batches are full. The processes' parts must be contiguous, of equal
+                size, and in the order of the process numbers, as `jax.make_mesh` arranges them.
         """
         if sharding is not None:
             arguments.setdefault("tail", "drop")
@@ -80,7 +80,8 @@ class Loader(BaseLoader[dict[str, Any]]):
                 where="batch_by",
                 hint="give sizes per rank: batch_sizes, or tokens",
             )
-        # Batches by length differ in their number of rows, so any number that all devices share evenly is checked.
+        # Batches by length have varying numbers of rows, so check with any number that can be split evenly over all
+        # devices.
         size = self.global_batch if self._batch_by is None else self.sharding.mesh.size * self.world
         rows = self._cut(1).devices_indices_map((size,))
         mine = [rows[device][0].indices(size)[:2] for device in self.sharding.addressable_devices]
@@ -95,7 +96,7 @@ class Loader(BaseLoader[dict[str, Any]]):
             )
 
     def _prepare(self) -> None:
-        # The outputs of functions are known only from the batches.
+        # The types of functions' outputs are known only after the first batch.
         if self.dataset.is_mapped or self._collate is not None:
             return
         for name, spec in self.dataset.batch_fields().items():
@@ -111,7 +112,7 @@ class Loader(BaseLoader[dict[str, Any]]):
     def _adapt(self, tensors: dict[str, Any]) -> tuple[dict[str, Any], float]:
         began = time.perf_counter()
         for name, value in tensors.items():
-            if hasattr(value, "offsets"):  # a field of texts or of `tokenize`, which `_prepare` cannot know
+            if hasattr(value, "offsets"):  # a field of texts or of `tokenize`, which `_prepare` does not see
                 raise _no_array(name, "of varying length")
         batch = {
             name: value if isinstance(value, list) else self._put(_in_range(name, array(value)))

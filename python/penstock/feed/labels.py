@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["read"]
 
-_MAX_BYTES = 256 << 20  # the labels of ImageNet-21k, at about a hundred bytes each
+_MAX_BYTES = 256 << 20  # enough for ImageNet-21k, with about 100 bytes per label
 
 
 def read(
@@ -94,7 +94,7 @@ def _parquet(table: Dataset, place: str, requested: LabelFile) -> tuple[list[str
     specs = dict(table.schema().specs)
     key, label = (_column(name, list(specs), place) for name in (requested.key, requested.label))
     spec, kind = specs[label], "text"
-    if isinstance(spec, fields.TensorSpec | fields.RaggedSpec):  # ragged if some are null; the read reports these
+    if isinstance(spec, fields.TensorSpec | fields.RaggedSpec):  # ragged: some labels are null, and the read fails
         kind = "float" if spec.dtype.startswith("float") else "int"
     label_spec = fields.raw() if kind == "text" else fields.tensor(f"{kind}64", ())
     files: list[str] = []

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lengths of a dataset's samples, as uint32 arrays in stored order: from the caller, or read once and kept
-(`sample_scan`).
+"""Lengths of a dataset's samples, as uint32 arrays in stored order: from the caller, or read once and cached by
+`sample_scan`.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def of(dataset: DatasetBase, length: Any, on_error: str = "raise") -> list[Lengt
     Args:
         length: Name of a field, or an array with one length per sample; for a mixture, a list of arrays.
     Raises:
-        ConfigError: The field has no length, or the array has another size, or a length is not a whole number from 0
-            to 2^32 - 2.
+        ConfigError: The field has no length, the array has another size, or a length is not a whole number from 0 to
+            2^32 - 2.
     """
     require("batch_by", "numpy")
     parts = sample_scan.leaves(dataset)
@@ -121,12 +121,12 @@ def _measured(dataset: Dataset, name: str) -> FieldSpec:
     spec = specs[name].unpadded if name in specs else None
     if isinstance(spec, RaggedSpec) and spec.audio is not None:
         return TensorSpec("int64", (), spec.parts or (name,), audio=replace(spec.audio, measures=True))
-    if isinstance(spec, RaggedSpec) and spec.follows:  # the stored number; the crop of the image may remove some
+    if isinstance(spec, RaggedSpec) and spec.follows:  # stored items; a crop of the image can remove some
         is_split = isinstance(spec, BoxesSpec) and spec.is_split
         parts, shape = (spec.parts[:1], ()) if is_split else (spec.parts, spec.shape)
         dtype = "float64" if isinstance(spec, (BoxesSpec, KeypointsSpec)) else spec.dtype
         return RaggedSpec(dtype, shape, parts, default=spec.default, presence=spec.presence)
-    if isinstance(spec, TextSpec):  # a text that cannot be decoded is an error of its batch, not of its length
+    if isinstance(spec, TextSpec):  # a text that cannot be decoded raises an error in its batch, not here
         default = None if spec.default is None else spec.default.encode()
         return RawSpec(presence=spec.presence, parts=spec.parts, default=default)
     if isinstance(spec, RawListSpec):

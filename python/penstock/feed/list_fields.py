@@ -23,7 +23,9 @@ __all__ = ["list"]
 _MAX_DEPTH = 8
 
 _ITEMS = (TensorSpec, RaggedSpec, RawSpec, TextSpec, RawListSpec, NestedSpec)
-"""Kinds of items. Their subclasses (masks, boxes, keypoints) follow an image, which a list cannot do."""
+"""Allowed kinds of items. Subclasses of these (masks, boxes, keypoints) are not allowed, because they follow an
+image.
+"""
 
 
 def list(  # noqa: A001 - the name in the API
@@ -31,12 +33,12 @@ def list(  # noqa: A001 - the name in the API
 ) -> RaggedSpec | RawListSpec | NestedSpec:
     """Create a field of any number of items per sample, each of which is another field: `list(ragged("float32"))`.
 
-    `list(tensor(dtype, shape))` is `ragged(dtype, shape)`, and `list(raw())` is `raw_list()`; `list(text())` gives `str`.
-    Lists of lists have up to 8 levels. In a batch, lists of numbers are a `Ragged` whose `values` are a `Ragged`, one
-    for each level; lists of byte strings or texts are Python lists.
+    `list(tensor(dtype, shape))` is `ragged(dtype, shape)`, and `list(raw())` is `raw_list()`; `list(text())` gives
+    `str`. Lists of lists have up to 8 levels. In a batch, lists of lists of numbers are a `Ragged` whose `values` are
+    another `Ragged`, and so on for each level. Lists of byte strings or texts are Python lists.
 
-    They are read from lists of lists in Parquet, Arrow IPC and JSON; inner lists that all have the same length are also
-    `ragged(dtype, shape)` or `tensor(dtype, shape)`. `list(ragged(dtype))` and `list(raw_list())` also read feature
+    Lists of lists are read from Parquet, Arrow IPC and JSON. If all inner lists have the same length, `ragged(dtype,
+    shape)` or `tensor(dtype, shape)` can read them, too. `list(ragged(dtype))` and `list(raw_list())` also read feature
     lists of a tf.SequenceExample, with any number of values per step.
 
     Args:

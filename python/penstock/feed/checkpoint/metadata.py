@@ -171,7 +171,9 @@ def _decoded(value: _Tensor | None) -> Any:
 
 
 def _check_covered(name: str, value: Any, stored: Mapping[MetadataIndex, Stored]) -> None:
-    """Raise ValueError if a part of a value is not stored: a reader would return uninitialised memory."""
+    """Raise ValueError if a part of a value is not stored. A reader would otherwise return uninitialised memory for
+    this part.
+    """
     if isinstance(value, BytesStorageMetadata):
         if MetadataIndex(name) not in stored:
             raise ValueError(f"{name} is not stored")

@@ -44,7 +44,7 @@ class CheckpointReader(StorageReader):  # type: ignore[misc]  # torch has no typ
 
     Raises (inside torch's CheckpointException):
         NotFound: There is no complete checkpoint, or the one of this step is not complete.
-        Corrupt: The checkpoint is damaged, or is not one of Penstock.
+        Corrupt: The checkpoint is damaged, or Penstock did not write it.
     """
 
     def __init__(self, url: str | os.PathLike[str], *, timeout_s: float = 600.0) -> None:
@@ -62,8 +62,8 @@ class CheckpointReader(StorageReader):  # type: ignore[misc]  # torch has no typ
 
     def read_metadata(self) -> Metadata:
         """Return torch's metadata of the checkpoint."""
-        # torch logs an error of this function with its traceback and continues without metadata. So it is raised by
-        # `set_up_storage_reader`, which torch calls next.
+        # torch only logs an error of this function, and continues without metadata. Therefore, `set_up_storage_reader`,
+        # which torch calls next, raises the error.
         self._refused, self._stored = None, {}
         try:
             found, self._stored = self._metadata()
@@ -89,7 +89,7 @@ class CheckpointReader(StorageReader):  # type: ignore[misc]  # torch has no typ
             self.step = latest.step
         place = self.folder.place(self.step)
         found, stored = documents.decode(self.folder.read_metadata(self.step), place)
-        # Every stored byte is in a file whose size the commit states, so this bounds the memory of a reader.
+        # The commit states the size of every file, so this check limits the memory that a reader allocates.
         have, want = sum(one.length for one in stored.values()), self.folder.find(self.step).bytes
         if have != want:
             raise Corrupt(f"{place}: the metadata locates {have:,} of {want:,} bytes", where=place)
@@ -106,7 +106,7 @@ class CheckpointReader(StorageReader):  # type: ignore[misc]  # torch has no typ
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        # In the order of the files, so that storage reads ahead.
+        # Read in the order of files and offsets, so that the storage can read ahead.
         for item in sorted(plan.items, key=self._order):
             self._read_item(item, planner)
         done: Future[None] = Future()
@@ -128,7 +128,8 @@ class CheckpointReader(StorageReader):  # type: ignore[misc]  # torch has no typ
         at = self._at(item.storage_index)
         name = item.storage_index.fqn
         if item.type == LoadItemType.BYTE_IO:
-            # The planner unpickles without restrictions. So it gets a new pickle of the value that was read with them.
+            # The planner unpickles without restrictions. Therefore, it gets a new pickle of the value, which was read
+            # with restrictions.
             safe = io.BytesIO()
             torch.save(self.plain_value(at, name), safe)
             safe.seek(0)
@@ -215,9 +216,11 @@ class CheckpointReader(StorageReader):  # type: ignore[misc]  # torch has no typ
 
 
 def _empty(tensor: TensorStorageMetadata) -> torch.Tensor:
-    """Empty CPU tensor; if the saved tensor had no gaps, with the same memory order (such as channels last)."""
+    """Return an empty CPU tensor. If the saved tensor had no gaps, the memory order is the same (such as channels
+    last).
+    """
     strides = getattr(tensor.properties, "strides", None)
-    # With `meta`, a hostile stride allocates nothing.
+    # A tensor on `meta` allocates nothing, however large the strides are.
     if strides is not None and len(strides) == len(tensor.size) and min(strides, default=0) >= 0:
         shape = torch.empty_strided(tensor.size, strides, device="meta")
         return torch.empty_like(shape, dtype=tensor.properties.dtype, device="cpu")

@@ -34,7 +34,7 @@ __all__ = ["CheckpointWriter", "step_of"]
 
 @dataclass(frozen=True)
 class _Assignment:
-    """What rank 0 decides for each rank."""
+    """What rank 0 assigns to each rank: the step, the name of the attempt, and the number of the rank."""
 
     step: int
     attempt: str
@@ -117,7 +117,8 @@ class CheckpointWriter(StorageWriter):  # type: ignore[misc]  # torch has no typ
     def _write(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
         at: _Assignment = plan.storage_data
         tensors = [item for item in plan.items if item.type != WriteItemType.BYTE_IO]
-        # The sizes must be known before the first byte, and only a pickled value shows its size.
+        # The size of the file must be known before the first byte is written. The size of a plain value is known only
+        # after it is pickled.
         plain = [(item, _plain(planner, item)) for item in plan.items if item.type == WriteItemType.BYTE_IO]
         size = sum(len(data) for _, data in plain) + sum(_planned_bytes(item) for item in tensors)
         name = data_name(at.attempt, at.rank)
@@ -184,7 +185,7 @@ def _plain(planner: SavePlanner, item: WriteItem) -> memoryview:
 
 
 def _bytes_of(tensor: torch.Tensor, item: WriteItem) -> memoryview:
-    """The bytes of a tensor in C order; a copy only if it is on a device, or is a view with gaps."""
+    """The bytes of a tensor in C order. Copied only if the tensor is on a device, or is a view with gaps."""
     dense = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     data = memoryview(dense.flatten().view(torch.uint8).numpy())
     if len(data) != _planned_bytes(item):
@@ -197,7 +198,8 @@ def _bytes_of(tensor: torch.Tensor, item: WriteItem) -> memoryview:
 def _written(out: FileWriter, item: WriteItem, data: memoryview, name: str, offset: int) -> WriteResult:
     sums = []
     for start in range(0, len(data), BLOCK_BYTES):
-        # The copy keeps the block in the cache for the checksum and the write. It is cheaper than reading it twice.
+        # The copy brings the block into the CPU cache for the checksum and the write. Reading the block from memory
+        # twice would cost more.
         block = bytes(data[start : start + BLOCK_BYTES])
         sums.append(_native.crc32c(block))
         out.write(block)

@@ -11,8 +11,8 @@ use std::time::Instant;
 use rustix::process::{Resource, getrlimit};
 use tokio::sync::Notify;
 
-/// Connections may use the limit on open files divided by this number. The other half is for files, the rest of the
-/// process and new clients.
+/// Divisor of the limit on open files: connections may use one half. The other half is for files, new clients and the
+/// rest of the process.
 const SHARE: u64 = 2;
 
 /// State of one connection.
@@ -25,8 +25,8 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// Resolves when the connection must close. Returns true if it never received a request and must close at once;
-    /// false if it must close after the current request.
+    /// Resolves when the connection must close. Returns true if the connection never received a request and must close
+    /// immediately; false if it must close after the current request.
     pub(crate) async fn evicted(&self) -> bool {
         self.evict.notified().await;
         !self.has_asked.load(Ordering::Acquire)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! S3 emulator: serves a folder as an S3 bucket and enforces the limits of a store tier. It is embedded, and is the
-//! default for the demo, tests and rehearsals.
+//! S3 emulator: serves a folder as an S3 bucket and enforces the limits of a store tier. It runs inside the calling
+//! process, and is the default for the demo, tests and rehearsals.
 //!
 //! The crate implements the protocol (through `s3s`: routing and signatures), the folder as a bucket, and the tier's
 //! limits. It is not a durable store: it has no replication, no fsync, no versions, one bucket, and one pair of keys.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Limits of a tier: admits, rejects and delays requests. Requests above the burst are rejected at once. Bytes above
-//! the rate wait in a queue; when the queue exceeds its limit, the next request is rejected. Latency is drawn from the
-//! tier's distribution and is never scaled.
+//! Limits of a tier: admits, rejects and delays requests. Requests above the burst are rejected immediately. Bytes
+//! above the rate wait in a queue; when the queue exceeds its limit, the next request is rejected. Latency is drawn
+//! from the tier's distribution and is never scaled.
 //!
 //! Methods take the current time as an argument, so that tests can use a simulated clock.
 
@@ -17,7 +17,8 @@ use crate::tier::{Kind, Latency, Scope, Tier, What};
 /// Maximum delay for which a sender is compensated. Timers fire slightly late; without compensation, the long-term rate
 /// would be too low.
 const SLACK: Duration = Duration::from_millis(20);
-/// Maximum duration of one reservation. It limits the slice size of a body, so that streams share a rate evenly.
+/// Duration of one reservation; its slice has at least `MIN_SLICE` and at most `MAX_SLICE` bytes. Short reservations
+/// let streams share a rate evenly.
 const SLICE: Duration = Duration::from_millis(5);
 const MIN_SLICE: u64 = 16 << 10;
 const MAX_SLICE: u64 = 512 << 10;

@@ -143,7 +143,7 @@ impl Facts {
         Ok(range.filter_map(|key| Some((key.clone(), known.facts.get(key)?.clone()))).take(most).collect())
     }
 
-    /// Calls `look` with the metadata under a single lock. A listing looks up a thousand keys at once.
+    /// Calls `look` with the metadata under a single lock, because a listing looks up a thousand keys in one call.
     pub(crate) fn with<T>(&self, look: impl FnOnce(&BTreeMap<String, Arc<Fact>>) -> T) -> io::Result<T> {
         Ok(look(&self.current()?.facts))
     }
@@ -157,8 +157,7 @@ impl Facts {
             let mut log = OpenOptions::new().create(true).append(true).open(&self.log)?;
             log.write_all(&line)?;
         }
-        // Apply the change at once, instead of at the next read of the log. Applying a line twice has no further
-        // effect.
+        // Apply the change immediately, not at the next read of the log. Applying a line twice has no further effect.
         known.apply(key.to_owned(), fact);
         Ok(())
     }

@@ -23,7 +23,7 @@ pub struct Tier {
     /// Maximum time that bytes above a limit wait in the queue; beyond it, requests get a 503 response.
     #[serde(default)]
     pub queue: Option<Seconds>,
-    /// Burst: requests that pass at once above a limit, as the number of seconds of that limit.
+    /// Burst, in seconds: as many requests as a limit allows in this time may arrive together.
     #[serde(default)]
     pub burst: Option<Seconds>,
     /// Content of a throttled response.

@@ -44,8 +44,8 @@ pub(crate) struct Committer {
 }
 
 impl Committer {
-    /// Commits files until all senders are dropped. Returns an error only for the journal or the disk; such an error
-    /// ends the stage.
+    /// Commits files until all senders are dropped. Returns an error, which ends the stage, only if the journal or the
+    /// disk fails.
     pub fn run(mut self, mut finished: Receiver<Finished>) -> Result<Journal> {
         let mut batch = Vec::with_capacity(MAX_BATCH);
         while finished.blocking_recv_many(&mut batch, MAX_BATCH) > 0 {

@@ -14,13 +14,14 @@ use tokio::task::JoinHandle;
 use crate::parallel_decode::CpuBudget;
 use penstock_dataset::manifest::{Entry, RecordFormat};
 
-/// Size of the compression trial: this many first bytes of an object are compressed at level `TRIED_AT`.
+/// Number of bytes at the start of an object that the compression trial compresses, at level `TRIED_AT`.
 pub(crate) const TRIED: usize = 256 << 10;
 const TRIED_AT: i32 = 1;
 /// Minimum saving in the trial: one twentieth. With a smaller saving, decompression costs readers more than the store
 /// saves.
 const WORTH: (usize, usize) = (19, 20);
-/// Maximum content size that is compressed in one piece, which is faster and denser than compression in blocks.
+/// Maximum size of content that is compressed in one piece. Compression in one piece is faster and saves more than
+/// compression in blocks.
 pub(crate) const WHOLE: usize = 16 << 20;
 
 /// Suffixes of formats that are already compressed.

@@ -21,7 +21,7 @@ pub(crate) struct Concurrency {
     pub cancelled: watch::Receiver<bool>,
 }
 
-/// The objects to process, and the rule for which errors end the stage.
+/// The objects to process, and the rule that determines which errors end the stage.
 pub(crate) struct ObjectTasks<'a, E, A> {
     pub reader: &'a SourceReader,
     pub count: usize,

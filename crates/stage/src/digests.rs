@@ -20,8 +20,8 @@ impl ContentDigest {
         self.xxh.update(bytes);
     }
 
-    /// Adds bytes to the count and to the XXH3, and their CRC to `part`. [`ContentDigest::end_part`] later appends the
-    /// CRC of the part.
+    /// Adds bytes to the count, to the XXH3 and to `part`, the CRC of a part. [`ContentDigest::end_part`] later appends
+    /// that CRC.
     pub fn update_in_part(&mut self, bytes: &[u8], part: &mut Crc32c) {
         self.bytes += bytes.len() as u64;
         part.update(bytes);

@@ -111,7 +111,7 @@ struct Head {
     turn: Option<u64>,
 }
 
-/// Marks the end of a stage, which began at the last head line with a `turn`.
+/// Marks the end of the stage that began at the last head line with a `turn`.
 #[derive(Serialize, Deserialize)]
 struct End {
     penstock_journal_end: u32,
@@ -268,8 +268,8 @@ impl Journal {
     }
 }
 
-/// Collects the last line of each target of `source`. Within a journal, the later line wins; between journals, the line
-/// with the later mtime. Returns the number of bytes up to the last line break.
+/// Collects the last line of each target of `source`. Of two lines in one journal, the later line wins. Of two lines in
+/// different journals, the line with the later mtime wins. Returns the number of bytes up to the last line break.
 fn read(
     file: &File,
     source: &str,

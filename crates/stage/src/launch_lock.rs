@@ -5,7 +5,8 @@
 //! `.penstock/stage/launch` holds the current launch as JSON, and two byte-range locks. A process locks byte 0 while it
 //! joins, and byte 1 while it runs (shared for a stage, exclusive for a repair). The first process, which holds byte 1
 //! exclusively, writes the JSON; the JSON is therefore valid only while some process holds byte 1. A launch with a
-//! different number of nodes is rejected, because its shares overlap: two nodes would write the same files.
+//! different number of nodes is rejected: its shares would overlap with those of the running launch, so two nodes would
+//! write the same files.
 //!
 //! The kernel releases both locks when a process dies. Some file systems do not share locks between machines (Lustre
 //! mounted with `localflock`, NFS with `local_lock`). There, the status records replace the locks: each node rewrites

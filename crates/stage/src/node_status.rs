@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Node status: a file in which the leader (the rank that stages) reports its state to the waiting ranks of its node.
 //!
-//! A record beside the journal holds the state (running, done or failed), the request and the launch id. While it
-//! lives, the leader also holds a lock on a file in the same folder. Waiting ranks ignore records of earlier runs:
+//! A record beside the journal holds the state (running, done or failed), the request and the launch id. The leader
+//! also holds a lock on a file in the same folder as long as it lives. Waiting ranks ignore records of earlier runs:
 //! `done` counts only for the same request (and the same launch, if the launcher provides ids). `running` counts only
 //! after a heartbeat or the lock has been seen.
 

@@ -3,9 +3,9 @@
 //! and writes the content to the file in order.
 //!
 //! For each window of stored bytes, the decoder borrows idle cores and then returns them; if there are more objects
-//! than cores, it uses only its own core. When a run of frames does not end where it was expected to end, the stream
-//! decoder decodes the rest. A wrong guess or a damaged object thus gives the same result and the same error as without
-//! parallelism.
+//! than cores, it uses only its own core. The start of a gzip member is a guess: if a run of frames does not end where
+//! it was expected to end, the stream decoder decodes the rest. A wrong guess or a damaged object thus gives the same
+//! result and the same error as without parallelism.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 
@@ -79,7 +79,7 @@ impl<'a> ParallelDecoder<'a> {
         }
     }
 
-    /// Decodes the whole object at once if its blocks can be separated and another core is free. Otherwise returns
+    /// Decodes the whole object in one step if its blocks can be separated and another core is free. Otherwise returns
     /// `None` and has no effect.
     pub fn whole(
         codec: Codec,
@@ -192,7 +192,7 @@ impl<'a> ParallelDecoder<'a> {
                 };
                 let passed = self.passed.bytes_out + content.len() as u64;
                 if passed > self.limit {
-                    // The stream decoder decodes this run again and reports the error with its numbers.
+                    // The stream decoder decodes this run again and reports the error.
                     is_whole = false;
                     return Err(None);
                 }

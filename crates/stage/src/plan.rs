@@ -192,8 +192,8 @@ impl StagePlan {
         Ok(Self::of(items, &shares, options.node, requests))
     }
 
-    /// Builds the plan of one node. `requests` returns the number of requests for an object; its flag states whether
-    /// the share has enough objects to keep the store busy.
+    /// Builds the plan of one node. `requests` returns the number of requests for an object; its second argument states
+    /// whether the share has enough objects to keep the store busy.
     pub(crate) fn of(items: Vec<Item>, shares: &SharePlan, node: u32, requests: impl Fn(usize, bool) -> u64) -> Self {
         let counts = shares.sums(|_| 1);
         let [calm, busy] = [false, true].map(|is_busy| shares.sums(|at| requests(at, is_busy)));
@@ -226,7 +226,8 @@ fn target_of<'a>(entry: &'a Entry, options: &StageOptions) -> Cow<'a, [u8]> {
     }
 }
 
-/// Number of requests to read an object: one if it is read at once; otherwise one per part, and one for the checksum.
+/// Number of requests that read an object: a single one or, if the object is read in parts, one per part and one for
+/// the checksum.
 fn requests_of(size: u64, is_busy: bool) -> u64 {
     if size <= PART_BYTES || (is_busy && size <= MAX_STREAMED) { 1 } else { size.div_ceil(PART_BYTES) + 1 }
 }

@@ -28,7 +28,7 @@ use penstock_dataset::manifest::{Manifest, index_selected, without_pattern};
 pub type StageJob = Job<Summary>;
 
 impl StageJob {
-    /// Starts the stage on the runtime and returns at once.
+    /// Starts the stage on the runtime and returns immediately.
     pub fn start(request: StageRequest, runtime: &Handle) -> Self {
         Self::spawn(runtime, |progress, metrics, cancelled| run(request, progress, metrics, cancelled))
     }

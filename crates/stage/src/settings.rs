@@ -77,7 +77,7 @@ impl StageSettings {
     ///
     /// # Errors
     ///
-    /// A field is missing, unknown or of another type.
+    /// Returns an error if a field is missing, unknown or of the wrong type.
     pub fn from_json(json: &str) -> Result<Self> {
         parse_settings("stage", json)
     }
@@ -86,7 +86,7 @@ impl StageSettings {
     ///
     /// # Errors
     ///
-    /// A value is invalid.
+    /// Returns an error if a value is invalid.
     pub fn request(
         self,
         destination: PathBuf,
@@ -145,7 +145,7 @@ impl VerifySettings {
     ///
     /// # Errors
     ///
-    /// A field is missing, unknown or of another type.
+    /// Returns an error if a field is missing, unknown or of the wrong type.
     pub fn from_json(json: &str) -> Result<Self> {
         parse_settings("verify", json)
     }
@@ -154,7 +154,7 @@ impl VerifySettings {
     ///
     /// # Errors
     ///
-    /// A value is invalid.
+    /// Returns an error if a value is invalid.
     pub fn request(self, destination: PathBuf, env: &HashMap<String, String>) -> Result<VerifyRequest> {
         Ok(VerifyRequest {
             destination,

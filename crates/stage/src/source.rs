@@ -29,7 +29,7 @@ impl Source {
         Self { store: opened.store, prefix, url, mirrors: None }
     }
 
-    /// Applies the governor's limit on requests in flight.
+    /// Applies the rate and concurrency limits of `governor` to the store.
     pub fn governed(self, governor: &Arc<AdaptiveLimit>) -> Self {
         Self { store: Arc::new(LimitStore::new(self.store, governor.clone())), ..self }
     }

@@ -21,7 +21,7 @@ use penstock_dataset::manifest::Entry;
 /// Unit in which memory is reserved. The semaphore counts in u32, so bytes would overflow.
 const MEMORY_UNIT: u64 = 64 << 10;
 
-/// Maximum number of reads of one object whose bytes arrive damaged, differently each time. Such damage comes from the
+/// Maximum number of damaged reads of one object if the bytes differ from read to read. Such damage comes from the
 /// network, not from the store.
 const MAX_DAMAGED_READS: u32 = 32;
 

@@ -107,8 +107,8 @@ impl Identity {
         self.node == other.node && self.is_launch_of(other)
     }
 
-    /// True if both belong to one launch, so that their shares do not overlap. If one side lacks a launch id, the ids
-    /// are not compared.
+    /// True if both belong to one launch, so that their shares do not overlap. If either has no launch id, the ids are
+    /// not compared.
     pub fn is_launch_of(&self, other: &Identity) -> bool {
         let same_id = self.launch.is_none() || other.launch.is_none() || self.launch == other.launch;
         self.request == other.request && self.nodes == other.nodes && same_id
@@ -145,7 +145,7 @@ impl Process {
         Self { host, boot, pid: std::process::id(), since_s: unix_now().as_secs_f64() }
     }
 
-    /// True if both processes run under the same kernel, so that it knows the locks of both.
+    /// True if both processes run under the same kernel, so that each can see the other's locks.
     pub fn is_on_machine_of(&self, other: &Self) -> bool {
         !self.boot.is_empty() && self.boot == other.boot
     }

@@ -54,7 +54,7 @@ pub struct Summary {
     pub retries: u64,
     /// Responses with 429 or 503.
     pub throttles: u64,
-    /// Total seconds that requests waited because the store throttled them, summed over requests.
+    /// Seconds that requests waited because the store throttled them, summed over all requests.
     pub throttle_wait_s: f64,
     /// Wall-clock seconds.
     pub seconds: f64,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Determines the available memory: free and clean pages of the machine, limited by every cgroup (v1, v2) of this
-//! process.
+//! Determines the available memory: the machine's free memory and clean page cache, or less if a cgroup (v1 or v2) of
+//! this process limits it.
 
 use std::fs::read_to_string;
 use std::path::{Path, PathBuf};

@@ -82,8 +82,8 @@ impl Mapping {
         self.bytes
     }
 
-    /// Hides the memory from forked children: they see zeros or, on systems without that feature (gVisor), no mapping.
-    /// A fork then never makes this process's pages copy-on-write.
+    /// Hides the memory from forked children: they see zeros or, if the system lacks `MADV_WIPEONFORK` (gVisor), no
+    /// mapping. A fork therefore never makes this process's pages copy-on-write.
     pub fn keep_from_children(&self) -> io::Result<()> {
         // SAFETY: this value owns these whole pages, and the call does not change their content in this process.
         let advise = |advice| unsafe { libc::madvise(self.start.as_ptr().cast(), self.bytes, advice) } == 0;

@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn test_running_digests_match_the_published_check_values() {
-        // The catalogue's check values for "123456789".
+        // Published check values: the digests of "123456789".
         for (algorithm, want) in [
             (Algorithm::Crc32, "crc32:cbf43926"),
             (Algorithm::Crc32c, "crc32c:e3069283"),

@@ -75,7 +75,8 @@ impl Fault {
         self.injected.load(Ordering::Relaxed)
     }
 
-    /// Chooses the fault of this call, if one is due that applies, and a number that determines its position.
+    /// Returns the fault of this call and a random number that determines the position of the fault. Returns `None` if
+    /// no fault is due or the fault does not apply to this kind of call.
     fn next(&self, applies: &[Kind]) -> Option<(Kind, u64)> {
         let drawn = draw(self.faults.seed, self.calls.fetch_add(1, Ordering::Relaxed));
         let faults = &self.faults;

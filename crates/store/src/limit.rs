@@ -5,7 +5,8 @@
 //!
 //! Concurrency follows AIMD, as in TCP. The limit doubles each round until the first sign of overload, then grows by
 //! one after each round without overload. It drops by a tenth when first bytes take twice as long as in the best recent
-//! round. Throttling concerns the request rate, which `Retry` controls; here it only ends a round without growth.
+//! round. If the store throttles, the round ends without a change of the limit, because `Retry` already lowers the
+//! request rate.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -33,8 +34,8 @@ const PAGE: u64 = 1000;
 const SLOW: f64 = 2.0;
 /// Variation of first-byte times on a local store, in seconds, that does not indicate overload.
 const JITTER: f64 = 0.005;
-/// The best time grows by this factor each round. Otherwise a store that has become slower permanently would be
-/// throttled for ever.
+/// The best time grows by this factor each round. Otherwise, if a store became permanently slower, its limit would
+/// never rise again.
 const FORGET: f64 = 1.02;
 
 /// Rate limits of a job; the default sets none.
@@ -75,7 +76,7 @@ struct TokenBucket {
 }
 
 impl TokenBucket {
-    /// Maximum burst after a pause, as the time in which its units would pass at the rate.
+    /// Maximum burst after a pause: the units that pass in this time at the limited rate.
     const BURST: Duration = Duration::from_millis(100);
 
     /// Takes `units`. Returns the time until this caller may start, and the time until its units have passed at the
@@ -111,7 +112,7 @@ struct Spent {
     part: f64,
 }
 
-/// Calls that have ended since the limit last changed.
+/// Calls that have ended in the current round.
 #[derive(Debug, Default)]
 struct Round {
     calls: usize,
@@ -194,7 +195,7 @@ impl AdaptiveLimit {
         }
     }
 
-    /// Waits for the time that these bytes, which have already been transferred, take at the limited rate.
+    /// Waits until these bytes, which have already been transferred, would have passed at the limited rate.
     async fn passed(&self, bytes: u64) {
         let Some(rate) = self.rates.bytes_per_s else { return };
         let wait = {

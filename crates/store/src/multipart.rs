@@ -69,7 +69,8 @@ pub struct PartSpec {
     pub number: u32,
     /// Offset of the part in the object, in bytes.
     pub offset: u64,
-    /// CRC-32C of the whole object, for the last part only. A store whose last part completes the upload verifies it.
+    /// CRC-32C of the whole object, for the last part only. If the last part completes the upload, the store verifies
+    /// this CRC.
     pub ends: Option<u32>,
 }
 
@@ -96,8 +97,9 @@ pub trait MultipartStore: Send + Sync {
         deadline: Deadline,
     ) -> Result<Part>;
 
-    /// Completes the object from all its parts, in order. `whole` contains digests of the object: the store returns
-    /// `Corrupt` if its own differ, and saves those that it supports. The options must be those of `create`.
+    /// Completes the object from all its parts, in order. `whole` contains digests of the object. The store saves those
+    /// that it supports, and returns `Corrupt` if they differ from its own. The options must be the same as for
+    /// `create`.
     async fn complete(
         &self,
         key: &Key,

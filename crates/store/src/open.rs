@@ -14,10 +14,10 @@ use crate::{
 
 /// Opens the store of a URL without sending a request.
 ///
-/// The root of an S3 store is the bucket, of a web server the host, of HDFS `/`, and of a memory store its name; the
-/// prefix is the key in the URL. For a local folder, the root is the folder and the prefix is empty. For a single local
-/// file, the root is its folder and the prefix is the file name. A folder need not exist: a write creates it, and a
-/// read finds no objects.
+/// The root is the bucket or container of a cloud store, the host of a web server, the dataset on the Hub, `/` of HDFS,
+/// or the name of a memory store. The prefix is the key in the URL. For a local folder, the root is the folder and the
+/// prefix is empty. For a single local file, the root is its folder and the prefix is the file name. A folder need not
+/// exist: a write creates it, and a read finds no objects.
 ///
 /// Returns a `Config` error for invalid settings.
 pub fn open(url: &Url, settings: &StoreSettings, metrics: Arc<Metrics>) -> Result<Opened> {
@@ -101,8 +101,8 @@ fn base(url: &Url, settings: &StoreSettings, metrics: Arc<Metrics>) -> Result<Op
     Ok(Opened { store: base, prefix })
 }
 
-/// Returns the URL of a Hub dataset at the commit that `store`, which was opened for this URL, reads. A branch may move,
-/// but a commit never changes. Other URLs are not changed.
+/// Returns the URL of a Hub dataset with its revision replaced by the commit that `store` reads. `store` must have been
+/// opened for this URL. A branch may move, but a commit never changes. Other URLs are not changed.
 pub async fn pinned(store: &dyn Store, url: &Url, deadline: Deadline) -> Result<Url> {
     if url.scheme != Scheme::Hub {
         return Ok(url.clone());

@@ -4,7 +4,7 @@
 //! No other module of the core makes these system calls: clippy.toml forbids them, and docs/concepts/ownership.md lists
 //! the callers with their proofs. The strongest proof is an [`OwnedFile`]: an exclusive lock (`flock`) on a name that
 //! only Penstock uses, on the inode to which the name still refers. The kernel releases the lock when the process dies.
-//! A lock on the inode alone proves nothing: since this process opened the file, the previous holder may have renamed
+//! A lock on the inode alone proves nothing: after this process opened the file, the previous holder may have renamed
 //! it to its final name. If another lock or the user authorises the change, the caller passes that as [`Proof`].
 
 #![allow(clippy::disallowed_methods, reason = "the one module that may call them")]
@@ -129,7 +129,7 @@ pub fn remove_linked(from: impl AsFd, old: &str, to: impl AsFd, new: &[u8]) -> s
     }
 }
 
-/// Returns true if both names refer to the same regular file, which has no other names.
+/// Returns true if both names refer to the same regular file and this file has no other names.
 fn is_linked(from: impl AsFd, old: &str, to: impl AsFd, new: &[u8]) -> std::result::Result<bool, Errno> {
     let stat =
         |folder: &dyn AsFd, name: &[u8]| match rustix::fs::statat(folder.as_fd(), name, AtFlags::SYMLINK_NOFOLLOW) {
@@ -188,8 +188,8 @@ impl OwnedFile {
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
                 other => other?,
             };
-            // A cleanup of dead processes' files also takes the lock, so a locked file is about to be removed. If the
-            // file system has no locks, the random name is sufficient proof.
+            // The cleanup that removes files of dead processes also takes this lock, so a file that is already locked
+            // is about to be removed. If the file system has no locks, the random name is sufficient proof.
             let is_swept = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK);
             let this = Self { file, folder: folder.clone(), name };
             if !is_swept && this.is_named()? {

@@ -23,8 +23,8 @@ impl PageTokens {
         self.next.as_deref()
     }
 
-    /// Records the token at the end of a page of `place`. Returns false after the last page, and a `Server` error for a
-    /// token that an earlier page had.
+    /// Records the token at the end of a page of `place`. Returns false after the last page, and a `Server` error if an
+    /// earlier page had the same token.
     pub(crate) fn advance(&mut self, next: Option<String>, place: &str) -> Result<bool> {
         if let Some(token) = &next
             && !self.seen.insert(self.hasher.hash_one(token))

@@ -8,7 +8,7 @@
 //! capacity, and return together when it has none.
 //!
 //! If a lower rate does not reduce throttling, it has another cause (an unhealthy proxy or shard). The rate then stays
-//! above half of the fastest rate at which ten requests in a row succeeded, as long as most requests succeed.
+//! above half of the fastest rate at which nine requests in a row succeeded, as long as most requests succeed.
 //!
 //! This module decides which call sends next, and when. It counts and sends nothing itself.
 
@@ -20,13 +20,13 @@ use penstock_types::now;
 /// Rate after the first throttled request, in requests per second. If it is too high, a few throttled requests halve
 /// it; if it is too low, it soon rises.
 const START: f64 = 4000.0;
-/// Minimum rate in requests per second; below it, the back-off of each call is slow enough.
+/// Minimum rate in requests per second. At this rate, the back-off of each call already limits the load.
 const MIN_RATE: f64 = 10.0;
 /// Smallest factor by which a throttled request lowers the rate.
 const LEFT: f64 = 0.5;
-/// Maximum number of successes that count, so that a throttled request lowers the rate by at least a tenth.
+/// Maximum number of successes that are counted, so that a throttled request lowers the rate by at least a tenth.
 const MANY: u32 = 9;
-/// If on average fewer requests than this succeed between two rate cuts, the proven rate is halved.
+/// If on average fewer requests than this succeed between two rate cuts, each cut halves `State::proven`.
 const FEW: f64 = 1.5;
 /// Weight of the newest rate cut in the mean number of successes.
 const LAST: f64 = 1.0 / 8.0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads a whole object into one buffer, for callers that decompress or parse it at once.
+//! Reads a whole object into one buffer, for callers that decompress or parse it as a whole.
 
 use bytes::{Bytes, BytesMut};
 use futures::TryStreamExt;

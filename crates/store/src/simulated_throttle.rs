@@ -26,7 +26,7 @@ pub struct ThrottleConfig {
     pub bytes_per_s: Option<f64>,
     /// Maximum requests per second.
     pub requests_per_s: Option<f64>,
-    /// Number of requests that may arrive at once before the rate limit applies.
+    /// Number of requests that may arrive at the same time before the rate limit applies.
     pub burst: u32,
     /// Maximum queueing time of bytes. A request that would wait longer is throttled.
     pub queue: Duration,
@@ -42,9 +42,9 @@ pub struct ThrottledStore {
 #[derive(Debug)]
 struct Throttle {
     limits: ThrottleConfig,
-    /// Time at which all admitted bytes will have passed at the limited rate; `requests_until` is the same for
-    /// requests.
+    /// Time at which all admitted bytes will have passed at the limited rate.
     bytes_until: Mutex<Option<Instant>>,
+    /// Time at which all admitted requests will have passed at the limited rate.
     requests_until: Mutex<Option<Instant>>,
 }
 

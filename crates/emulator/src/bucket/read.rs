@@ -72,8 +72,8 @@ struct PartOf {
     checksum: Option<StoredChecksum>,
 }
 
-/// Returns the part with this number, and the number of parts. An object that was uploaded in one request counts as its
-/// own first part.
+/// Returns the part with this number, and the number of parts. An object that was uploaded in one request counts as a
+/// single part.
 fn part_of(found: &Found, number: i32) -> S3Result<(PartOf, Option<i32>)> {
     let fact = found.fact.as_deref();
     let parts = fact.map(|fact| fact.parts.as_slice()).unwrap_or_default();

@@ -14,8 +14,9 @@ use crate::preconditions::no_such_key;
 pub(super) type Tags = BTreeMap<String, String>;
 
 const MAX_TAGS: usize = 10;
-/// Maximum length of a tag's key, in Unicode characters. The next constant limits its value.
+/// Maximum length of a tag's key, in Unicode characters.
 const MAX_TAG_KEY: usize = 128;
+/// Maximum length of a tag's value, in Unicode characters.
 const MAX_TAG_VALUE: usize = 256;
 
 /// Parses an `x-amz-tagging` header: `a=1&b=2`, percent-encoded.

@@ -107,9 +107,9 @@ impl WholeMeta {
     }
 }
 
-/// Returns the checksums and Content-Encoding of the whole object, from the listing if it has them, else by one more
-/// request. Part requests cannot provide them: their responses have no checksum of the whole object, and a resumed run
-/// may have no part to request.
+/// Returns the checksums and Content-Encoding of the whole object, from the listing or, if it lacks them, from one more
+/// request. Part requests cannot replace that request: their responses have no checksum of the whole object, and a
+/// resumed run may have no part to request.
 async fn known_of(context: &DownloadContext, item: &Item, entry: &Entry) -> Result<WholeMeta> {
     let has_digest = cheapest(&entry.digests).is_some() || !context.reader.source.store.capabilities().checksums;
     let is_settled = !context.options.decompress || item.decode != Codec::None || entry.encoding.is_some();
@@ -333,8 +333,8 @@ impl ResumableDownload<'_> {
     }
 }
 
-/// Estimates the content size from gzip's trailer, or else by a fixed factor. It only selects the method; no memory is
-/// reserved by it.
+/// Estimates the content size from gzip's trailer, or else by a fixed factor. The estimate only selects the method; it
+/// does not determine how much memory is reserved.
 fn inflated_hint(codec: Codec, data: &File, size: u64) -> std::io::Result<u64> {
     if codec != Codec::Gzip || size < 4 {
         return Ok(size.saturating_mul(4));

@@ -95,9 +95,9 @@ pub(crate) fn staged_manifest<'a>(
 
 /// Writes the manifest of a share (`0-of-4`) to the destination, unless an identical one exists. Returns its URL.
 ///
-/// A manifest of another source is never replaced: if it already has the share's name, the new manifest's name gets a
-/// digest of its source as suffix. Conditional writes prevent stages that end at the same time from overwriting each
-/// other's manifest.
+/// A manifest of another source is never replaced. If such a manifest already has the share's name, the name of the new
+/// manifest gets a suffix: a digest of its own source. Conditional writes prevent stages that end at the same time from
+/// overwriting each other's manifest.
 pub(crate) async fn write_manifest(to: &Target, staged: Manifest, share: &str, deadline: Deadline) -> Result<String> {
     let of_source = format!("{share}-{:016x}", xxh3_64(staged.source.as_deref().unwrap_or_default().as_bytes()));
     let path = |node: &str, format: ManifestFormat| format!(".penstock/{}", manifest_name(node, format));

@@ -51,17 +51,19 @@ pub(crate) struct MultipartUpload<'a> {
     pub hold: PartSink,
     pub limits: Option<MultipartLimits>,
     pub part_bytes: u64,
-    /// Maximum number of parts in flight; below, the maximum number of ranged reads in flight.
+    /// Maximum number of parts in flight.
     sends: usize,
+    /// Maximum number of ranged reads in flight.
     pub reads: usize,
     left: Option<PreviousUpload>,
     pub finished: Option<Written>,
     /// Parts that the store has received, in any order.
     pub parts: Vec<Part>,
     in_flight: JoinSet<Result<Part>>,
-    /// Bytes after the last complete part. The next two fields are the length and the offset of these bytes.
+    /// Bytes after the last complete part.
     buffer: Vec<Bytes>,
     buffered_bytes: u64,
+    /// Offset of the buffered bytes in the object.
     offset: u64,
     number: u32,
     /// A complete part that is not sent yet: if no more bytes follow, it is the last part.

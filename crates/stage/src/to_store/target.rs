@@ -40,7 +40,7 @@ impl Target {
         Ok(Self { store: opened.store, prefix: opened.prefix, url: folder.to_string() })
     }
 
-    /// Applies the governor's limit on requests in flight.
+    /// Applies the rate and concurrency limits of `governor` to the store.
     pub fn governed(self, governor: &Arc<AdaptiveLimit>) -> Self {
         Self { store: Arc::new(LimitStore::new(self.store, governor.clone())), ..self }
     }

@@ -68,7 +68,7 @@ pub(crate) struct SentParts {
 }
 
 impl SentParts {
-    /// Opens the file; returns the upload that an earlier run left there, if it is of the same object.
+    /// Opens the file; returns the upload that an earlier run left there, if it belongs to the same object.
     pub fn open(
         dest_dir: &DestDir,
         folder: &Arc<OwnedFd>,

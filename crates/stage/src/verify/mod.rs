@@ -86,7 +86,7 @@ pub struct Verified {
     pub destination: String,
     /// Files that must exist.
     pub objects: u64,
-    /// Their bytes.
+    /// Total size of these files in bytes.
     pub bytes: u64,
     /// Files that match their record.
     pub ok: u64,
@@ -114,7 +114,7 @@ pub struct Verified {
 pub type VerifyJob = Job<Verified>;
 
 impl VerifyJob {
-    /// Starts the verification on the runtime and returns at once.
+    /// Starts the verification on the runtime and returns immediately.
     pub fn start(request: VerifyRequest, runtime: &Handle) -> Self {
         Self::spawn(runtime, |progress, metrics, cancelled| run(request, progress, metrics, cancelled))
     }

@@ -29,7 +29,7 @@ use penstock_dataset::manifest::{Entry, Manifest};
 pub(crate) const NOT_RECOGNISABLE: &str =
     "its record lacks the CRC-32C of the stored bytes, so the source cannot be verified";
 
-/// Repairs as many files as possible. For each file that it cannot repair, returns the reason by the file's index in
+/// Repairs as many files as possible. Returns the reason for each file that cannot be repaired, by the file's index in
 /// `records`. Returns an error if no repair is possible: another stage writes to the folder, or the user interrupted.
 #[expect(clippy::too_many_arguments, reason = "one caller; a struct would only rename the list")]
 pub(crate) async fn repair(

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Azure token sources, in this order: the sources that the environment names (client secret or certificate, workload
-//! identity, managed identity of an App Service or container), the login of `az`, and the instance metadata if the
-//! settings allow it. The first configured source ends the search, even if it fails, because the next source would be
-//! another identity.
+//! Azure token sources, in this order: the environment, the login of `az` and, if the settings allow it, the instance
+//! metadata. The environment can configure a client secret or certificate, a workload identity, or the managed identity
+//! of an App Service or container. The first configured source ends the search, even if it fails, because the next
+//! source would be another identity.
 
 use std::collections::HashMap;
 
@@ -117,7 +117,7 @@ fn token(answer: &[u8], whom: &str) -> Result<Credential> {
 }
 
 /// Requests a token for the managed identity of an App Service, a Function or a Container App, from the endpoint that
-/// its host provides.
+/// the host provides.
 async fn managed(context: &Context, url: &str, header: &str, client: Option<&str>) -> Result<Credential> {
     let quoted = |text: &str| percent_encode(text.as_bytes(), QUERY).to_string();
     let client = client.map(|client| format!("&client_id={}", quoted(client))).unwrap_or_default();

@@ -20,8 +20,7 @@ pub(crate) struct GuardedClient {
     http: Http,
     /// Allows requests to metadata addresses.
     asks_metadata: bool,
-    /// Additional allowed hosts: those that the launcher of this process named in a variable for this purpose (a
-    /// container's credentials).
+    /// Additional allowed hosts, from the environment variables that set the endpoint for tokens or credentials.
     named: Vec<String>,
     /// Replaces a fixed token endpoint with the one that the credential file names.
     moved: Option<(&'static str, Uri)>,

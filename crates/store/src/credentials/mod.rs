@@ -19,8 +19,8 @@ use http::request;
 use penstock_types::{Stopwatch, unix_now};
 use reqsign_core::{Context, Error, ProvideCredential, ProvideCredentialDyn, Result, SignRequest, SigningCredential};
 
-/// Range from which the renewal time is drawn at random: time before the expiry of a long-lived credential. Processes
-/// thus renew at different times.
+/// A long-lived credential is renewed at a random time before its expiry, within this range, so that processes renew at
+/// different times.
 const LEAD: (Duration, Duration) = (Duration::from_secs(150), Duration::from_secs(300));
 /// Signers reject credentials that expire within this many seconds; Azure's signer has the largest limit (20 s).
 const MARGIN_S: i64 = 21;

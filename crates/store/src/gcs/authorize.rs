@@ -55,7 +55,7 @@ impl Authorizer {
         signed.map_err(|error| unsigned(&error, place, ADVICE))
     }
 
-    /// Handles a response that the token has expired. Returns true if the request may be sent again with a new token.
+    /// Handles a response that reports an expired token. Returns true if the request may be retried with a new token.
     pub(super) fn renews(&self, stamp: Stamp) -> bool {
         credentials::renews(self.keeper.as_deref(), stamp)
     }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Google's application default credentials. Sources, in this order: the file that `GOOGLE_APPLICATION_CREDENTIALS`
 //! names, the file that `gcloud auth application-default login` writes, and the metadata address if the settings allow
-//! it. A file may contain a user, a service account (also impersonated) or an external account (workload identity
-//! federation). A file that exists but cannot be used ends the search.
+//! it. A file may contain the credentials of a user, a service account (also impersonated) or an external account
+//! (workload identity federation). A file that exists but cannot be used ends the search.
 
 use std::path::PathBuf;
 

@@ -48,7 +48,7 @@ fn id_of(location: &str) -> Option<UploadId> {
     (!id.is_empty()).then(|| UploadId(id.into_owned()))
 }
 
-/// Returns the number of stored bytes, from a response that expects more (`Range: bytes=0-N`).
+/// Returns the number of stored bytes from a response that requests more bytes (`Range: bytes=0-N`).
 fn taken(headers: &HeaderMap) -> u64 {
     let last = text(headers, "range").and_then(|range| range.rsplit('-').next()?.trim().parse::<u64>().ok());
     last.map_or(0, |last| last.saturating_add(1))

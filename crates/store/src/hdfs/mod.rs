@@ -30,9 +30,9 @@ use crate::metered::count_error;
 use crate::transport::within;
 use crate::{Capabilities, GetResult, ListStream, Meta, MultipartStore, ObjectRef, PutOptions, Store, Version};
 
-/// If a DataNode sends nothing for this long, the read switches to the next replica. hdfs-native may wait this long
-/// four times in one read before it switches (in the middle of a read, on two pooled connections, on a new one): 4 s in
-/// total, below the documented 5 s.
+/// If a DataNode sends nothing for this long, the read switches to the next replica. Before it switches, hdfs-native
+/// may wait this long four times in one read: on the current connection, on two pooled connections and on a new one.
+/// The total of 4 s is below the documented 5 s.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Idle timeout of the second attempt, after every replica has timed out: the disks may be slow.
 const SLOW_TIMEOUT: Duration = Duration::from_secs(15);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Lists the files of a dataset by the Hub's `tree` endpoint, page by page. The pages of a commit never change, so a
-//! listing that was interrupted or throttled goes on after its last page.
+//! Lists the files of a dataset through the Hub's `tree` endpoint, page by page. The pages of a commit never change, so
+//! a listing that was interrupted or throttled continues after its last page.
 
 use std::mem::take;
 use std::sync::Arc;
@@ -37,15 +37,15 @@ struct Lfs {
     size: u64,
 }
 
-/// Pages of a listing so far.
+/// Pages of a listing that were read so far.
 #[derive(Default)]
 pub(super) struct Listed {
     found: Vec<Meta>,
     tokens: PageTokens,
 }
 
-/// Attempt to list a folder. If an error or a timeout ends it, the next attempt goes on with its pages. Concurrent
-/// attempts do not share pages.
+/// Attempt to list a folder. If an error or a timeout ends the attempt, the next attempt continues after its pages.
+/// Concurrent attempts do not share pages.
 struct Attempt<'a> {
     dataset: &'a Dataset,
     folder: &'a Key,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Datasets of the Hugging Face Hub as read-only stores, by the Hub's HTTP API: `tree` lists the files, and `resolve`
-//! redirects to the server that has a file's bytes.
+//! Datasets of the Hugging Face Hub as read-only stores, through the Hub's HTTP API: `tree` lists the files, and
+//! `resolve` redirects to the server that has a file's bytes.
 //!
 //! This module sends the requests and follows redirects. The token is sent only to the Hub itself, never to the target
 //! of a redirect, and no error or `Debug` output contains it. All requests of a store read one commit: the one that the
@@ -39,11 +39,11 @@ use crate::{
 const LINKED_ETAG: &str = "x-linked-etag";
 /// Header of the size of a file, which the Hub adds to its redirect.
 const LINKED_SIZE: &str = "x-linked-size";
-/// Maximum size of the description of a revision in bytes; it lists all files of the dataset.
+/// Maximum size in bytes of the description of a revision, which lists all files of the dataset.
 const REVISION_LIMIT: usize = 64 << 20;
-/// Time for which the target of a redirect is used again. The Hub's signatures are valid for an hour.
+/// Time for which the target of a redirect is reused. The Hub's signatures are valid for an hour.
 const REUSED: Duration = Duration::from_secs(600);
-/// Maximum number of redirect targets that are held.
+/// Maximum number of cached redirect targets.
 const TARGETS: usize = 4096;
 
 /// Dataset of the Hugging Face Hub as a store. Cheap to clone.
@@ -123,7 +123,7 @@ struct Answer {
     response: Response<Incoming>,
     /// Content hash from the Hub's own response.
     etag: Option<HeaderValue>,
-    /// URL that was read last.
+    /// URL of the request that received this response.
     uri: Uri,
 }
 
@@ -272,7 +272,7 @@ fn version_of(etag: &str) -> Version {
     Version(unquoted(etag.strip_prefix("W/").unwrap_or(etag)).to_owned())
 }
 
-/// Returns the digest that a version is, if it is one.
+/// Returns a version as a digest; `None` if the version is not a SHA-256.
 fn digest_of(version: &Version) -> Option<Digest> {
     format!("sha256:{version}").parse().ok().filter(|digest: &Digest| digest.value.len() == 32)
 }

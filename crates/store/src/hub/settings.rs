@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use penstock_types::{Error, Result};
 
-/// Endpoint without `HF_ENDPOINT`.
+/// Endpoint if `HF_ENDPOINT` is not set.
 pub(super) const ENDPOINT: &str = "https://huggingface.co";
 
 /// Maximum size of a token file in bytes.
@@ -34,9 +34,10 @@ impl fmt::Debug for HubSettings {
 }
 
 impl HubSettings {
-    /// Reads `HF_ENDPOINT`, `HF_TOKEN` (or `HUGGING_FACE_HUB_TOKEN`) and the place of the token file: `HF_TOKEN_PATH`,
-    /// else `token` in `HF_HOME`, else in `huggingface` in the cache folder. `HF_HUB_DISABLE_IMPLICIT_TOKEN` disables
-    /// the token. Source: <https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables>.
+    /// Reads `HF_ENDPOINT`, `HF_TOKEN` (or `HUGGING_FACE_HUB_TOKEN`) and the path of the token file. That path is
+    /// `HF_TOKEN_PATH` if it is set, otherwise `token` in the folder `HF_HOME`, which defaults to `huggingface` in the
+    /// cache folder. `HF_HUB_DISABLE_IMPLICIT_TOKEN` disables the token. Source:
+    /// <https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables>.
     pub(crate) fn from_env(variables: &HashMap<String, String>) -> Self {
         let text = |name: &str| variables.get(name).map(|value| value.trim()).filter(|value| !value.is_empty());
         let is_off = text("HF_HUB_DISABLE_IMPLICIT_TOKEN")
@@ -56,7 +57,8 @@ impl HubSettings {
         }
     }
 
-    /// Returns the token: the variable's, else the token file's. `None` if both are missing.
+    /// Returns the token from the environment or, if the environment has no token, from the token file. Returns `None`
+    /// if both are missing.
     pub(super) fn token(&self) -> Result<Option<String>> {
         if self.token.is_some() {
             return Ok(self.token.clone());

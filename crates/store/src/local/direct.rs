@@ -214,7 +214,7 @@ pub(super) struct Direct {
 
 impl Direct {
     /// Returns true if this file can be read with O_DIRECT: the kernel provides a ring and the file system supports the
-    /// flag. Afterwards the file must not be used for other reads.
+    /// flag. The file must then not be used for other reads.
     pub fn takes(&self, file: &OwnedFd, buffers: &Arc<BufferPool>) -> bool {
         let set = |flags| rustix::fs::fcntl_setfl(file, flags);
         let Ok(flags) = rustix::fs::fcntl_getfl(file) else { return false };

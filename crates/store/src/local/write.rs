@@ -20,8 +20,8 @@ use crate::{Meta, Precondition, PutOptions, checksum};
 /// Prefix of temporary file names; it identifies leftovers of a killed process.
 const TEMPORARY: &str = ".penstock-tmp-";
 /// Maximum number of bytes per write call through the page cache. For larger writes, the kernel uses larger pages. On a
-/// virtual machine, the host may have reclaimed these pages, and touching them again costs ten times the copy (decision
-/// 0420).
+/// virtual machine, the host may have reclaimed these pages, and touching them again costs ten times as much as the
+/// copy (decision 0420).
 pub const WRITE_BYTES: usize = 64 << 10;
 /// The caller of `put` chose the key, so the write may replace the existing file.
 const NAMED: Replace = Replace::Existing(Proof::Named);

@@ -25,7 +25,7 @@ use crate::{
     Capabilities, GetResult, ListStream, Meta, MultipartStore, ObjectRef, Opened, PutOptions, Store, Version, checksum,
 };
 
-/// Maximum number of objects whose comparison is cached. A stage reads some hundreds at a time.
+/// Maximum number of objects whose comparison is cached. A stage reads several hundred objects at a time.
 const REMEMBERED: usize = 65_536;
 
 /// Store that reads from several mirrors of a dataset. Cheap to clone.

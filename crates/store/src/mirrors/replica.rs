@@ -193,8 +193,8 @@ pub(super) struct Reading {
 }
 
 impl Reading {
-    /// Passes chunks on and counts them. `of` is the object's key if this mirror is not the first store; wrong bytes
-    /// then exclude the mirror.
+    /// Passes chunks on and counts them. If this mirror is not the first store, `of` is the object's key, and wrong
+    /// bytes exclude the mirror.
     pub fn watched(
         self,
         chunks: BoxStream<'static, Result<Chunk>>,

@@ -80,7 +80,7 @@ impl Sign {
         })
     }
 
-    /// Handles a response that the credential has expired. Returns true if the request may be sent again with a new
+    /// Handles a response that reports an expired credential. Returns true if the request may be sent again with a new
     /// credential.
     pub(super) fn renews(&self, stamp: Stamp) -> bool {
         !self.is_fixed && credentials::renews(self.keeper.as_deref(), stamp)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Forward proxies from `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY`, with the same rules as curl. Plain
 //! HTTP requests are sent to the proxy in absolute form; TLS uses a tunnel (CONNECT). Loopback and the clouds' metadata
-//! addresses are never reached through a proxy, which would see the metadata tokens.
+//! addresses are never reached through a proxy, because the proxy would see the metadata tokens.
 
 use std::fmt;
 use std::io;

@@ -16,8 +16,9 @@ pub(crate) fn shown(text: &str) -> String {
     text.chars().take(SHOWN).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-/// Parses Retry-After (a number of seconds, or a date) or, without it, the time until a quota of a RateLimit header is
-/// reset: `"api";r=0;t=55`, as the Hugging Face Hub sends it (IETF draft-ietf-httpapi-ratelimit-headers).
+/// Returns the wait that a response requests in Retry-After (a number of seconds, or a date). Without Retry-After, it
+/// is the time until the quota of a RateLimit header is reset: `"api";r=0;t=55`, as the Hugging Face Hub sends it (IETF
+/// draft-ietf-httpapi-ratelimit-headers).
 pub(crate) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let text = |name: &str| headers.get(name)?.to_str().ok();
     match text("retry-after") {

@@ -16,9 +16,9 @@ use crate::transport::{Remote, body, text};
 
 /// Maximum size of an index page in bytes: 400,000 names of 100 bytes, each of which appears twice, with markup.
 const PAGE_LIMIT: usize = 128 << 20;
-/// Maximum folder depth. `PAGES` is the maximum number of pages of one listing. A server whose links form a cycle
-/// reaches one of these limits.
+/// Maximum folder depth. A server whose links form a cycle reaches this limit or `PAGES`.
 const DEPTH: usize = 32;
+/// Maximum number of pages of one listing.
 const PAGES: u32 = 100_000;
 /// Maximum number of concurrent HEAD requests for sizes and versions, which index pages do not contain.
 const AT_ONCE: usize = 16;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loader: manages epochs, cursors, ranks and state over the native feed. Batches are NumPy arrays that share its
+"""Loader: manages epochs, cursors, ranks and state over the native feed. Batches are NumPy arrays over the feed's
 memory.
 
 Decides when an epoch starts, where it resumes and what a state contains. Threads and requests exist only while an
@@ -96,9 +96,10 @@ class BaseLoader(Generic[Batch]):
                 `penstock.budget(...)`. Their global batches are the same on any number of ranks.
             rank, world: Rank of this process and number of ranks; by default from the process group or the launcher's
                 variables.
-            tail: Handling of the epoch's last batch: `ragged` (the default: each sample occurs once; the last batch is
-                smaller, and slices may be empty), `drop` (full batches only) or `pad` (the last batch repeats the
-                epoch's first samples; a field `weight`, float32, is 1 for a sample and 0 for a repeat).
+            tail: Handling of the epoch's last batch. With `ragged` (the default), each sample occurs once; the last
+                batch is smaller, and some ranks' slices can be empty. `drop` leaves out a batch that is not full. With
+                `pad`, the last batch is filled with the epoch's first samples; the field `weight` (float32) is 1 for a
+                sample, and 0 for a repeated one.
             collate: Function that takes a list of samples (dicts of NumPy views, one per row of this rank's batch) and
                 returns the batch. It runs in this process, after `map` functions; padding by `ragged(...).padded()`
                 is faster.
@@ -109,12 +110,12 @@ class BaseLoader(Generic[Batch]):
                 requests.
             threads: Decoding threads; by default one per core.
             object_timeout_s: Maximum seconds for one object, including retries and back-off.
-            on_error: Action for a sample whose bytes are damaged or do not match the fields: `raise` at its batch,
-                `skip` (its row is omitted; with `tail="pad"`, it is zeros with weight 0; not allowed with
-                `tail="drop"`) or `substitute` (the next record of the same or the next object replaces it). Counted in
-                the report.
-            prefetch_next_epoch: Near the end of an epoch, fetch the first objects of the next epoch, up to a sixteenth
-                of the bytes that this epoch has read. Set it to False for a loader that makes only one pass.
+            on_error: Action for a sample whose bytes are damaged or do not match the fields. `raise` raises the error
+                when the sample's batch is requested. `skip` omits the sample's row; with `tail="pad"`, the row contains
+                zeros and has weight 0. It cannot be combined with `tail="drop"`. `substitute` delivers the next record
+                of the same or the next object instead. The report counts these samples.
+            prefetch_next_epoch: Near the end of an epoch, fetch the first objects of the next epoch, up to 1/16 of the
+                bytes that this epoch has read. Set this to False for a loader that makes only one pass.
         Raises:
             ConfigError: An argument is invalid.
             BudgetExceeded: `memory_bytes` is below the required minimum; raised at the first iteration.
@@ -143,7 +144,7 @@ class BaseLoader(Generic[Batch]):
                     raise
                 found = None
             if found is not None and dataset.is_local:
-                # The ranks of a node share the node's part. Launchers number ranks node by node.
+                # Only the ranks of this node share the node's part. Launchers number ranks node by node.
                 first, end = world * found.node // found.nodes, world * (found.node + 1) // found.nodes
                 rank, world = rank - first, end - first
             if found is not None and (found.rank, found.world) == (rank, world):
@@ -169,7 +170,7 @@ class BaseLoader(Generic[Batch]):
             rebatch_state.check_loader(self)
             self.source_tail = "ragged"
         if dataset.decodes and on_error == "skip":
-            self.source_tail = "pad"  # keeps the row of a damaged record, so that each row's position is known
+            self.source_tail = "pad"  # a damaged record keeps its row, so each row's position is known
         if dataset.packing is not None:
             self.source_batch, self.source_tail = dataset.packing.documents * world, "ragged"
         self._unindexed = (
@@ -193,13 +194,13 @@ class BaseLoader(Generic[Batch]):
         }
         self._epoch = 0
         self._cursor = 0
-        # Cursor at which the next iterator starts: 0, or (once) the cursor from `load_state_dict`.
+        # Cursor at which the next iterator starts: 0 or, once after `load_state_dict`, the loaded cursor.
         self._resume = 0
-        # Whether the caller has chosen the next epoch, and whether the warning about a repeated epoch was given.
+        # Whether the caller has set the next epoch, and whether the loader has warned about a repeated epoch.
         self._is_chosen = self._has_warned = False
         self._warns_of_no_batch = self.tail == "drop"
         self._feed: tuple[int, AnyFeed] | None = None
-        # The complete dataset, while an epoch of its old part is finished.
+        # The complete dataset, while the loader finishes an epoch of the dataset's old part.
         self._whole_dataset: DatasetBase | None = None
         self._batch_plan: BatchPlan | None = None
         self._worker_pool: WorkerPool | ThreadPool | None = None
@@ -248,15 +249,17 @@ class BaseLoader(Generic[Batch]):
 
     @property
     def has_fixed_positions(self) -> bool:
-        """True if all ranks have the same number of batches. Otherwise, each finds its number at the end of a pass."""
+        """True if all ranks have the same number of batches. Otherwise, each rank knows its number only at the end of a
+        pass.
+        """
         packing = self.dataset.packing
         return self.dataset.indexed and (packing is None or packing.count_tokens) and not self.dataset.rebatches
 
     def _prepare(self) -> None:
-        """Import modules before the first batch, so that it does not wait for them."""
+        """Import modules in advance, so that the first batch does not wait for them."""
 
     def _adapt(self, tensors: dict[str, Any]) -> tuple[Batch, float]:
-        """Return the framework's batch, and the seconds that copies to a device took."""
+        """Return the framework's batch, and the duration of copies to a device in seconds."""
         raise NotImplementedError
 
     def _delivery(self) -> Delivery[Batch]:
@@ -281,11 +284,11 @@ class BaseLoader(Generic[Batch]):
         return self._moved_batch(made)
 
     def _moved_batch(self, made: Any) -> tuple[Batch, float]:
-        """Return a batch from `collate` on the loader's device, and the seconds that copies took."""
+        """Return a batch from `collate` on the loader's device, and the duration of the copies in seconds."""
         return made, 0.0
 
     def _device_name(self) -> str | None:
-        """Name of the device that batches are copied to; None if they stay in the feed's memory."""
+        """Name of the device to which batches are copied; None if batches stay in the feed's memory."""
         return None
 
     def __repr__(self) -> str:
@@ -306,8 +309,9 @@ class BaseLoader(Generic[Batch]):
         """Number of batches in a whole epoch, which is the same on every rank. An iterator that resumes from a state
         yields fewer.
 
-        With `batch_by` or `count_tokens`, the number is that of the current epoch. It is the same in all epochs if a planning window
-        holds the dataset; otherwise, it may differ slightly, and each epoch is planned once to count its batches.
+        With `batch_by` or `count_tokens`, this is the number for the current epoch. If one planning window contains the
+        whole dataset, the number is the same in all epochs. Otherwise, it can differ slightly, and each epoch is
+        planned once to count its batches.
 
         Raises:
             TypeError: The dataset is unindexed, packed without `count_tokens`, or rebatched by `decode`, so the number
@@ -359,7 +363,7 @@ class BaseLoader(Generic[Batch]):
                 return packed
             if self._batch_by is not None:  # a plan needs all counts
                 return self._counted_feed(None)
-            # While the records are counted, the first epoch already runs.
+            # The first epoch already runs while the records are counted.
             started = self.dataset.first_epoch_feed(self.source_batch, self._counted_feed)
             if started is None:
                 return self._counted_feed(None)
@@ -390,7 +394,7 @@ class BaseLoader(Generic[Batch]):
 
     def _new_feed(self, sampler: _native.Sampler, settings: Mapping[str, Any], **place: Any) -> _native.Feed:
         numbers = self.dataset.source_numbers
-        # The core adds the field of the source, which is not read from records.
+        # The core adds the field `source`, which is not read from records.
         read = [item for item in self.dataset.batch_fields().items() if numbers is None or item[0] != fields.SOURCE]
         plan = self._plan()
         try:
@@ -467,8 +471,8 @@ class BaseLoader(Generic[Batch]):
         self._live = None
 
     def __iter__(self) -> Iterator[Batch]:
-        """Iterate over the batches of this epoch, from its start or (once after `load_state_dict`) from the loaded
-        state.
+        """Iterate over the batches of this epoch from its start. The first iterator after `load_state_dict` begins at
+        the loaded state.
 
         The epoch advances when its last batch is taken. After a `break` or an error, a new iterator starts the same
         epoch again, with one warning if the caller did not request that by `set_epoch` or `load_state_dict`. A loader
@@ -485,7 +489,7 @@ class BaseLoader(Generic[Batch]):
         self._supersede("a newer iterator of the same loader was made")
         start = self._resume
         if start == 0 and self._is_spent(self._cursor):
-            # Callers that use len() (as Lightning does) stop after the last batch without asking for more, so the epoch
+            # Callers that use len(), such as Lightning, do not request another batch after the last one. So the epoch
             # is complete.
             self._to_epoch(self._epoch + 1)
         elif not self._is_chosen:
@@ -551,7 +555,7 @@ class BaseLoader(Generic[Batch]):
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` the next to iterate, from its start. If a state of the same epoch was loaded, the state is kept.
 
-        An iterator from which no batch was requested goes to that epoch; any other one ends.
+        If no batch was requested from the current iterator, it continues at that epoch; otherwise, the iterator ends.
 
         Raises:
             ConfigError: The epoch is negative.
@@ -573,9 +577,9 @@ class BaseLoader(Generic[Batch]):
     def state_dict(self) -> dict[str, Any]:
         """Return the loader's position after the delivered batches, as JSON under 1 KB that is identical on all ranks.
 
-        For an unindexed dataset, one that is packed without `count_tokens`, and with `decode(rebatch=True)`, each rank
-        has a different state, which is valid only for the same rank and number of ranks. Its position is under `ranks`,
-        by the number of the rank, so that `torch.distributed.checkpoint` saves the positions of all ranks.
+        Some states differ between ranks, and are valid only for the same rank and number of ranks: those of unindexed
+        datasets, of datasets packed without `count_tokens`, and with `decode(rebatch=True)`. Such a state contains the
+        position under `ranks`, by rank number, so that `torch.distributed.checkpoint` saves the positions of all ranks.
         """
         if self._packing is not None:
             return states.of_one_rank(self._packing.state(self._epoch, self._cursor))
@@ -602,8 +606,9 @@ class BaseLoader(Generic[Batch]):
 
         Args:
             grown: Rule for a dataset that has more objects than when the state was saved: `refuse` raises an error with
-                both numbers. `finish-old-then-new` finishes the epoch of the state with the objects that it had; all
-                later epochs use all objects. A state that is saved during that epoch needs the same rule.
+                both numbers. `finish-old-then-new` finishes the epoch with the objects that the dataset had when the
+                state was saved; all later epochs use all objects. A state that is saved during that epoch needs the
+                same rule.
         Raises:
             ConfigError: The state belongs to another dataset, seed, window, tokenizer or `batch_by` or, for an unindexed
                 or packed dataset, to another rank or world. The message contains both values.
@@ -624,7 +629,7 @@ class BaseLoader(Generic[Batch]):
         self._go_on(epoch, cursor)
 
     def _use(self, dataset: DatasetBase, whole: DatasetBase | None) -> None:
-        """Read `dataset` from now on; `whole` replaces it after its current epoch."""
+        """Read `dataset` from now on. After the current epoch, `whole` replaces it."""
         if dataset is not self.dataset:
             self.dataset, self._feed, self._batch_plan = dataset, None, None
             self.__dict__.pop("caches", None)
@@ -640,7 +645,9 @@ class BaseLoader(Generic[Batch]):
         return self._live is not None and self._live() is one
 
     def _requested(self, by: Epoch[Batch]) -> None:
-        """Forget the loaded state at the first request. Lightning may make several iterators before it."""
+        """Forget the loaded state when the first batch is requested, because Lightning can create several iterators
+        before this request.
+        """
         if self._is_live(by):
             self._resume = 0
 
@@ -662,7 +669,7 @@ class BaseLoader(Generic[Batch]):
         if live is not None:
             live.measure()
         feed = self._feed[1] if self._feed is not None and self._feed[0] == os.getpid() else None
-        # While the records are counted in the background, a report does not wait for them.
+        # A report does not wait while records are counted in the background.
         counted = self._unindexed is None and self.dataset.is_counted
         usual = self.source_batch if self._batch_plan is None else self._batch_plan.native.mean_rows
         facts = {

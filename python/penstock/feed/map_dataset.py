@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Map-style dataset, `penstock.torch.MapDataset`: returns the sample at an index, for loaders with their own order.
 
-Each process creates its own feed at first use, so that the dataset works with fork, spawn and forkserver. The index
-contains the positions of records, so only the required byte ranges of an uncompressed object are read. Compressed or
-unindexed objects are read whole and cached for a while. A sampler that requests neighbouring samples together therefore
-costs less.
+Each process creates its own feed at first use, so that the dataset works with fork, spawn and forkserver. With the
+record index, only the required byte ranges of an uncompressed object are read. Compressed or unindexed objects are read
+whole and cached for a while, so a sampler that requests neighbouring samples together costs less.
 """
 
 from __future__ import annotations
@@ -35,17 +34,20 @@ __all__ = ["MapDataset"]
 _LOG = logging.getLogger("penstock.feed")
 
 _MAX_WATCHED = 256
-"""Maximum number of positions that are recorded to detect a second read."""
+"""Maximum number of recorded positions, to detect a second pass."""
 
 _MAX_REPEATS = 16
-"""Number of repeated positions that indicates a second pass. Reading a single sample twice stays below it."""
+"""Number of repeated positions from which on a second pass is assumed. Reading a few samples twice is not a second
+pass.
+"""
 
 
 class _SharedEpoch:
-    """The epoch, in memory that a DataLoader's workers share under any start method. Persistent workers therefore see
+    """The epoch, in memory that a DataLoader's workers share under any start method, so that persistent workers see
     changes.
 
-    Until the epoch is set, this also stores the first positions that any process read, to detect a second pass.
+    Until the epoch is set, the memory also stores the first positions that any of the processes has read, to detect a
+    second pass.
     """
 
     def __init__(self) -> None:
@@ -86,8 +88,8 @@ class _SharedEpoch:
 class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):  # type: ignore[misc]  # torch has no types here
     """Map-style dataset of torch tensors. Index i is the sample at position i of an epoch, as a `Loader` yields it.
 
-    Without `shuffle`, positions are in stored order, and a sampler can shuffle them. With it, they are in the epoch's
-    order. Random crops and the randomness of `map` differ from epoch to epoch in either case, so call `set_epoch`
+    Without `shuffle`, positions are in stored order, and a sampler can shuffle them. With `shuffle`, they are in the
+    epoch's order. In both cases, random crops and the randomness of `map` depend on the epoch, so call `set_epoch`
     before each pass. `__getitems__` reads a batch's objects together. Raw fields are `bytes`.
     """
 
@@ -140,8 +142,8 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):  # type: ignore[misc
     def set_epoch(self, epoch: int) -> None:
         """Use the order, crops and `map` seeds of `epoch`. Call this method before each pass.
 
-        The workers of a DataLoader see the change immediately, also persistent workers. A sampler's `set_epoch` does
-        not affect the dataset.
+        All workers of a DataLoader see the change immediately, including persistent workers. A sampler's `set_epoch`
+        does not affect the dataset.
 
         Raises:
             ConfigError: The epoch is negative.
@@ -149,8 +151,8 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):  # type: ignore[misc
         self._shared.set(epoch_number(epoch))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the epoch and the identity of the dataset, as JSON under 1 KB. `StatefulDataLoader` stores it beside the
-        position, which its sampler has.
+        """Return the epoch and the identity of the dataset, as JSON under 1 KB. `StatefulDataLoader` stores this beside
+        the position of its sampler.
         """
         return states.make(self.dataset, self.epoch, 0)
 

@@ -2,8 +2,8 @@
 """Functions of `map` and `decode`: runs them over the rows of a batch, with each sample's seed, and gathers the
 results.
 
-Does not handle processes, threads, order or state. A row is a sample of the feed; an output is a sample of the last
-function, of which `decode` may return none or several per row.
+Does not handle processes, threads, order or state. A row is a sample of the feed. An output is a sample that the last
+function returns; with `decode`, a row can have no output or several.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Functions:
 
 
 def _output_seed(seed: int, number: int) -> int:
-    """Return the seed of one of the outputs of a sample. The first has the sample's own seed."""
+    """Return the seed of output `number` of a sample. Output 0 has the sample's own seed."""
     if number == 0:
         return seed
     return int.from_bytes(hashlib.blake2b(f"{seed}:{number}".encode(), digest_size=8).digest(), "little") >> 1
@@ -174,7 +174,7 @@ def arrays_at(memory: Any, fields: Sequence[FieldAt]) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Results:
-    """Results of the functions for the rows of a task. `arrays` are in memory from `room`, other columns are lists."""
+    """Results of the functions for the rows of a task. `arrays` are in memory from `room`; other columns are lists."""
 
     fields: list[FieldAt] = field(default_factory=list)
     arrays: dict[str, Any] = field(default_factory=dict)
@@ -258,7 +258,7 @@ def outputs_of(
     """Run the functions over the chosen rows. A row whose seed is None is left out.
 
     Raises:
-        FunctionFailed: A function raised, unless such samples are skipped, or returned a value of another type.
+        FunctionFailed: A function returned a value of another type, or raised and its samples are not skipped.
     """
     outputs = Outputs(chosen.start, [], [], [])
     for row in chosen:
@@ -319,7 +319,7 @@ def _array(row: int, name: str, value: Any) -> Any:
 
     try:
         array = np.asarray(value)
-    except Exception as error:  # the value's own conversion may raise anything, such as torch's RuntimeError
+    except Exception as error:  # the conversion can raise anything, such as torch's RuntimeError
         raise FunctionFailed(row, f"fn returned a value that is not an array: `{name}`: {error}", "") from None
     if array.dtype.hasobject:
         why = f"fn returned a value that is not an array: `{name}` is a {type(value).__name__}"

@@ -42,12 +42,12 @@ _TRACE_WAIT_S = 0.5
 """Maximum seconds to wait for the traceback of a worker whose function does not return."""
 
 _END_WAIT_S = 0.5
-"""Seconds for the workers to end by themselves; those that have not are killed."""
+"""Seconds for the workers to end by themselves. After that, they are killed."""
 
 
 class _Forks:
-    """Number of forks of this process. A child shares the memory of batches, so a slot that was used before a fork is
-    not reused.
+    """Counts forks of this process. A forked child shares the memory of batches, so slots that were in use at a fork
+    are not reused.
     """
 
     count = 0
@@ -62,8 +62,8 @@ os.register_at_fork(after_in_parent=_Forks.add)
 
 @dataclass(slots=True)
 class MapTask:
-    """A batch for a worker. `passed` contains the columns that no function receives. `submit` sets the fields from
-    `number` on.
+    """A batch for a worker. `passed` contains the columns that no function receives. `submit` sets `number` and the
+    attributes after it.
     """
 
     positions: Sequence[int]
@@ -100,8 +100,8 @@ class _Worker:
         self.free_inputs: list[int] = []
         self.outputs: dict[int, mmap.mmap] = {}
         self.free_outputs: list[int] = []
-        # Slots without references, each with the fork count at delivery. Finalisers append at any time and in any
-        # thread; a deque needs no lock for that.
+        # Slots without references, each with the fork count at delivery. Finalisers append to the deque at any time and
+        # in any thread, which is safe without a lock.
         self.dropped: deque[tuple[int, int]] = deque()
         self.trace, self.progress = self._share(map_worker.PROGRESS_SLOT, mmap.PAGESIZE)
         map_worker.PROGRESS.pack_into(self.progress, 0, -1, 0)
@@ -114,7 +114,7 @@ class _Worker:
         return descriptor, memory
 
     def input(self, size: int) -> tuple[int, mmap.mmap]:
-        """Return a slot for a task. If the free slots are too small, replaces one with a larger slot."""
+        """Return a slot for a task. If all free slots are too small, replace one by a larger slot."""
         for slot in self.free_inputs:
             if len(self.inputs[slot]) >= size:
                 self.free_inputs.remove(slot)

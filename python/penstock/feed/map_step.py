@@ -2,8 +2,9 @@
 """`map` and `decode`: run Python functions over the samples of a feed, in this process, in threads or in worker
 processes. Order and state are managed here.
 
-The least busy worker gets the next batch, and batches are delivered in order. If a worker dies, the pass ends with one
-error, because the cause would kill the next worker, too. The loader's state is then that of the last delivered batch.
+The least busy worker gets the next batch, and batches are delivered in order. If a worker dies, the pass ends with an
+error instead of a retry, because a retry would probably kill the next worker, too. The loader's state is then that of
+the last delivered batch.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class MapStep:
     rebatch: bool = False
     timeout_s: float = DEFAULT_TIMEOUT_S
     is_source: bool = False
-    """Whether the dataset itself decodes its records so, as `penstock.video.open` does."""
+    """Whether this step is a part of opening the dataset, as in `penstock.video.open`."""
     digest: str | None = None
     """With `rebatch`, digest of the function before its first call. None if it cannot be computed."""
 
@@ -111,8 +112,8 @@ class MapStep:
 
 
 def functions_of(dataset: DatasetBase, *, on_error: str = "raise") -> Functions:
-    """Return the functions of a dataset's steps. A sample is left out after an error if batches need not keep their
-    rows.
+    """Return the functions of a dataset's steps. With `decode`, samples for which a function raises are left out if
+    `on_error` is `skip`, or `substitute` with `rebatch`.
     """
     steps = dataset.map_steps
     unwraps = whole_record.sole_name(dataset.batch_fields()) if steps[0].decodes else None
@@ -180,7 +181,8 @@ class MapRun:
         self._functions, self._pool = loader.functions, loader.worker_pool()
         self._skipped, self._errors = 0, list[str]()
         self._positions: Sequence[int] = ()
-        # Columns of an empty slice of the last batch, from an earlier batch of this pass: no function is called for it.
+        # Empty columns, made from an earlier batch of this pass. A slice without samples has these columns, because no
+        # function is called for it.
         self._empty: dict[str, Any] = {}
         if self._pool is not None:
             try:
@@ -277,8 +279,8 @@ class MapRun:
             self._errors.append(str(self._failed(map_functions.FunctionFailed(row, why, ""), task)))
 
     def _rows(self, got: tuple[dict[str, Any], int, int]) -> tuple[Rows, list[int | None], MapTask]:
-        """Split a batch of the feed by kind of column, and compute the positions and seeds of its rows. A row without a
-        seed is left out.
+        """Split a batch of the feed by kind of column, and compute the positions and seeds of its rows. Functions do
+        not receive rows whose seed is None.
         """
         tensors, count, cursor = got
         loader, state = self._loader, self._pass
@@ -295,7 +297,7 @@ class MapRun:
         task = MapTask(positions[skip:], state.epoch, start, cursor, passed, skip)
         seeds: list[int | None] = list(_seeds(loader.dataset, state.epoch, task.positions))
         if is_padded and loader.tail != "pad":
-            # The feed marks damaged records and repeated samples by weight 0. No function receives them.
+            # The feed gives damaged records and repeated samples the weight 0. Functions do not receive these rows.
             for row, weight in enumerate(passed.pop("weight")[skip:]):
                 seeds[row] = seeds[row] if weight else None
         return rows.after(skip) if skip else rows, seeds, task
@@ -310,9 +312,7 @@ class MapRun:
         return skipped + self._skipped, substituted, [*errors, *self._errors][:_MAX_ERRORS]
 
     def is_ready(self) -> bool:
-        """True if `next` would not wait. Always False without workers, because `next` then runs the functions
-        itself.
-        """
+        """True if `next` would not wait. Without workers, always False, because `next` itself runs the functions."""
         pool, under_way = self._pool, self._pass.under_way
         if pool is None or not under_way:
             return False
@@ -358,7 +358,7 @@ def _add(rows: Rows, name: str, value: Any, array: Callable[[Any], Any]) -> None
 def _seeds(dataset: DatasetBase, epoch: int, positions: Sequence[int]) -> list[int]:
     # A mixture does not have a seed, so its fingerprint replaces the seed.
     seed = dataset.seed if dataset.seed is not None else int(dataset.fingerprint[:15], 16)
-    if dataset.is_counted:  # before that, no position is in a padded tail
+    if dataset.is_counted:  # an epoch that is not counted yet has no padded tail
         samples = dataset.samples
         positions = [position % samples for position in positions]
     return [sample_seed(seed, epoch, position) for position in positions]
@@ -413,7 +413,9 @@ def run_here(
 
 
 class _generators_kept:  # noqa: N801 - read as `with`
-    """Context manager that restores the caller's global random generators, which are seeded for each sample."""
+    """Context manager that restores the caller's global random generators at the end, because each sample seeds
+    them.
+    """
 
     def __enter__(self) -> None:
         import random

@@ -2,8 +2,8 @@
 """Threads of `decode`, for functions that release the GIL. Has the interface of `map_pool.WorkerPool`.
 
 A task is divided into pieces of rows, which the threads take in order. The thread that completes a task gathers its
-outputs. The threads are daemons, because a function that hangs cannot be stopped, and must not keep the program from
-ending.
+outputs. The threads are daemon threads, because a function that hangs cannot be stopped, and must not prevent the
+program from ending.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class ThreadPool:
             self._queue.put((job, number))
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until another task is complete, for at most `timeout_s`.
+        """Wait until one more task is complete, for at most `timeout_s` seconds.
 
         Raises:
             FunctionHangs: A function has not returned within the limit for one sample.
@@ -163,7 +163,7 @@ class ThreadPool:
             job.left -= 1
             if job.left or job.is_abandoned:
                 return
-        # The failure of the first row, so that the error does not depend on the threads.
+        # Report the failure of the first row, so that the error does not depend on the timing of threads.
         outputs: Any = next((each for each in job.results if isinstance(each, FunctionFailed)), None)
         if outputs is None:
             try:

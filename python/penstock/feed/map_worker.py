@@ -37,18 +37,18 @@ PROGRESS = struct.Struct("<qq")
 """Task and row of that sample, at the start of the slot."""
 
 MEMORY = struct.Struct("<qq")
-"""Resident memory in bytes of the worker before its first task and before its last, after `PROGRESS`."""
+"""Resident memory of the worker in bytes before its first task and before its latest task. Stored after `PROGRESS`."""
 
 TRACE_AT = PROGRESS.size + MEMORY.size
 """Offset of the worker's traceback in the slot's file."""
 
 TRACE_SIGNAL = signal.SIGUSR2
-"""Signal at which a worker appends its traceback to that file, even while a function blocks its interpreter."""
+"""On this signal, a worker appends its traceback to that file, even while a function blocks the interpreter."""
 
 
 def new_memory(size: int) -> tuple[int, mmap.mmap]:
-    """Create anonymous shared memory. It is freed when the last process that maps it ends, even if that process is
-    killed.
+    """Create anonymous shared memory. The kernel frees it when the last process that maps it ends, even if that process
+    is killed.
     """
     descriptor = os.memfd_create("penstock-map", os.MFD_CLOEXEC)
     os.ftruncate(descriptor, size)
@@ -73,7 +73,7 @@ class _Slots:
         return self._next, memory, descriptor
 
     def discard(self, taken: list[tuple[int, mmap.mmap, int | None]]) -> None:
-        """Free the new slots among `taken`, which the parent does not learn of."""
+        """Free the new slots among `taken`, because they were not announced to the parent."""
         for slot, _, descriptor in taken:
             if descriptor is not None:
                 del self.outputs[slot]
@@ -82,7 +82,7 @@ class _Slots:
 
 def _read(pipe: Connection, into: SimpleQueue[Any]) -> None:
     """Read the parent's messages into a queue, each with the memory that it refers to. Puts None after the last."""
-    # End of file means that the parent has ended, for whatever reason. This process must then end, too.
+    # End of file means that the parent has ended, and this process must end, too.
     with suppress(EOFError, OSError):
         while True:
             message, memory = pipe.recv(), None

@@ -5,7 +5,7 @@
 //!
 //! zstd frames, LZ4 frames and bgzf members (with a `BC` field in the header, as in SAM and BAM files) contain their
 //! length. Other gzip members do not, so this module treats any bytes that look like a gzip header as the start of a
-//! member. Decompression verifies that guess: the run before it must end exactly there (see
+//! member. Decompression verifies this guess: the preceding run must end exactly where the guessed member starts (see
 //! [`crate::decompress_frames`]). A wrong guess costs time, but the result stays correct.
 
 use crate::Codec;
@@ -42,7 +42,7 @@ pub struct FrameRunSize {
 }
 
 impl Default for FrameRunSize {
-    /// Small enough that the content is still in a core's cache when it is hashed and written; large enough that
+    /// Returns sizes at which the content is still in a core's cache when it is hashed and written, and at which
     /// passing a run between threads costs little compared with its decompression.
     fn default() -> Self {
         Self { stored: 512 << 10, content: 2 << 20 }

@@ -2,9 +2,9 @@
 //! gzip (RFC 1952): a header parser, whole-object decompression with libdeflate, and streaming decompression with
 //! zlib-rs.
 //!
-//! An object may have several members. Zero bytes may follow the last member up to the end (padding of tapes and block
-//! devices, which gzip(1) accepts); any other trailing bytes are an error. If libdeflate rejects an object, the stream
-//! decoder reads it again and reports where and why, so the fast path needs no error texts.
+//! An object may have several members. After the last member, zero bytes are accepted as in gzip(1), because tapes and
+//! block devices are padded with them. Any other trailing bytes are an error. If libdeflate rejects an object, the
+//! stream decoder reads it again and reports where and why, so the fast path needs no error texts.
 
 use flate2::{Decompress, FlushDecompress, Status};
 use libdeflater::Crc;
@@ -26,8 +26,8 @@ pub enum GzipCheck {
     /// Verifies CRC-32 and size.
     #[default]
     Full,
-    /// Verifies the size only, which saves one pass over the content. For content with its own verified checksums
-    /// (TFRecord with `verify_crc`).
+    /// Verifies the size only, which saves one pass over the content. Use it for content whose own checksums are
+    /// verified (TFRecord with `verify_crc`).
     SizeOnly,
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Compression codecs gzip, zstd, lz4 and none. They work on whole objects ([`decompress_into`]), on streams
+//! Compression codecs `gzip`, `zstd`, `lz4` and `none`. They work on whole objects ([`decompress_into`]), on streams
 //! ([`StreamDecoder`]), and on runs of frames that several cores decompress in parallel ([`split_frames`]). The crate
 //! also has checksums ([`checksum`]).
 //!

@@ -99,8 +99,8 @@ impl BlockCompressor {
         }
         let crc = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32IsoHdlc, block) as u32;
         let failed = |what: String| Error::bug(format!("gzip: {what}"));
-        // libdeflate's levels are 0 to 12, but its blocks cannot be joined, so zlib does the work: higher levels become
-        // 9.
+        // The levels 0 to 12 are those of libdeflate. Blocks from libdeflate cannot be joined, so zlib compresses them
+        // here, with level 9 at most.
         let level = Compression::new(self.level.clamp(0, 9) as u32);
         let mut stream = Compress::new(level, false);
         let window = &before[before.len().saturating_sub(WINDOW)..];

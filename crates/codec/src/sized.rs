@@ -24,7 +24,7 @@ pub enum SizedCodec {
     Lz4Block,
 }
 
-/// Decompresses `input` into `out`, which it must fill exactly. `place` names the input in error messages.
+/// Decompresses `input` into `out`, and requires that the data fill `out` exactly. `place` names the input in errors.
 ///
 /// # Errors
 /// [`Error::Corrupt`] if `input` is damaged, decompresses to another size, or has trailing bytes.
@@ -100,8 +100,8 @@ fn zlib(input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
 }
 
 fn gzip(input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
-    // A member may have a name and a comment, and other members may follow it; only the whole-object path supports
-    // these. The copy costs a tenth of the decompression time.
+    // Only the whole-object path supports members with a name or a comment, and several members. Its extra copy costs a
+    // tenth of the decompression time.
     let mut made = Vec::new();
     decompress_into_checked(Codec::Gzip, input, &mut made, out.len() as u64, GzipCheck::Full, place)?;
     whole(made.len(), out.len(), place)?;

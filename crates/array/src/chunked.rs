@@ -29,7 +29,7 @@ const MAX_CHUNK: usize = 4 << 30;
 pub struct ChunkRef {
     /// Byte offset in the file.
     pub offset: u64,
-    /// Stored bytes.
+    /// Number of stored bytes.
     pub len: u64,
     /// Bit mask: bit `n` is set if filter `n` was not applied.
     pub skipped: u32,

@@ -21,7 +21,7 @@ const MAX_BYTES_IN_FLIGHT: u64 = 128 << 20;
 pub(crate) struct Want {
     /// Index of the object.
     pub object: usize,
-    /// Its bytes.
+    /// Byte range in the object.
     pub range: ByteRange,
 }
 
@@ -30,8 +30,8 @@ pub(crate) struct Want {
 pub struct MergePolicy {
     /// Gaps up to this many bytes are always read, because their transfer costs less than another request.
     pub small_gap: u64,
-    /// Maximum gap in bytes. Reading a gap costs its transfer, and another request costs a latency. At 90 MB/s, a
-    /// latency of 20 ms corresponds to 1.8 MB.
+    /// Maximum gap in bytes. Reading a gap costs its transfer time; a second request costs one latency instead. At
+    /// 90 MB/s, a latency of 20 ms corresponds to 1.8 MB.
     pub max_gap: u64,
     /// Maximum ratio of read bytes to needed bytes in a request.
     pub max_waste: f64,
@@ -104,8 +104,8 @@ fn merged(wants: &[Want], policy: &MergePolicy) -> Vec<Request> {
 
 /// Reads a range. Errs with `Corrupt` if the object ends inside it.
 ///
-/// If the body arrives in pieces, they are joined in reused memory, so that the transport's buffers are released early.
-/// New memory for each body would cause page faults.
+/// If the body arrives in pieces, they are joined, so that the transport's buffers are released early. The memory for
+/// this is reused, because new memory for each body would cause page faults.
 pub(crate) async fn read(store: &dyn Store, object: &ObjectRef, range: ByteRange, deadline: Deadline) -> Result<Bytes> {
     let place = || penstock_store::place(store.root(), &object.key);
     let mut got = store.get_ranges(object, &[range], deadline).await?;

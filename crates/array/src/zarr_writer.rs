@@ -80,8 +80,8 @@ impl ChunkEncoder {
 }
 
 impl Shard {
-    /// Returns the shard layout, or `None` if the array has no shards, or shards that only `zarrs` can encode. Errs if
-    /// the metadata cannot be parsed.
+    /// Returns the shard layout. Returns `None` if the array has no shards, or if only `zarrs` can encode its shards.
+    /// Errs if the metadata cannot be parsed.
     fn of(metadata: &str, place: &str, object: &ChunkEncoder) -> Result<Option<Self>, String> {
         let document: Value = serde_json::from_str(metadata).map_err(|problem| problem.to_string())?;
         let [outer] = document["codecs"].as_array().map_or(&[][..], Vec::as_slice) else { return Ok(None) };

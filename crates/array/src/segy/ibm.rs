@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! IBM System/360 single precision: a sign, an exponent to base 16 biased by 64, and a 24-bit fraction.
+//! IBM System/360 single precision: a sign, an exponent of base 16 (biased by 64), and a 24-bit fraction.
 //!
 //! Each normalised word between 2^-126 and 2^128 equals an `f32`, and converting that `f32` back gives the same word.
 //! Other words (un-normalised fractions, larger or smaller numbers) cannot be restored from an `f32`, so the caller

@@ -17,7 +17,7 @@ pub struct Overrides {
     pub byte_order: Option<ByteOrder>,
     /// Samples of each trace.
     pub samples: Option<u64>,
-    /// Bytes after the last trace are accepted, and are not an error.
+    /// True to accept bytes after the last trace; otherwise, they are an error.
     pub allow_trailing: bool,
 }
 
@@ -107,8 +107,8 @@ impl Fields<'_> {
         Some(TRACE_HEADER as u64 * (1 + additional))
     }
 
-    /// Revision 0 has no extended headers, but programs write them. They exist if only they make the size that of whole
-    /// traces.
+    /// Revision 0 does not define extended headers, but programs write them. Returns true if the rest of the file is a
+    /// whole number of traces with these headers, and not without them.
     fn revision_0_has_extended(&self, count: i16, size: u64, trace_bytes: u64) -> bool {
         let body = size - Layout::HEADERS;
         let Some(without) = u64::try_from(count).ok().and_then(|count| body.checked_sub(TEXT_HEADER as u64 * count))
@@ -224,8 +224,8 @@ impl Layout {
         })
     }
 
-    /// Number of extended headers that the binary header states, and whether the file's revision has this field. -1 is a
-    /// variable number: the last header must be found by its end stanza.
+    /// Number of extended headers that the binary header states, and whether the file's revision has this field. -1
+    /// means a variable number: the last header must be found by its end stanza.
     pub fn stated_extended(headers: &[u8], overrides: &Overrides, place: &str) -> Result<(i16, bool)> {
         let Some(binary) = headers.get(TEXT_HEADER..TEXT_HEADER + BINARY_HEADER) else { return Ok((0, false)) };
         let fields = Fields { binary, order: order_of(headers, overrides, place)? };
@@ -243,8 +243,8 @@ impl Layout {
     }
 }
 
-/// Determines the byte order from the override, else from revision 2's constant, else from the order in which the
-/// sample format code exists.
+/// Determines the byte order. Uses the first of these that is available: the override, the constant of revision 2, and
+/// the byte order in which the sample format code is valid.
 fn order_of(headers: &[u8], overrides: &Overrides, place: &str) -> Result<ByteOrder> {
     if let Some(order) = overrides.byte_order {
         return Ok(order);

@@ -70,7 +70,7 @@ impl SegyReader {
             true => Layout::stated_extended(&headers, overrides, &place)?,
             false => (0, false),
         };
-        // Of a file whose revision lacks the field, the text must begin like an extended header.
+        // If the file's revision lacks the field, the bytes after the file headers must begin like an extended header.
         let has_extended = stated != 0
             && Layout::HEADERS + TEXT_HEADER as u64 <= meta.size
             && (is_assigned || is_stanza(&bytes(Layout::HEADERS, STANZA.len() as u64).await?));
@@ -143,7 +143,7 @@ impl SegyReader {
                 return Err(Error::bug(format!("{} bytes for {} traces of {size}", buffer.len(), traces.len())));
             }
         }
-        // Of each trace, `len` bytes are read, from `skip` bytes after its start.
+        // `len` bytes of each trace are read, beginning `skip` bytes after the start of the trace.
         let samples_at = layout.header_bytes + samples.start * stored;
         let (skip, end) = match (out.headers.is_some(), out.samples.is_some() && count > 0) {
             (false, false) => return Ok(Vec::new()),
@@ -155,7 +155,7 @@ impl SegyReader {
         // A scan of headers also reads the samples between them, because a request per header would cost more.
         let small_gap = if out.samples.is_none() { self.policy.max_gap } else { self.policy.small_gap };
         let policy = MergePolicy { small_gap, ..self.policy };
-        // Consecutive traces form a run, which is read as one range, if the gaps between them would be read anyway.
+        // Consecutive traces are read as one range, a run, if the gaps between them would be read anyway.
         let is_dense = layout.trace_bytes - len <= policy.small_gap;
         let most = if is_dense { (RUN_BYTES / layout.trace_bytes).max(1) as usize } else { 1 };
         let mut runs: Vec<Range<usize>> = Vec::new();
@@ -233,7 +233,7 @@ fn is_stanza(header: &[u8]) -> bool {
 /// matter.
 fn is_last_stanza(header: &[u8]) -> bool {
     let ascii: Vec<u8> = header.iter().filter(|&&byte| byte != b' ').map(u8::to_ascii_uppercase).collect();
-    // In EBCDIC (code page 037), 0x40 is a space, and the bit that makes letters upper case.
+    // In EBCDIC (code page 037), 0x40 is both the space and the bit that makes letters upper case.
     let ebcdic: Vec<u8> = header.iter().filter(|&&byte| byte != 0x40).map(|byte| byte | 0x40).collect();
     let end = [0x4d, 0x4d, 0xe2, 0xc5, 0xc7, 0x7a, 0xc5, 0xd5, 0xc4, 0xe3, 0xc5, 0xe7, 0xe3, 0x5d, 0x5d];
     ascii.windows(15).any(|bytes| bytes == b"((SEG:ENDTEXT))") || ebcdic.windows(15).any(|bytes| bytes == end)

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
 
-/// Algorithm of a digest. All of them may come from stores, except `Xxh3` (128 bits), which only Penstock uses.
+/// Algorithm of a digest. Stores can return all of them except `Xxh3` (128 bits), which only Penstock uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Algorithm {
     /// CRC-32 (ISO-HDLC), as in gzip.

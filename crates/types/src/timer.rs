@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Timer with a resolution of a tenth of a millisecond, for code that measures or simulates a latency. A runtime's own
-//! timer rounds up to whole milliseconds, which is a twentieth of a store's latency or more. This timer works with any
+//! timer rounds up to whole milliseconds, and 1 ms is 5 % of a store's latency or more. This timer works with any
 //! runtime, because it wakes the task that polls it.
 
 use std::collections::BTreeMap;
@@ -28,7 +28,7 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Queue {
-    /// Waiting futures, ordered by time and then by number, because two may have the same time.
+    /// Waiting futures, ordered by time and then by number, because two futures may have the same time.
     wakers: BTreeMap<(Instant, u64), Waker>,
     numbers: u64,
     has_ended: bool,

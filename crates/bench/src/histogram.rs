@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 /// Log2 of the number of buckets per power of two (7: 128 buckets). fio uses the same default.
 const BITS: u32 = 7;
 const LINEAR: u64 = 1 << BITS;
-/// Number of buckets that covers all values of a `u64`.
+/// Number of buckets that are needed for all values of a `u64`.
 const BUCKETS: usize = (((64 - BITS) as usize) << BITS) + LINEAR as usize;
 
 /// Histogram of latencies in nanoseconds. Takes 58 KiB; recording a value does not allocate.

@@ -20,9 +20,10 @@ use super::stats::Stats;
 use super::worker::work;
 use crate::cpu_usage::{CpuTicks, CpuTime, usable_cores};
 
-/// The rate is steady when the last 7 of 25 samples are within 7.5 % of each other (the criterion of MinIO's warp).
+/// Number of samples of which the last [`STEADY_SAMPLES`] decide whether the rate is steady (as in MinIO's warp).
 const SAMPLES: usize = 25;
 const STEADY_SAMPLES: usize = 7;
+/// The rate is steady if these last samples are within this fraction of each other.
 const STEADY: f64 = 0.075;
 
 /// Opens a store that returns the error of each attempt: its retry wrapper gives up immediately.

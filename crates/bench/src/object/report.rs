@@ -24,7 +24,7 @@ pub struct ObjectEnds {
     pub seconds: f64,
     /// Totals per operation until then.
     pub totals: [OperationTotal; 6],
-    /// Percentage of this process's cores (its affinity) that was busy until then.
+    /// Percentage of the time until then in which the cores of this process's affinity were busy.
     pub cpu_percent: Option<f64>,
 }
 

@@ -25,8 +25,8 @@ pub struct Ends {
     /// Totals of all workers until then.
     #[serde(flatten)]
     pub total: Total,
-    /// Percentage of this process's cores (its affinity) that was busy until then; `None` if the kernel does not report
-    /// it.
+    /// Percentage of the time until then in which the cores of this process's affinity were busy; `None` if the kernel
+    /// does not report it.
     pub cpu_percent: Option<f64>,
 }
 

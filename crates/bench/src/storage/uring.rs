@@ -141,8 +141,8 @@ impl Ring {
         };
         let entry = entry.user_data(u64::from(slot));
         // SAFETY: the block and the file outlive the request. A slot lives until its request has completed: `run`
-        // returns only with no request in flight, or it leaks the slots. The file is borrowed for as long. No slot is
-        // pushed twice.
+        // returns only with no request in flight, or it leaks the slots. The file stays borrowed for that time. No slot
+        // is pushed twice.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         debug_assert!(pushed.is_ok(), "the ring has an entry for every slot");
     }

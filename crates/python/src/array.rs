@@ -353,7 +353,7 @@ impl PyObjectWriter {
     }
 }
 
-/// Buffers of `headers`, `header_bytes` each, and of samples, as traces of this format.
+/// Combines `headers` (`header_bytes` per trace) and `samples` into traces of this format.
 fn traces<'a>(
     code: u16,
     byte_order: &str,

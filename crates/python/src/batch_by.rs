@@ -17,7 +17,7 @@ pub struct PyBatchBy(pub(crate) Arc<BatchBy>);
 
 #[pymethods]
 impl PyBatchBy {
-    /// `rule` is JSON. `lengths` has a uint32 array per dataset of the sampler: the lengths in stored order.
+    /// `rule` is JSON. `lengths` has one uint32 array per dataset of the sampler, with the lengths in stored order.
     #[new]
     #[pyo3(signature = (course, rule, lengths, *, window=None))]
     fn new(

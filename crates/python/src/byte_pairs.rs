@@ -15,7 +15,7 @@ use crate::array::Memory;
 /// Tokens of all texts, number of tokens of each text, and the texts that are left to the tokenizer.
 type PyEncoded<'py> = (Bound<'py, PyBytes>, Bound<'py, PyBytes>, Vec<usize>);
 
-/// A tokenizer of byte-level BPE.
+/// A byte-level BPE tokenizer.
 #[pyclass(name = "BytePairs", module = "penstock._native", frozen)]
 pub struct PyBytePairs {
     pairs: BytePairs,
@@ -40,8 +40,8 @@ impl PyBytePairs {
     }
 
     /// Encodes the texts between consecutive offsets of `values` in UTF-8. Tokens `before` and `after` are added to each
-    /// text. Returns the tokens of all texts and the number of tokens of each text, as uint32, and the numbers of the
-    /// texts that the caller must encode, which have no tokens here.
+    /// text. Returns the tokens of all texts and the number of tokens of each text, as uint32, and the indices of the
+    /// texts that the caller must encode. These texts have no tokens in the result.
     fn encode<'py>(
         &self,
         py: Python<'py>,

@@ -73,7 +73,7 @@ async fn manifest_of(
             return Ok((Manifest::load(&path)?.keep(select), "manifest"));
         }
     }
-    // A comparison reports what is missing.
+    // A missing object of a written dataset is not an error here, because the comparison reports it.
     let listed = list(&url, select.clone().accepting_missing(), settings, Arc::<Metrics>::default(), deadline).await?;
     let is_web = matches!(url.scheme, Scheme::Http | Scheme::Https | Scheme::File);
     if is_web || listed.url != url.as_folder().to_string() {

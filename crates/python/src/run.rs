@@ -119,8 +119,8 @@ impl PyRun {
         }
     }
 
-    /// Positions in the sample order of the rows of the last batch, if batches are planned by `batch_by`. A repeated
-    /// sample has its position plus the number of samples.
+    /// For each row of the last batch, its position in the sample order; `None` unless `batch_by` plans the batches.
+    /// For a repeated sample, the number of samples is added to the position.
     fn positions(&self) -> Option<Vec<u64>> {
         lock(&self.positions).clone()
     }

@@ -78,8 +78,8 @@ impl PySampler {
         Self::of_view(py, source, counted, || DatasetView::new(counted.counts().clone(), select, shuffle))
     }
 
-    /// Sampler over the samples of one dataset whose bit is 1. `bits` is a buffer of uint64: bit i % 64 of word i / 64
-    /// for sample i in stored order.
+    /// Sampler over the samples of one dataset whose bit is 1. `bits` is a buffer of uint64. Bit i % 64 of word i / 64
+    /// belongs to sample i in stored order.
     #[staticmethod]
     #[pyo3(signature = (source, counted, bits, *, seed, window))]
     fn subset(
@@ -162,7 +162,8 @@ impl PySampler {
         self.course.samples()
     }
 
-    /// For each dataset: its samples per epoch, and the number of objects that an epoch reads (expected, with weights).
+    /// For each dataset: its samples per epoch, and the number of objects that an epoch reads (with weights, the
+    /// expected number).
     #[getter]
     fn views(&self) -> Vec<(u64, f64)> {
         self.leaves.iter().map(|leaf| (leaf.samples(), leaf.objects())).collect()

@@ -75,14 +75,14 @@ struct FieldStats {
     values: ValueStats,
 }
 
-/// Statistics as (count, NaN, minimum, maximum, sum).
+/// Statistics as (count, number of NaNs, minimum, maximum, sum).
 type PyStats = (u64, u64, f64, f64, f64);
 
 fn as_tuple(stats: &ValueStats) -> PyStats {
     (stats.count, stats.nan, stats.min, stats.max, stats.sum)
 }
 
-/// Memory of stored shards, which later shards use again: new memory costs a page fault per 4 KiB.
+/// Memory of stored shards that later shards reuse, because new memory costs a page fault per 4 KiB.
 #[pyclass(name = "ShardMemory", module = "penstock._native", frozen)]
 #[derive(Default, Clone)]
 pub struct PyShardMemory(Arc<Mutex<Vec<Vec<u8>>>>);
@@ -250,7 +250,7 @@ impl PyShardBuffer {
 #[pyclass(name = "ShardBytes", module = "penstock._native", frozen)]
 pub struct PyShardBytes {
     bytes: Vec<u8>,
-    /// Gets the bytes' memory back; `None` for compressed bytes, whose sizes differ too much.
+    /// Pool to which the memory of `bytes` returns; `None` for compressed bytes, because their sizes differ too much.
     memory: Option<PyShardMemory>,
     crc32c: u32,
 }
@@ -295,8 +295,8 @@ pub fn tar_member<'py>(py: Python<'py>, name: &str, data: &[u8]) -> PyResult<Bou
     Ok(PyBytes::new(py, &out))
 }
 
-/// Returns the entry of a file in the log of record offsets, with which its records are read by range without a scan.
-/// Empty for a file whose records have no offsets: it is compressed, or of another format.
+/// Returns the entry of a file in the log of record offsets. With this entry, records are read by range without a scan.
+/// The result is empty if the file is compressed or its format has no record offsets.
 #[pyfunction]
 pub fn record_offsets<'py>(py: Python<'py>, path: PathBuf, name: &str) -> Bound<'py, PyBytes> {
     let key = Key::from(name);

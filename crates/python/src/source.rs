@@ -64,7 +64,7 @@ fn opened(
     settings.hedges.get_or_insert(true);
     let reads = settings.local_reads.unwrap_or(LocalReads::Auto).of(manifest.bytes());
     settings.local_reads = Some(reads);
-    // An object that is read in one request then arrives in one chunk, which saves a copy.
+    // With this size, an object that is read in one request arrives in one chunk, which saves a copy.
     settings.local_piece_bytes = Some(MAX_AT_ONCE);
     let governor = |url: &Url| {
         let rates = Rates { in_flight, ..Rates::default() };
@@ -104,8 +104,8 @@ fn opened(
     Ok((source, metrics))
 }
 
-/// Lists `url`. Also returns the default fields that a writer stored with the dataset. Datasets of which `selects`
-/// selects all keys must be complete.
+/// Lists `url`. Also returns the default fields that a writer stored with the dataset. If `selects` selects all keys of
+/// a dataset, the dataset must be complete.
 fn listed_at(
     py: Python<'_>,
     url: Url,
@@ -161,7 +161,7 @@ fn resolved(
 #[pyclass(name = "Source", module = "penstock._native", frozen)]
 pub struct PySource {
     pub(crate) manifest: Manifest,
-    /// Units that are shuffled, if these are not the listed objects: blocks of arrays.
+    /// For arrays: the blocks, which are shuffled instead of the listed objects.
     blocks: Option<ArrayBlocks>,
     /// Index files of other programs for these objects.
     indexes: Option<Manifest>,
@@ -193,9 +193,8 @@ impl PySource {
 #[pymethods]
 impl PySource {
     /// Lists `url` (a folder, a pattern or one object), or reads the listing from a JSON manifest. Index files of other
-    /// programs are searched beside the objects, or at `indexes`. A dataset that its writer did not complete, or
-    /// that lacks an object of its writer's manifest, is an error if the URL selects all of it, unless
-    /// `accepts_incomplete`.
+    /// programs are searched beside the objects, or at `indexes`. If the URL selects a whole dataset, its writer must
+    /// have completed it, and all objects of the writer's manifest must exist. `accepts_incomplete` skips this check.
     #[staticmethod]
     #[pyo3(signature = (url, manifest, env, format=None, indexes=None, *, accepts_incomplete=false))]
     fn open(
@@ -400,7 +399,7 @@ impl PySource {
         Ok(entry.key.to_string())
     }
 
-    /// Name of an object without the codec suffix, which is the same for a staged or decompressed copy.
+    /// Name of an object without its codec suffix. A staged or decompressed copy has the same name.
     fn logical_name(&self, number: usize) -> PyResult<String> {
         let entry = self.ordered().objects.get(number);
         let entry = entry.ok_or_else(|| {
@@ -447,7 +446,7 @@ impl PySource {
         })
     }
 
-    /// Returns known record counts, one per object, as counts from `rung`.
+    /// Wraps known record counts, one per object. `rung` is the name of their source.
     fn counted(&self, py: Python<'_>, records: Vec<u64>, rung: &str) -> PyResult<PyCounted> {
         enter(py, || {
             let rung = CountSource::ALL.into_iter().find(|known| known.name() == rung);
@@ -457,7 +456,7 @@ impl PySource {
         })
     }
 
-    /// Indices of the objects by the time of their last change; an object without a time is last.
+    /// Indices of the objects, sorted by the time of their last change. Objects without a time are last.
     fn oldest_first(&self) -> Vec<usize> {
         let objects = &self.ordered().objects;
         let mut order: Vec<usize> = (0..objects.len()).collect();
@@ -497,8 +496,8 @@ impl PySource {
     }
 
     /// Counts the records from cheap sources, or by reading everything if `scans` is true. Returns None if only a scan
-    /// can count them. Also returns the problems of ignored indexes.
-    /// Without `reads_objects`, also returns None if an object must be read in full.
+    /// can count them, or if an object must be read in full and `reads_objects` is false. Also returns the problems of
+    /// ignored indexes.
     #[pyo3(signature = (declared, *, scans, env, cache=None, reads_objects=true))]
     fn count(
         &self,
@@ -580,12 +579,12 @@ impl PyPartialCounts {
         enter_async(py, async move { counts.scan(&source, objects, Deadline::within(LISTING)).await })
     }
 
-    /// Ends the current scan in another thread with Interrupted. If none runs, the next one ends at once.
+    /// Ends the current scan in another thread with Interrupted. If none runs, the next scan ends immediately.
     fn stop(&self) {
         self.counts.stop();
     }
 
-    /// Counts the first records of an object, at least `records` if it has so many, and returns their number.
+    /// Counts the first records of an object: at least `records`, if it has that many. Returns the number counted.
     fn scan_start(&self, py: Python<'_>, number: u64, records: u64) -> PyResult<u64> {
         let (source, counts) = (self.source.clone(), self.counts.clone());
         enter_async(py, async move { counts.scan_start(&source, number, records, Deadline::within(LISTING)).await })
@@ -604,7 +603,7 @@ impl PyPartialCounts {
         self.counts.count(number)
     }
 
-    /// Whether single records of all these objects can be read.
+    /// True if single records can be read from all of these objects.
     fn reads_ranges(&self, objects: Vec<u64>) -> bool {
         self.counts.reads_ranges(&self.source, &objects)
     }
@@ -615,8 +614,8 @@ impl PyPartialCounts {
         self.counts.complete()
     }
 
-    /// Returns the counts of `objects`, with every other object empty, and the positions of the records of those from
-    /// `first_indexed` on.
+    /// Returns the counts of `objects`; all other objects count as empty. For the objects from `first_indexed` on, also
+    /// returns the positions of their records.
     #[pyo3(signature = (objects, first_indexed=0))]
     fn so_far(&self, py: Python<'_>, objects: Vec<u64>, first_indexed: usize) -> PyResult<PyCounted> {
         enter(py, || Ok(PyCounted::new(self.counts.so_far(&self.source, &objects, first_indexed)?)))

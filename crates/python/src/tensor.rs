@@ -159,9 +159,9 @@ impl PyRagged {
         self.offsets.first().map_or(0, |offsets| offsets.shape[0] - 1)
     }
 
-    /// The rows of a text field as `str`; of lists of texts, the texts of all lists.
+    /// The rows of a text field as `str`. For lists of texts, returns the texts of all lists.
     fn texts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        // With the GIL, so that no Python thread writes to the values meanwhile.
+        // The GIL is held, so that no Python thread writes to the values meanwhile.
         let texts = self.strings().ok_or_else(|| raise(py, Error::bug("a column is not text, or was overwritten")))?;
         PyList::new(py, texts)
     }

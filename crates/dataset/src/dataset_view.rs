@@ -2,9 +2,8 @@
 //! View of one dataset: the samples that its epochs contain, and their order. A view has all samples, a range, a subset
 //! or weighted draws.
 //!
-//! Owns the mapping from a sample of the order to a stored record. The order itself is in `order`: it counts only the
-//! chosen samples of each object, so a window of a subset reads each of its objects once, as a window of all samples
-//! does.
+//! Owns the mapping from a sample of the order to a stored record. `order` computes the order from the number of chosen
+//! samples per object. A window of a subset therefore reads each of its objects once, like a window of all samples.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -25,7 +24,7 @@ pub struct DatasetView {
 
 #[derive(Debug, Clone)]
 enum Chosen {
-    /// Consecutive samples in stored order, from this one on.
+    /// Consecutive samples in stored order, starting with `first`.
     Range {
         first: Place,
     },
@@ -73,7 +72,8 @@ impl DatasetView {
 
     /// Creates a view whose epochs are the passes of weighted draws. See [`WeightedDraws`].
     pub fn weighted(counts: Counts, draws: WeightedDraws, shuffle: Shuffle) -> Result<Self> {
-        // The counts of an epoch's order are those of its draws. This order only holds the shuffle and the maximum.
+        // Each epoch has an order of its own, which counts its draws. This order only holds the shuffle and the
+        // maximum.
         let most = draws.most_of(&counts)?;
         let order = Order::new(most, Some(shuffle));
         Ok(Self { counts, order, chosen: Chosen::Weighted(Arc::new(draws)) })
@@ -152,8 +152,8 @@ impl DatasetView {
         }
     }
 
-    /// Returns a chosen sample near `place`: the next one of the same object if it has another and `stays`, otherwise
-    /// one of the next object that has chosen samples.
+    /// Returns a chosen sample near `place`. If `stays` and the object has another chosen sample, returns the next one
+    /// of the object. Otherwise, returns one of the next object that has chosen samples.
     pub fn neighbour(&self, place: Place, stays: bool) -> Place {
         let Some(number) = self.selected(place.object) else { return place };
         let records = self.records(number);
@@ -173,7 +173,7 @@ impl DatasetView {
         })
     }
 
-    /// Chosen records of an object, which is numbered among those with chosen samples.
+    /// Chosen records of object `number`, counted among the objects with chosen samples.
     fn records(&self, number: u64) -> Records {
         let mut list = Vec::new();
         match &self.chosen {
@@ -188,7 +188,7 @@ impl DatasetView {
     }
 
     /// Replaces the content of `records` with the stored records of a shuffle window, in the order of their offsets.
-    /// It remains empty for a view of consecutive samples, which needs no list.
+    /// For a view of consecutive samples, which needs no list, `records` is empty.
     pub(crate) fn list_window(&self, view: &EpochView, window: &Range<u64>, records: &mut Vec<u32>) {
         records.clear();
         match (&self.chosen, &view.draws) {
@@ -206,8 +206,8 @@ impl DatasetView {
         }
     }
 
-    /// Returns the stored location of a place in the order of chosen samples. `record` is its entry of the window's
-    /// list, if there is one.
+    /// Returns the stored location of a place in the order of chosen samples. `record` is the place's entry in the list
+    /// of [`Self::list_window`], if the view has lists.
     pub(crate) fn stored(&self, place: Place, record: Option<u32>) -> Place {
         let listed = |objects: &[u64]| Place {
             object: objects[place.object as usize],
@@ -238,7 +238,7 @@ impl Records {
         }
     }
 
-    /// Returns the chosen record number `index`, counted modulo their number.
+    /// Returns the chosen record at `index` modulo the number of chosen records.
     fn at(&self, index: u64) -> u64 {
         match self {
             Self::Run { first, len } => first + index % len,
@@ -246,7 +246,7 @@ impl Records {
         }
     }
 
-    /// Returns the chosen record after this one; after the last one, the first.
+    /// Returns the chosen record after `record`; wraps around to the first one.
     fn after(&self, record: u64) -> u64 {
         match self {
             Self::Run { first, .. } => self.at(record + 1 - first),

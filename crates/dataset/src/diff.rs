@@ -36,8 +36,8 @@ pub struct Difference {
     pub same_by_version: u64,
     /// Part of `same`: objects of equal size, without a digest or version to compare.
     pub same_by_size: u64,
-    /// Part of `same`: objects with only an equal name. One object is compressed, the other is not, and neither entry
-    /// records the bytes of the other form.
+    /// Part of `same`: objects of which only the name can be compared. One object is compressed, the other is not, and
+    /// neither entry records the bytes of the other form.
     pub same_by_name: u64,
 }
 

@@ -67,8 +67,8 @@ impl Glob {
     }
 }
 
-/// Names that a pattern contains as a whole, also by braces: `s-{000..127}.tar` contains 128. Finds those that a listing
-/// lacks, because a reader of all shards would silently skip a lost one.
+/// Complete names that a pattern contains, also as alternatives in braces: `s-{000..127}.tar` contains 128 names. Finds
+/// the names that a listing lacks; without this check, a reader of all shards would silently skip a lost shard.
 #[derive(Default)]
 pub struct NamedKeys {
     all: usize,
@@ -78,8 +78,8 @@ pub struct NamedKeys {
 }
 
 impl NamedKeys {
-    /// Collects the names in `pattern`, except those of index files: none if it has wildcards only, or if there are more
-    /// than a million.
+    /// Collects the complete names in `pattern`, except those of index files. Collects none if the pattern has more
+    /// than a million alternatives.
     pub fn new(pattern: &[u8]) -> Self {
         let is_name =
             |each: &Vec<u8>| tokens(each).iter().all(|token| matches!(token, Token::Byte(_))) && !is_index_name(each);

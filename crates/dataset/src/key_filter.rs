@@ -75,7 +75,7 @@ impl KeyFilter {
         self
     }
 
-    /// Makes a listing accept that objects which the URL names by braces are missing.
+    /// Allows a listing to lack objects that the URL names, for example in braces.
     pub fn accepting_missing(self) -> Self {
         Self { accepts_missing: true, ..self }
     }
@@ -99,7 +99,7 @@ impl KeyFilter {
         &pattern[..plain_len(pattern)]
     }
 
-    /// Names that the pattern of the dataset's URL contains as a whole, and that a listing must contain.
+    /// Complete names in the pattern of the dataset's URL, which a listing must contain.
     pub fn named_keys(&self) -> NamedKeys {
         let within = self.within.as_ref().filter(|_| !self.accepts_missing);
         within.map_or_else(NamedKeys::default, |(pattern, _)| NamedKeys::new(pattern))

@@ -41,8 +41,8 @@ const ANCESTORS: usize = 8;
 /// Tolerance for comparing two modification times: a listing holds seconds as a float.
 const SAME_S: f64 = 1e-6;
 
-/// Appends the record locations of a finished file to a log. `log` opens the log of that name, and is only called if
-/// the file has record locations. Write errors are ignored, because a missing entry only costs a scan.
+/// Appends the record locations of a finished file to a log. `log` opens the log with the given name, and is only
+/// called if the file has record locations. Write errors are ignored, because a missing entry only costs a scan.
 pub fn note(log: impl FnOnce(&str) -> Option<File>, node: &str, target: &Key, file: &File, state: FileState) {
     if let Some(spans) = spans_of(file, target)
         && let Some(mut log) = log(&format!("records-{node}.bin"))
@@ -51,7 +51,7 @@ pub fn note(log: impl FnOnce(&str) -> Option<File>, node: &str, target: &Key, fi
     }
 }
 
-/// Returns the log entry of a file that was written to `path`. `None` for any other file than [`note`] records.
+/// Returns the log entry of a file that was written to `path`. `None` if [`note`] would record nothing for the file.
 pub fn log_entry(path: &Path, target: &Key) -> Option<Vec<u8>> {
     use std::os::unix::fs::MetadataExt;
     let file = File::open(path).ok()?;

@@ -180,13 +180,13 @@ impl Sampler {
 /// Schedule of a mixture: the source of each position.
 #[derive(Debug, Clone)]
 struct MixSchedule {
-    /// At least one; the first starts at 0.
+    /// One or more segments, in ascending order. The first one starts at 0.
     segments: Vec<Segment>,
 }
 
-/// Positions of a mixture with the same weights. The sources form a binary tree; the left side of each node takes
-/// ⌊(g·a + t/2) / t⌋ of the node's first g positions. Each source's position therefore has a closed form, which differs
-/// from its exact share by at most 2.
+/// Positions of a mixture with the same weights. The sources form a binary tree. If a node has the total weight t and
+/// its left side has the weight a, the left side takes ⌊(g·a + t/2) / t⌋ of the node's first g positions. Each source's
+/// position therefore has a closed form, which differs from the source's exact share by at most 2.
 #[derive(Debug, Clone)]
 struct Segment {
     start: u128,
@@ -243,8 +243,8 @@ impl MixSchedule {
 }
 
 impl Segment {
-    /// Number of the first `g` positions that belong to a side with weight `a` out of `t`. Computes whole periods of
-    /// `t` separately to avoid an overflow.
+    /// Number of a node's first `g` positions that its left side takes. The side has weight `a`, and the node weight
+    /// `t`. Computes whole periods of `t` separately to avoid an overflow.
     fn left(g: u128, a: u64, t: u64) -> u128 {
         let (a, t) = (u128::from(a), u128::from(t));
         g / t * a + (g % t * a + t / 2) / t
@@ -265,7 +265,7 @@ impl Segment {
         (sources.start, g)
     }
 
-    /// Adds the number of the first `g` positions that belong to each of `sources`, whose weights have this sum.
+    /// Adds, for each of `sources`, its number of positions among the first `g`. `sum` is the sum of their weights.
     fn count(&self, sources: Range<usize>, sum: u64, g: u128, counts: &mut [u128]) {
         if sources.len() == 1 {
             counts[sources.start] += g;

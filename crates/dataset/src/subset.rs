@@ -68,7 +68,7 @@ pub(crate) struct Subset {
     bits: Vec<u64>,
     /// Objects that contain chosen samples, in ascending order.
     objects: Vec<u64>,
-    /// First stored sample of each of these objects, and the first after it.
+    /// First stored sample of each of these objects, and first sample after the object.
     ranges: Vec<(u64, u64)>,
 }
 

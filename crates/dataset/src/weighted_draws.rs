@@ -14,7 +14,7 @@ use penstock_types::{Error, Result, with_separators};
 use crate::order::{Counts, EpochOrder, Order, Permutation, Shuffle, key};
 use crate::subset::{ObjectStarts, check_records};
 
-/// Domain of the key that places the points of an epoch. Domains of windows are far below.
+/// Domain of the key that places the points of an epoch. The domains of shuffle windows are much smaller numbers.
 const POINTS: u64 = u64::MAX - 1;
 
 /// Domain of the key that permutes the objects on the line of weights.
@@ -51,7 +51,7 @@ pub(crate) struct EpochDraws {
     stage: usize,
     shuffle: Shuffle,
     epoch: u64,
-    /// For each object, the distance from the last point before it to its start.
+    /// For each object, the distance from the last point at or before the object's start to that start.
     offsets: Vec<u64>,
 }
 
@@ -142,7 +142,7 @@ impl WeightedDraws {
         let number = self.stages.partition_point(|stage| stage.epoch <= epoch) - 1;
         let stage = &self.stages[number];
         let (total, samples, objects) = (u128::from(stage.total), u128::from(self.samples), self.objects.len());
-        // Lengths are in units in which a weight w is w x samples long, so that the points are `total` apart.
+        // Lengths are scaled: a weight w is w x samples long, so that neighbouring points are `total` apart.
         let first = (u128::from(key(shuffle.seed, epoch, POINTS)) * total) >> 64;
         let mut at = (first + u128::from(turn) * total / u128::from(self.passes)) % total;
         let line = Permutation::keyed(objects as u64, shuffle.seed, epoch, LINE);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Annotations of an image: masks, boxes, keypoints, and lists with one item per box. Each follows another field of the
-//! same record, whose geometry it gets.
+//! Annotations of an image: masks, boxes, keypoints, and lists with one item per box. Each annotation follows another
+//! field of the same record, and gets that field's geometry.
 //!
 //! An annotation recomputes what it needs from the record (the image's header, the boxes), so the order of the fields
 //! does not matter.
@@ -58,7 +58,7 @@ impl Annotated<'_, '_> {
         Error::mismatch(self.id.place, format!("field `{}` {problem}", field.name))
     }
 
-    /// Returns the value of the field that an annotation follows; `None` if the record has none.
+    /// Returns the value of the field that an annotation follows; `None` if the record lacks that value.
     fn followed(&self, follows: &Follows) -> Result<(&Field, Option<Value<'_>>)> {
         let field = &self.fields[follows.field];
         let named = named(self.record, self.id, self.key, field)?;
@@ -100,7 +100,7 @@ impl Annotated<'_, '_> {
         spec.apply(&numbers, &self.geometry(follows)?).map_err(|problem| self.mismatch(field, &problem))
     }
 
-    /// Boxes whose four numbers are four lists of the record.
+    /// Joins boxes that the record stores as four lists, one for each of a box's four numbers.
     fn joined(&self, field: &Field) -> Result<Vec<f64>> {
         let mut columns = Vec::with_capacity(4);
         for name in field.parts() {
@@ -116,7 +116,7 @@ impl Annotated<'_, '_> {
         Ok((0..lens[0]).flat_map(|at| columns.iter().map(move |column| column[at])).collect())
     }
 
-    /// Returns the items (of `len` elements) whose boxes are kept.
+    /// Returns the items whose boxes are kept. Each item has `len` elements.
     fn kept<T: Copy>(
         &self,
         field: &Field,
@@ -153,7 +153,7 @@ impl Annotated<'_, '_> {
     }
 }
 
-/// Mask in an array of integers: [height, width], also with further sides of 1.
+/// Converts an array of integers to a mask. The shape is [height, width], with at most one more axis of length 1.
 fn labels_of(array: &Array<'_>) -> Result<Mask, String> {
     let sides = array.shape.len();
     let is_plane = sides >= 2 && array.shape.iter().filter(|&&side| side != 1).count() <= 2;
@@ -171,7 +171,7 @@ fn labels_of(array: &Array<'_>) -> Result<Mask, String> {
     Ok(Mask { size, labels: Labels::I64(labels) })
 }
 
-/// Returns the numbers of a value. A step of a feature list, or an inner list, must have `per` numbers.
+/// Returns the numbers of a value. Each step of a feature list, and each inner list, must have `per` numbers.
 fn numbers(value: &Value<'_>, per: usize) -> Result<Vec<f64>, String> {
     let shape = if matches!(value, Value::Steps(_) | Value::Nested(_)) { vec![per] } else { Vec::new() };
     let gathered = |dtype| value.gather(&TensorSpec { dtype, shape: shape.clone() });

@@ -26,7 +26,7 @@ impl AudioDocument {
         let start = self.start.map_or(Start::Random, Start::At);
         let clip = self.samples.map(|samples| ClipSpec { samples, start });
         let (sample_rate, channels, max_seconds) = (self.sample_rate, self.channels, self.max_seconds);
-        // A field of lengths decodes no samples, so its type is not the type of samples.
+        // If `measures` is set, `dtype` is the type of a length. No samples are decoded, so any sample type will do.
         let dtype = if self.measures { DType::F32 } else { dtype };
         let spec = AudioSpec { sample_rate, channels, dtype, clip, max_seconds, measures: self.measures };
         spec.check()?;

@@ -89,9 +89,9 @@ impl fmt::Debug for Pool {
 }
 
 impl Pool {
-    /// Creates a pool that stores at most `most` spare slots. `may_be_held` allows a device to register the slots. This
-    /// only pays off if all slots have the same size, because each slot then serves later batches. The pool stores
-    /// every registered slot, even beyond `most`.
+    /// Creates a pool that stores at most `most` spare slots. `may_be_held` allows a device to register the slots.
+    /// Registration only pays off if all slots have the same size, because each slot then serves later batches. The
+    /// pool stores every registered slot, even beyond `most`.
     pub fn new(most: usize, may_be_held: bool) -> Arc<Self> {
         Arc::new(Self { pid: std::process::id(), may_be_held, free: Mutex::new(Free { slots: Vec::new(), most }) })
     }
@@ -186,8 +186,7 @@ impl Drop for Slot {
     fn drop(&mut self) {
         let Some(mut memory) = self.memory.take() else { return };
         let Some(pool) = self.pool.upgrade() else { return };
-        // A forked child must not wait for this lock: a thread of the parent may hold it, and does not exist in the
-        // child.
+        // A forked child must not wait for this lock: the thread that holds it may exist only in the parent.
         if pool.pid == std::process::id() {
             let is_held = memory.hold.get_mut().unwrap_or_else(PoisonError::into_inner).is_some();
             let mut free = pool.free();
@@ -210,7 +209,7 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// Creates a tensor over the first `rows` rows of a field. All of its rows must be written already.
+    /// Creates a tensor over the first `rows` rows of a field. All of these rows must be written already.
     pub fn new(slot: Arc<Slot>, field: usize, spec: &TensorSpec, rows: usize) -> Self {
         assert!(rows <= slot.layout.rows, "{rows} rows do not fit in {}", slot.layout.rows);
         let shape = std::iter::once(rows).chain(spec.shape.iter().copied()).collect();

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Batches by length: samples of similar length form a batch, of a fixed size per bucket, or up to a budget of tokens.
+//! Batches by length: samples of similar length form a batch. A batch has a fixed size per bucket, or a token budget.
 //!
 //! Owns the rule and the lengths, and computes the batches of one planning window: a fixed number of positions of the
-//! sample order. A window's batches consist of exactly its samples, so a position of the plan is a whole state. Each
-//! sample joins the open batch of its bucket, and a batch is delivered when it is full (as in `tf.data`'s
+//! sample order. A window's batches contain exactly the samples of that window, so a saved state needs only a position.
+//! Each sample joins the open batch of its bucket, and a batch is delivered when it is full (as in `tf.data`'s
 //! `bucket_by_sequence_length`). Samples are therefore delivered soon after their position, and objects are read once.
 
 use std::ops::Range;
@@ -17,7 +17,7 @@ use serde::Deserialize;
 
 use super::steps::{Steps, Tail};
 
-/// Minimum number of samples that are planned together. It costs about 20 ms to plan.
+/// Minimum number of samples that are planned together. Planning this many takes about 20 ms.
 const MIN_WINDOW: u64 = 1 << 17;
 
 /// Number of shuffle windows that are planned together. An object at the border of two planning windows is read twice.
@@ -32,19 +32,19 @@ const MAX_WINDOW: u64 = 1 << 31;
 pub enum BatchRule {
     /// A fixed number of samples per batch in each bucket.
     Buckets {
-        /// Largest length in each bucket, ascending; if there is one size more, the last bucket has no bound.
+        /// Largest length in each bucket, ascending. If `sizes` has one element more, the last bucket has no bound.
         boundaries: Vec<u32>,
         /// Number of samples of a batch, by bucket.
         sizes: Vec<u64>,
     },
-    /// As many samples as fit: their number times the longest of them is at most `tokens`, for each of `shares` equal
-    /// shares of a batch.
+    /// As many samples as fit. A batch has `shares` equal shares; in each share, the number of samples times the
+    /// longest length is at most `tokens`.
     Budget {
-        /// Maximum of samples times longest sample in a share.
+        /// Maximum product of the number of samples and the longest length in a share.
         tokens: u64,
         /// Maximum number of samples in a share.
         max_samples: u64,
-        /// Number of shares of a batch. Their numbers of samples are equal, except in the last batch of a window.
+        /// Number of shares of a batch. All shares have the same number of samples, except in a window's last batch.
         shares: u64,
     },
 }
@@ -96,8 +96,8 @@ pub struct BatchBy {
     counted: Mutex<Option<((u64, Tail), u64)>>,
 }
 
-/// Bounds of the buckets of a budget: each is a tenth above the one before, so that padding takes at most about a
-/// tenth (the step of tensor2tensor's `batching_scheme`).
+/// Bounds of the buckets of a token budget. Each bound is 10 % above the previous one, as in tensor2tensor's
+/// `batching_scheme`, so padding takes at most about 10 % of a batch.
 fn budget_bounds(tokens: u64) -> Vec<u32> {
     let most = u32::try_from(tokens).unwrap_or(u32::MAX);
     let mut bounds = vec![8.min(most)];
@@ -113,7 +113,8 @@ impl BatchBy {
     /// Creates the rule for a sampler. `lengths` has one element per dataset: the lengths of all of its samples in
     /// stored order. `window` is the number of samples that are planned together; by default, 131,072 or more.
     ///
-    /// Returns an error if the rule is inconsistent, or if a dataset has another number of samples than of lengths.
+    /// Returns an error if the rule is inconsistent, or if a dataset's number of lengths differs from its number of
+    /// samples.
     pub fn new(
         rule: BatchRule,
         course: Sampler,
@@ -234,7 +235,7 @@ impl BatchBy {
         }
     }
 
-    /// Number of samples of which a full batch is a multiple.
+    /// A full batch has a multiple of this number of samples.
     fn multiple(&self) -> usize {
         match self.rule {
             BatchRule::Buckets { .. } => 1,
@@ -265,8 +266,7 @@ impl BatchBy {
         Error::config("batch_by", text)
     }
 
-    /// Returns the first sample of an epoch that fits no bucket, with its length. Samples outside of the epoch may be
-    /// longer.
+    /// Returns the first sample of an epoch that fits no bucket, with its length. Ignores samples outside the epoch.
     pub fn first_too_long(&self, epoch: u64) -> Result<Option<(Located, u32)>> {
         if self.bucket(self.longest).is_some() {
             return Ok(None);
@@ -313,9 +313,9 @@ impl BatchBy {
         let mut rest = Open::new(0);
         for mut of in open {
             match self.rule {
-                // The rest of each bucket is a separate batch.
+                // The remaining samples of each bucket form a separate batch.
                 BatchRule::Buckets { .. } => made.emit(&mut of, usize::MAX, false),
-                // The rests of neighbouring buckets fill batches together.
+                // The remaining samples of neighbouring buckets share batches.
                 BatchRule::Budget { .. } => {
                     rest.bucket = of.bucket;
                     for (at, length) in of.rows {
@@ -389,7 +389,7 @@ pub(super) struct PlannedBatch {
     pub positions: Range<u32>,
     /// Number of samples if it were full.
     pub capacity: u64,
-    /// Largest length of its bucket; for a bucket without a bound and for a budget, the longest length in the batch.
+    /// Largest length of the batch's bucket. With a budget, or without a bound, the longest length in the batch.
     pub width: u32,
     /// False for a partial batch at the window's end, which a tail of `drop` leaves out and a tail of `pad` fills.
     pub is_full: bool,
@@ -410,7 +410,7 @@ pub(super) struct WindowPlan {
     pub start: u64,
     /// Dataset, object and record of each sample, in sample order.
     records: Vec<(u32, u32, u64)>,
-    /// Samples in the order of delivery, as positions within the window. Rests of the window are last.
+    /// Samples in the order of delivery, as positions within the window. Partial batches are last.
     order: Vec<u32>,
     batches: Vec<PlannedBatch>,
 }
@@ -440,12 +440,12 @@ impl WindowPlan {
         self
     }
 
-    /// Position in the sample order of a sample of the window's order of delivery.
+    /// Position in the sample order of sample `at` in the window's order of delivery.
     pub fn position(&self, at: u32) -> u64 {
         self.start + u64::from(self.order[at as usize])
     }
 
-    /// Dataset and record of a sample of the window's order of delivery.
+    /// Dataset and record of sample `at` in the window's order of delivery.
     pub fn record(&self, at: u32) -> (usize, Place) {
         let (leaf, object, record) = self.records[self.order[at as usize] as usize];
         (leaf as usize, Place { object: u64::from(object), record })

@@ -36,7 +36,7 @@ pub(crate) struct Object<'a> {
     pub records: u64,
     /// Maximum decompressed size in bytes.
     pub limit: u64,
-    /// Memory reservation for a value of a record that is being decompressed.
+    /// Memory reservation for the value that is being decompressed.
     pub memory: &'a PartHold<'a>,
     /// Returns the random key that determines the image crop of a row.
     pub key: &'a dyn Fn(&RowRequest) -> u64,
@@ -247,8 +247,8 @@ impl Cut<'_> {
     }
 }
 
-/// Writes every field of a record into the record's row. `whole` are the bytes of the whole record, if its format has
-/// such bytes.
+/// Writes every field of a record into the record's row. `whole` holds the bytes of the whole record, unless the format
+/// stores a record's values separately.
 pub(crate) fn fill(
     record: &dyn Record,
     whole: Option<&[u8]>,

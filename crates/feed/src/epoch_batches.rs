@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Batches of one epoch: their samples, their slices per rank and the positions after them. They have a constant size,
-//! or follow the plans of a [`BatchBy`], which are computed window by window and shared by all users of the epoch.
+//! Batches of one epoch: their samples, their slices per rank and the positions after them. Batches have a constant
+//! size, or follow the plans of a [`BatchBy`]. Plans are computed window by window, and all users of the epoch share
+//! them.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -46,8 +47,8 @@ impl BatchSlice {
         self.start + self.rows.start + row
     }
 
-    /// Position of a row of this rank in the sample order. For a row that repeats a sample in a padded tail, the number
-    /// of samples is added to it.
+    /// Position of a row of this rank in the sample order. For a row that repeats a sample in a padded tail, returns
+    /// the sample's position plus the number of samples in the epoch.
     pub fn position(&self, row: u64) -> u64 {
         let Some((plan, batch)) = &self.planned else { return self.place(row) };
         let position = plan.position(self.planned_at(batch, row));
@@ -74,7 +75,7 @@ impl BatchSlice {
         self.planned.as_ref().map(|(_, batch)| batch.width as usize)
     }
 
-    /// Positions of all rows of this rank, for planned batches. Others have consecutive positions.
+    /// Positions of all rows of this rank, for planned batches. In other batches, positions are consecutive.
     pub fn positions(&self) -> Option<Vec<u64>> {
         self.planned.as_ref().map(|_| (0..self.len()).map(|row| self.position(row)).collect())
     }
@@ -143,9 +144,9 @@ impl EpochBatches {
         }
     }
 
-    /// Returns the first batch from `number` on whose plan was not freed, with its rows on this rank; `None` after the
-    /// last batch. A batch whose plan was freed was delivered. If it had no row on this rank, it was delivered without
-    /// any task.
+    /// Returns batch `number` or, if its plan was freed, the first later batch that has a plan, with its rows on this
+    /// rank. `None` after the last batch. A batch whose plan was freed has been delivered; without rows on this rank,
+    /// it needed no task.
     pub fn slice_from(&self, number: u64) -> Result<Option<(u64, BatchSlice)>> {
         let steps = &self.steps;
         let Some(planned) = &self.planned else {
@@ -154,7 +155,7 @@ impl EpochBatches {
             return Ok(slice.map(|slice| (number, slice)));
         };
         let Some((number, plan, batch)) = planned.batch_from(number, steps)? else { return Ok(None) };
-        // With a budget, a full batch may also be below its capacity. Only the last batches of a window are padded.
+        // Only partial batches are padded. With a budget, even a full batch may have fewer samples than its capacity.
         let is_padded = steps.tail == Tail::Pad && !batch.is_full;
         let rows = if is_padded { batch.capacity.max(batch.len()) } else { batch.len() };
         let start = plan.start + u64::from(batch.positions.start);
@@ -215,14 +216,14 @@ mod tests {
         let steps = Steps { samples: 6, cursor: 2, global_batch: 1, rank: 0, world: 2, tail: Tail::Ragged };
         let batches = EpochBatches::new(steps, Some(&Arc::new(by.unwrap())), 0).unwrap();
         let found = |number| batches.slice_from(number).unwrap().map(|(number, slice)| (number, slice.len()));
-        // The rest of the first window has no row on this rank, so the consumer takes it at once and asks for the next.
+        // The first window's last batch has no row on this rank, so the consumer takes the batch immediately.
         assert_eq!(found(0), Some((0, 0)));
         assert_eq!(found(1), Some((1, 1)));
         batches.forget_before(1);
         assert_eq!(found(0), Some((1, 1)));
         assert!(batches.slice(0).is_err());
         assert_eq!((found(2), found(3)), (Some((2, 0)), None));
-        // No plan is kept, which cannot happen: it must not look like the end of the epoch.
+        // A state without plans cannot occur. If it does, it must be an error, not the end of the epoch.
         lock(&batches.planned.as_ref().unwrap().state).kept.clear();
         assert!(matches!(batches.slice_from(2), Err(Error::Bug { .. })));
     }

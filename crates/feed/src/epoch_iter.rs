@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Iterator over a running epoch: returns batches in order. Dropping it ends the epoch's threads and requests.
 //!
-//! Does not depend on how the data is read; an [`EpochSource`] implements that.
+//! Does not depend on how the data is read: an [`EpochSource`] reads the data.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,7 +27,7 @@ pub struct Delivered {
     /// Position in the epoch after this batch, which is the same on every rank. For an unindexed epoch, it is a packed
     /// [`super::Position`] of this rank.
     pub cursor: u64,
-    /// Position of each row in the sample order, if the batches are planned; otherwise, they are consecutive.
+    /// Position of each row in the sample order, for planned batches. In other batches, positions are consecutive.
     pub positions: Option<Vec<u64>>,
 }
 

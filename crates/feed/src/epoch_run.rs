@@ -151,7 +151,7 @@ impl Shared {
 /// Batches that a task writes to, by batch number.
 type Batches = HashMap<u64, Arc<Batch>>;
 
-/// Memory reservation of an object until it is decoded. The second part is shared by all objects of the run.
+/// Memory reservation of an object until it is decoded. The `Arc` counts the run's objects in progress.
 struct Held(
     #[expect(dead_code, reason = "held for its drop")] Reservation,
     #[expect(dead_code, reason = "counted")] Arc<()>,
@@ -172,7 +172,7 @@ struct Job {
 
 impl Job {
     /// Splits the work among several threads if it decodes images or audio from an object whose records can be read one
-    /// by one. Decoding one takes about a millisecond, so one thread would be slow with all of an object.
+    /// by one. Decoding a record takes about a millisecond, so a single thread would take long for a whole object.
     fn shared_among(self, feed: &Feed) -> Vec<Self> {
         let is_shared = feed.decodes_media && feed.patterns[self.task.leaf].is_partial && self.content.is_ok();
         let each = if is_shared { self.task.wants.len().div_ceil(feed.threads) } else { self.task.wants.len() };
@@ -330,8 +330,8 @@ async fn run_ahead(
             return Ok(()); // the consumer has closed the epoch
         }
         open.retain(|&number, _| number >= first);
-        // With planned batches, more of them may be open than the budget allows for. If all objects read so far are
-        // decoded and the consumer waits for this task, no memory will become free.
+        // More planned batches may be open than the budget was computed for. If all objects read so far are decoded and
+        // the consumer waits for this task, no memory will become free.
         let is_stuck = || feed.by.is_some() && *consumed.borrow() >= first && Arc::strong_count(&in_progress) == 1;
         let mut batches = HashMap::new();
         for group in task.wants.chunk_by(|a, b| a.batch == b.batch) {
@@ -391,7 +391,7 @@ fn joined(done: std::result::Result<(), tokio::task::JoinError>) -> Result<()> {
     done.map_err(|error| Error::bug(format!("a fetch: {error}")))
 }
 
-/// Reserves memory. If `is_stuck`, goes on without it.
+/// Reserves memory. If no memory will become free (`is_stuck`), returns an empty reservation.
 async fn reserve_unless(
     budget: &MemoryBudget,
     what: &str,

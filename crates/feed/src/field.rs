@@ -84,8 +84,8 @@ pub enum PadTo {
     Length(usize),
     /// The longest row of the batch on this rank, rounded up to a multiple of this number.
     Longest(usize),
-    /// The largest length of the batch's bucket, rounded up to a multiple of this number. For batches without a
-    /// bucket, as `Longest`.
+    /// The largest length of the batch's bucket, rounded up to a multiple of this number. For batches without a bucket,
+    /// works like `Longest`.
     Bucket(usize),
 }
 
@@ -249,7 +249,7 @@ impl Field {
             let is_right = match (&annotation, &fields[followed].kind) {
                 (Annotation::Mask(_) | Annotation::Boxes(_) | Annotation::Keypoints(_), Kind::Image(_)) => true,
                 (Annotation::Keypoints(_) | Annotation::Items, Kind::Ragged(_) | Kind::Padded(..)) => followed != at,
-                // In a record, fields are decoded in their order.
+                // The fields of a record are decoded in order, so the audio must come first.
                 (Annotation::Audio(_), _) => fields[followed].audio.is_some() && followed < at,
                 _ => false,
             };
@@ -395,7 +395,7 @@ impl Field {
     }
 }
 
-/// Settings of an audio field, whose kind must have the shape that they result in.
+/// Settings of an audio field. Returns an error if the field's kind does not have the shape that the settings imply.
 fn audio_spec(document: &AudioDocument, name: &str, kind: &Kind) -> Result<AudioSpec> {
     let (Kind::Tensor(spec) | Kind::Ragged(spec) | Kind::Padded(spec, _)) = kind else {
         return Err(Error::config("fields", format!("`{name}` cannot be audio")));

@@ -14,7 +14,7 @@ pub enum Annotation {
     Boxes(BoxesSpec),
     /// Keypoints in the image.
     Keypoints(KeypointsSpec),
-    /// Items of a list, one per box. Those of removed boxes are removed.
+    /// Items of a list, one per box. The items of removed boxes are removed, too.
     Items,
     /// Property of a recording.
     Audio(AudioFact),

@@ -27,14 +27,14 @@ pub(super) struct ImageDocument {
     max_pixels: u64,
     #[serde(default)]
     exact: bool,
-    /// For `pad`.
+    /// Fill value of the crop `pad`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     fill: Option<u8>,
     #[serde(default)]
     augment: Vec<AugmentDocument>,
 }
 
-/// JSON form of a step of augmentation, as written by Python.
+/// JSON form of an augmentation step, as written by Python.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct AugmentDocument {

@@ -11,9 +11,9 @@ use penstock_types::{Deadline, Result};
 use super::record_counts::{TRAILERS_IN_FLIGHT, table_end};
 use super::source::Source;
 
-/// Returns the indices of the entries of `wanted` (alternative names of one value) of which no object has any. Reads the
-/// end of the last table first, because newer files often have more columns, and then the ends of the others until all
-/// names are found. Empty if the format does not list the names of its values.
+/// Each entry of `wanted` lists the alternative names of one value. Returns the indices of the entries that match no
+/// object. Reads the end of the last table first, because newer files often have more columns, and then the ends of the
+/// others until all entries match. Empty if the format does not list the names of its values.
 pub async fn unknown_columns(source: &Arc<Source>, wanted: &[Vec<String>], deadline: Deadline) -> Result<Vec<usize>> {
     let mut left: Vec<usize> = (0..wanted.len()).collect();
     let objects = source.manifest().objects.len() as u64;

@@ -106,12 +106,12 @@ pub const SOURCE: &str = "source";
 /// Default memory budget in bytes, unless the batches need more.
 const DEFAULT_MEMORY: u64 = 1 << 30;
 
-/// Maximum number of positions to plan ahead if records are read one by one. Each takes about 100 bytes of memory and 1
-/// us.
+/// Maximum number of positions to plan ahead if records are read one by one. Each position takes about 100 bytes of
+/// memory and 1 µs.
 const MAX_PLANNED: u64 = 1 << 21;
 
-/// Maximum number of positions to plan ahead if records are read one by one in stored order. A limit below
-/// `MAX_PLANNED` causes no second read of an object in this order.
+/// Maximum number of positions to plan ahead if records are read one by one in stored order. In this order, a limit
+/// below `MAX_PLANNED` causes no second read of an object.
 const MAX_PLANNED_IN_ORDER: u64 = 1 << 20;
 
 /// Number of spare slots of a pool whose size does not follow from the read-ahead. More would waste memory.
@@ -271,15 +271,15 @@ impl Feed {
             stored = stored.max(if grain.is_partial { largest.min(part) } else { largest });
             scratch = scratch.max(if compressed { inflated } else { 0 });
         }
-        // Number of batches that are open at once for `span` positions, which may start at the last sample of a batch.
+        // Number of batches that `span` positions overlap. The first position may be the last sample of a batch.
         let batches = |span: u64| match &by {
             None => (1 + (span.max(1) - 1).div_ceil(mean_rows)).min(steps.count().max(1)),
-            // On average; `run_ahead` exceeds the budget rather than wait for ever if there are more.
+            // This is an average. If more batches are open, `run_ahead` exceeds the budget instead of waiting for ever.
             Some(by) => 2 + span.saturating_add(by.waiting_rows()).div_ceil(mean_rows),
         };
         let span = course.span(&leaves).min(course.samples().max(1));
-        // With uneven weights, a mixture spreads its windows over many batches. If half of the budget holds fewer
-        // batches than that, objects are read more than once instead.
+        // With uneven weights, a mixture spreads its windows over many batches. If half of the budget cannot hold these
+        // batches, objects are read more than once instead.
         let room = (settings.memory_bytes.unwrap_or(DEFAULT_MEMORY) / 2).checked_div(slot + 4096).unwrap_or(1);
         let fits = room.saturating_sub(1).saturating_mul(mean_rows).max(1);
         // If all objects are read in ranges, planning further ahead would only delay the first batch.
@@ -413,8 +413,8 @@ impl Feed {
         self.threads
     }
 
-    /// Bytes that a batch of `rows` rows takes of the budget. For any result, the batches of a shuffle window, one
-    /// object and its decompressed content fit the budget together.
+    /// Bytes that a batch of `rows` rows takes of the budget. Limited so that the batches of a shuffle window, one
+    /// object and its decompressed content together fit in the budget.
     fn batch_bytes(&self, rows: usize) -> u64 {
         let values = self.value_bytes.load(Ordering::Relaxed).saturating_mul(rows as u64);
         (self.layout.bytes as u64).saturating_add(values).min(self.max_batch_bytes)

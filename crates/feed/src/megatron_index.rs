@@ -14,9 +14,9 @@ use penstock_dataset::manifest::{Entry, Manifest};
 const IN_FLIGHT: usize = 64;
 
 impl Source {
-    /// For Megatron files: returns the format with the element type of the first index (or the format of token windows,
-    /// if a window length is given), and the indexes. `known` are those that the listing contains. Returns `None` for
-    /// other formats.
+    /// Returns the indexes of Megatron files, and the format with the element type that the first index states. If a
+    /// window length is given, it is the format of token windows. `known` are the indexes that the listing contains.
+    /// Returns `None` for other formats.
     ///
     /// # Errors
     /// `NotFound` if an index is missing.

@@ -20,7 +20,7 @@ use penstock_dataset::manifest::{Entry, Manifest};
 use penstock_dataset::order::Place;
 use penstock_dataset::sampler::DatasetView;
 
-/// Number of epochs to look ahead. In a job of many nodes, only other nodes may read an object in the next few epochs.
+/// Number of epochs to look ahead. In a job of many nodes, several epochs may pass before a node rereads an object.
 const EPOCHS_AHEAD: u64 = 4;
 
 /// Maximum number of records per object for which each record is looked up. With more records, every node is assumed to
@@ -37,8 +37,8 @@ pub(super) struct NextUse {
     /// Only for arrays: the ranges that each block reads.
     readers: Option<Readers>,
     leaf: DatasetView,
-    /// Batches that assign reads to ranks. `None` if the sampler is a mixture or selects positions, so the assignment
-    /// is unknown.
+    /// Batches that assign reads to ranks. `None` if the sampler is a mixture or selects positions, because the
+    /// assignment is then unknown.
     steps: Option<Steps>,
     /// Ranks of this node.
     node: Range<u64>,

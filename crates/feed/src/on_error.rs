@@ -30,8 +30,8 @@ pub enum OnError {
     Substitute,
 }
 
-/// True for errors in a sample's bytes, such as a damaged record or an image of a kind that is not decoded. All other
-/// errors, such as a failing store or a changed object, always end the epoch.
+/// True for errors in a sample's bytes, such as a damaged record or an unsupported kind of image. All other errors,
+/// such as a failing store or a changed object, always end the epoch.
 pub(crate) fn is_about_data(error: &Error) -> bool {
     match error {
         Error::Corrupt { .. } | Error::Mismatch { .. } => true,

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Record counts that grow while objects are scanned, so that an epoch can start before all objects are counted.
 //!
-//! Objects without a count are treated as empty. The sample order depends on the counts only through the running sums
-//! of each epoch's object order, so the order of such partial counts is a prefix of the complete order: up to the first
-//! shuffle window with an object that is not counted.
+//! Objects without a count are treated as empty. The sample order depends on the counts only through their running sums
+//! in each epoch's object order. Therefore, up to the first shuffle window with an uncounted object, the order from
+//! partial counts equals the complete order.
 //!
 //! Owns the counts and the positions of records, which are stored in an unnamed file until the index is complete.
 
@@ -206,8 +206,8 @@ impl PartialCounts {
         Ok(self.count(object).unwrap_or(0))
     }
 
-    /// Returns the counts of `objects`, with every other object empty, and the positions of the records of those from
-    /// `first_indexed` on. For counts whose order is a prefix, `objects` must be the first objects of an epoch.
+    /// Returns the counts of `objects`, and a count of 0 for every other object. The index has the record positions of
+    /// `objects[first_indexed..]`. To get a prefix of the complete order, pass the first objects of an epoch.
     pub fn so_far(&self, source: &Source, objects: &[u64], first_indexed: usize) -> Result<Counted> {
         let state = lock(&self.state);
         let entries = &source.manifest().objects;

@@ -65,8 +65,7 @@ pub type RecordRef = (usize, u64, u64);
 
 impl Feed {
     /// Reads the fields of the records in `wanted`, one row per record, in the given order. An object is read once for
-    /// all of its rows. Row i is at `positions[i]` of `epoch`, which sets its random crop as in a normal run of the
-    /// epoch.
+    /// all of its rows. Row i gets the random crop of position `positions[i]` in a normal run of `epoch`.
     pub async fn gather(
         self: Arc<Self>,
         wanted: Vec<RecordRef>,

@@ -109,8 +109,8 @@ impl<'f> ReadScheduler<'f> {
         }
     }
 
-    /// Number of parts in which to read a task. A part (`is_cut`) consists of whole records and may exceed the part
-    /// size by some bytes, so it is split again only if it exceeds the memory limit.
+    /// Number of parts in which to read a task. A task that is already a part (`is_cut`) has whole records and may
+    /// exceed the part size by some bytes, so it is split again only if it exceeds the memory limit.
     fn number(&self, task: &Task, bytes: u64, is_cut: bool) -> u64 {
         let grain = &self.feed.patterns[task.leaf];
         if task.wants.len() < 2 || !self.feed.sources[task.leaf].locator().reads_ranges(task.object) {

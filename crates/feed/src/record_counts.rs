@@ -25,8 +25,8 @@ use penstock_dataset::record_offsets::StagedOffsets;
 /// Maximum number of concurrent requests for trailers.
 pub(super) const TRAILERS_IN_FLIGHT: usize = 64;
 
-/// Number of bytes first read from the end of a table for its row count. The footer of a few hundred column chunks
-/// fits.
+/// Number of bytes first read from the end of a table for its row count. Enough for the footer of a few hundred column
+/// chunks.
 const END: u64 = 64 << 10;
 
 /// Number of bytes first read from the start of a group of rows.
@@ -141,8 +141,8 @@ pub(super) fn no_record(source: &Source) -> Error {
 }
 
 /// Counts records without a scan: reads at most one object, and the few bytes of other objects that state a count or a
-/// size. Returns `None` if only a scan can count. Without `reads_objects`, no object is read in full: then `None` is
-/// returned too if counting needs that.
+/// size. Returns `None` if only a scan can count. If `reads_objects` is false, reads no object in full, and also
+/// returns `None` if counting needs such a read.
 pub async fn count(
     source: &Arc<Source>,
     declared: Option<u64>,

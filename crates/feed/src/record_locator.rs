@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Record locator: finds the byte range of a record in its object, and whether single records of an object can be read.
 //!
-//! A range comes from the dataset's index, else from arithmetic (for fixed-size records), else from the offsets stored
-//! when the object was read before. Only objects that are stored uncompressed can be read in ranges.
+//! The sources of a range, in order of preference, are the dataset's index, arithmetic (for fixed-size records), and
+//! the offsets stored when the object was read before. Only objects that are stored uncompressed can be read in ranges.
 
 use penstock_codec::Codec;
 use penstock_dataset::record_index::Span;

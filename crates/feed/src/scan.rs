@@ -96,7 +96,7 @@ fn joined(error: tokio::task::JoinError) -> Error {
 fn whole(source: &Source, object: u64, stored: &[u8]) -> Result<Scanned> {
     let (codec, mut inflated) = (source.codec(object), Vec::new());
     let place = source.place(object);
-    // Decompression in one call costs half as much as in pieces. An object that is too large for that, or damaged, is
+    // Decompression in one call costs half as much as in pieces. An object that is damaged or too large for one call is
     // processed in pieces.
     let is_likely = match (codec, stored.last_chunk()) {
         (Codec::Gzip, Some(last)) => gzip_size_hint(*last) <= WHOLE,

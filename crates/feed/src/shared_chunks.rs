@@ -61,7 +61,7 @@ impl SharedChunks {
         lock(&self.held).capacity = bytes;
     }
 
-    /// Claims the stored chunks of a block, in the order of [`Block::stored`]. Returns `None` if nothing is reused.
+    /// Claims the stored chunks of a block, in the order of [`Block::stored`]. Returns `None` if reuse is disabled.
     pub fn claim(&self, block: &Block) -> Option<Vec<Claim>> {
         let mut held = lock(&self.held);
         if held.capacity == 0 {
@@ -137,7 +137,8 @@ mod tests {
         shared.set_capacity(20);
         let first = shared.claim(&block(&[0, 10])).unwrap();
         assert_eq!(reads(&first), [true, true]);
-        // The chunk at 10 is reused, and is then newer than the chunk at 0, which 20 displaces.
+        // The chunk at 10 is reused, so its claim is newer than that of the chunk at 0. The chunk at 20 displaces the
+        // latter.
         let second = shared.claim(&block(&[10, 20])).unwrap();
         assert_eq!(reads(&second), [false, true]);
         let third = shared.claim(&block(&[10, 0])).unwrap();

@@ -171,9 +171,9 @@ impl Source {
         Self { index, ..self }
     }
 
-    /// Returns this source with a node cache of at most `limit_bytes` below `folder`. The cache is shared by the ranks
-    /// `node` of a job that reads `leaf`. `steps` assigns reads to ranks, and is only given if positions of the epoch
-    /// are positions of the leaf. `transcode` sets when transposed copies are created.
+    /// Returns this source with a node cache of at most `limit_bytes` below `folder`. `node` are the ranks that share
+    /// the cache, in a job that reads `leaf`. `steps` assigns reads to ranks, and is only given if positions of the
+    /// epoch are positions of the leaf. `transcode` sets when transposed copies are created.
     pub fn cached(
         self,
         folder: &Path,
@@ -206,7 +206,7 @@ impl Source {
         }
     }
 
-    /// True if [`Source::learn_rows`] is worth its requests, because an object has more rows than are planned at once.
+    /// True if [`Source::learn_rows`] is worth its requests: an object has more rows than are planned ahead.
     pub fn has_long_columns(&self, counts: &Counts) -> bool {
         let is_plain = |object| self.codec(object) == Codec::None;
         self.framing.head_for_count().is_some()
@@ -214,8 +214,8 @@ impl Source {
             && (0..self.manifest.objects.len() as u64).all(is_plain)
     }
 
-    /// Stores the positions of the rows of all objects from their headers, so that they can be read in ranges. Sends
-    /// one request for each object that is not in the index.
+    /// Reads the row positions of all objects from their headers, so that the objects can be read in ranges. Sends one
+    /// request for each object that is not in the index.
     pub async fn learn_rows(&self, deadline: Deadline) -> Result<()> {
         let objects = 0..self.manifest.objects.len() as u64;
         let most = self.framing.head_for_count().unwrap_or(0);
@@ -277,7 +277,7 @@ impl Source {
         self.blocks.as_deref()
     }
 
-    /// The blocks of arrays, as far as the sample order needs them.
+    /// Blocks of arrays, with only the data that the sample order needs.
     pub fn array_blocks(&self) -> Option<ArrayBlocks> {
         self.blocks.as_ref().map(|blocks| ArrayBlocks::of(blocks, &self.listing))
     }
@@ -439,7 +439,7 @@ impl Source {
         }
         let mut came: Vec<(Instant, Instant)> = stream::iter(reads).buffered(PARTS_IN_FLIGHT).try_collect().await?;
         for (publish, at) in published {
-            // A copy, because a part of the buffer would keep all of it in memory.
+            // Copy the bytes, because a slice of the buffer would keep the whole buffer in memory.
             publish.send_replace(Some(Bytes::copy_from_slice(&whole.as_ref()[at])));
         }
         // These chunks belong to blocks that were claimed earlier, so no two blocks wait for each other.

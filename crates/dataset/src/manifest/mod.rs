@@ -132,7 +132,7 @@ impl Manifest {
         self
     }
 
-    /// Like [`Manifest::keep`], but returns an error if no object is selected, or one that the URL names is missing.
+    /// Like [`Manifest::keep`], but returns an error if no object is selected, or if one that the URL names is missing.
     pub fn only(self, select: &KeyFilter) -> Result<Self> {
         let mut named = select.named_keys();
         self.objects.iter().for_each(|entry| named.found(entry.key.as_bytes()));

@@ -131,8 +131,8 @@ impl Folder {
         }
     }
 
-    /// Reserves `bytes`, evicting entries that `victim` returns until they fit. Returns false if no entry is left to
-    /// evict.
+    /// Reserves `bytes`. Evicts the entries that `victim` returns until the bytes fit. Returns false if no entry is
+    /// left to evict.
     pub fn admit(&self, bytes: u64, mut victim: impl FnMut() -> Option<Name>) -> Result<bool> {
         loop {
             let fits = self.change(|used| {

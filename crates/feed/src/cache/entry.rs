@@ -70,7 +70,7 @@ impl Name {
 
     pub fn from_hex(text: &str) -> Option<Self> {
         let name = Self(u128::from_str_radix(text, 16).ok()?);
-        // Penstock writes only this spelling.
+        // Accept only the spelling that Penstock writes.
         (name.hex() == text).then_some(name)
     }
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Chunked arrays as a dataset: sample i is index i along the first axis of one array, or of several parallel arrays.
 //!
-//! Owns the *block*, which takes the place of an object in the sample order. A block is a range of rows: those that one
-//! row of chunks covers, in the array with the largest rows. A block has the chunks of all arrays that contain some of
-//! its rows; each chunk is a range of an object. A block is fetched as a whole, and its chunks are decoded into its
-//! rows. Missing chunks get the fill value. This module fetches nothing itself.
+//! Owns the *block*, which takes the place of an object in the sample order. A block is the range of rows that one row
+//! of chunks covers in the array with the largest rows. It has every chunk, of any array, that contains some of these
+//! rows; each chunk is a range of an object. A block is fetched as a whole, and its chunks are decoded into its rows.
+//! Missing chunks get the fill value. This module fetches nothing itself.
 //!
 //! If the arrays are cut into patches, the samples of a block are patches instead of rows; see `patches`.
 
@@ -51,7 +51,7 @@ pub(super) struct Stored {
     /// Index of the object in the listing.
     pub object: usize,
     pub range: ByteRange,
-    /// Steps that decode this chunk, if it skipped some of the array's filters; `None` for the array's own steps.
+    /// Steps that decode this chunk, if it was stored without some of the array's filters; else `None`.
     pub steps: Option<Vec<Step>>,
 }
 
@@ -327,7 +327,8 @@ impl Blocks {
         sizes.into_iter().try_fold(0u64, |all, size| all.checked_add(size.checked_mul(times)?))
     }
 
-    /// Positions of a block's records in its decoded bytes. Patches overlap, so each of them is cut from all bytes.
+    /// Positions of a block's records in its decoded bytes. Patches may overlap, so the span of each is the whole
+    /// block.
     pub fn spans(&self, number: u64, content: &[u8], spans: &mut Vec<Span>) {
         let block = &self.blocks[number as usize];
         let (len, step) = match &block.extent {

@@ -15,14 +15,14 @@ use serde::{Deserialize, Serialize};
 
 use super::{Block, Blocks, Column, Extent, FindChunk, Layout, MAX_CHUNKS, Piece, Stored};
 
-/// Name of the part with the index of a patch's first element.
+/// Name of the value that holds the index of a patch's first element.
 pub(crate) const ORIGIN: &str = "origin";
 
-/// Name of the part with the number of the file that a patch is cut from, if the dataset has several.
+/// Name of the value that holds the number of a patch's file, if the dataset has several files.
 pub(crate) const FILE: &str = "file";
 
 /// Maximum size of a block's patches in bytes, unless a single patch is larger. All batches of a shuffle window are in
-/// memory, so that larger blocks would mix fewer places of the volume.
+/// memory, so a window of larger blocks would mix fewer places of the volume.
 const BLOCK_BYTES: usize = 64 << 20;
 
 /// Maximum size in bytes of the patches in a default shuffle window.
@@ -234,7 +234,7 @@ impl PatchSpec {
     fn set_cells(axes: &mut [Axis], column: &Column, patch_bytes: usize) {
         for (number, axis) in axes.iter_mut().enumerate() {
             let unit = match (column.flat, &column.shard_shape) {
-                // The rows of an array without chunks are read completely along the last axis.
+                // An array without chunks is read in whole rows of its last axis.
                 (Some(_), _) if number > 0 && number + 1 == column.spec.shape.len() => axis.len,
                 (Some(_), _) => 1,
                 (None, Some(shard)) => shard[number],
@@ -310,8 +310,8 @@ impl Blocks {
         let all = patch_bytes.iter().copied().fold(0, usize::saturating_add);
         PatchSpec::set_cells(&mut axes, &columns[widest], all);
         for column in columns.iter_mut().filter(|column| column.flat.is_some()) {
-            // Each chunk is contiguous in the file: one index on each outer axis, the cell's side on the last axis but
-            // one, and the whole last axis.
+            // Each chunk must be contiguous in the file, so it has one index of each outer axis, the cell's side of the
+            // second-to-last axis, and the whole last axis.
             let count = axes.len();
             let side = |(number, axis): (usize, &Axis)| match number + 2 {
                 _ if number > 0 && number + 1 == count => axis.len,
@@ -368,7 +368,7 @@ impl Blocks {
                     pieces.push(Piece { column, stored, group: Some(group), at });
                     Ok(())
                 })?;
-                // In the order of the stored bytes, so that adjacent chunks are read together.
+                // Sort the chunks by position, so that adjacent chunks are read together.
                 pieces[from..].sort_by_key(|piece| piece.stored.as_ref().map(|lies| (lies.object, lies.range.start)));
             }
             let cell = cell.iter().map(|&cell| cell as u32).collect();
@@ -388,8 +388,7 @@ impl Blocks {
         Some((WINDOW_BYTES / most.saturating_mul(patch).max(1)).clamp(2, MAX_WINDOW))
     }
 
-    /// Maximum stored size of a block's chunks that other blocks also use, in bytes, first for one block and then for
-    /// all blocks together.
+    /// Stored size in bytes of the chunks that several blocks use: the maximum per block, and the total.
     pub fn shared(&self) -> (u64, u64) {
         let of = |block: &Block| block.pieces.iter().filter(|piece| piece.is_shared()).map(Piece::bytes).sum();
         (self.blocks.iter().map(of).max().unwrap_or(0), self.shared_bytes)
@@ -511,7 +510,7 @@ impl Column {
         (0..start.len()).map(side).collect()
     }
 
-    /// Bytes of a chunk of an array without chunks, whose elements start at `offset`.
+    /// Byte range of chunk `at` of an array of contiguous rows. The array's elements start at `offset`.
     fn flat_range(&self, at: &[usize], offset: u64) -> ByteRange {
         let start: Vec<usize> = at.iter().zip(&self.chunk_shape).map(|(at, side)| at * side).collect();
         let element = self.spec.dtype.size() as u64;

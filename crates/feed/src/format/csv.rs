@@ -95,7 +95,8 @@ impl Framing for Csv {
     }
 
     fn whole<'a>(&self, bytes: &'a [u8]) -> Option<&'a [u8]> {
-        // A span begins with the line ends of blank lines before the row, and ends with the row's own, or its `\r`.
+        // Before the row, a span may contain the line ends of blank lines, or the `\n` of the previous row's `\r\n`. It
+        // ends with the row's own `\n` or `\r`.
         let is_line_end = |byte: &u8| matches!(byte, b'\r' | b'\n');
         let row = &bytes[bytes.iter().take_while(|&byte| is_line_end(byte)).count()..];
         Some(if row.last().is_some_and(is_line_end) { &row[..row.len() - 1] } else { row })

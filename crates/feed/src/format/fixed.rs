@@ -112,9 +112,9 @@ impl Record for Row<'_> {
 
 /// Name of the value that contains tokens.
 pub(super) const TOKENS: &str = "tokens";
-/// Name of the value with the number of each token's document in its window, from 1 on.
+/// Name of the value that holds, for each token, the number of its document in the window, counted from 1.
 const SEGMENT_IDS: &str = "segment_ids";
-/// Name of the value with the index of each token in its document, as far as the document is in the window.
+/// Name of the value that holds, for each token, its index in the part of its document that is in the window.
 const POSITION_IDS: &str = "position_ids";
 
 /// Windows of a flat file of tokens.
@@ -182,7 +182,7 @@ struct Window<'a> {
 }
 
 impl Window<'_> {
-    /// Int32 of each token, from the number of its document and its index there.
+    /// Returns `of(document number, index in the document)` for each token, as int32.
     fn documents(&self, eos: i64, of: impl Fn(i32, i32) -> i32) -> Value<'_> {
         let (mut segment, mut position) = (1, 0);
         let mut bytes = Vec::with_capacity(self.bytes.len() / self.dtype.size() * 4);

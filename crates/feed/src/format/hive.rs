@@ -72,7 +72,7 @@ impl Partitions {
         for entry in &manifest.objects {
             let end = entry.key.as_bytes().iter().rposition(|byte| *byte == b'/').unwrap_or(0);
             let folder = &entry.key.as_bytes()[..end];
-            // Objects of a folder are neighbours, so each folder is parsed about once.
+            // The objects of a folder are adjacent in the listing, so each folder is parsed about once.
             let is_new = last != Some(folder);
             last = Some(folder);
             objects += usize::from(is_new);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! TFRecord format: a record is a frame. Its values are the features of its tf.Example; a frame of any other bytes has
-//! none, and is read whole.
+//! TFRecord format: a record is a frame. Its values are the features of its tf.Example. A frame of any other bytes has
+//! no values, and is read whole.
 
 use penstock_codec::Codec;
 use penstock_codec::checksum::crc32c_masked;

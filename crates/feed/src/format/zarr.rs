@@ -144,8 +144,8 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// Adds the blocks of a dataset after its metadata is read: of the arrays in `arrays`, in that order, or of all
-/// arrays.
+/// Adds the blocks of a dataset after its metadata is read. Uses the arrays in `arrays`, in that order; if the list is
+/// empty, uses all arrays.
 pub(super) fn blocks(
     mut blocks: Blocks,
     arrays: &[String],

@@ -7,9 +7,9 @@
 //! caller passes the locations of objects ([`Placements`]). A read returns exactly the size in the pool's listing, or
 //! an error.
 //!
-//! A node that does not respond costs one timeout; after it, the node's objects are read from the origin for a while.
-//! One process of the pool, chosen by the object's name, fetches a lost object first. The other processes wait a moment
-//! until it has put the object back.
+//! A node that does not respond costs one timeout. After the timeout, the node's objects are read from the origin for a
+//! while. One process of the pool, chosen by the object's name, fetches a lost object first. The other processes wait a
+//! moment until this process has put the object back.
 
 mod health;
 mod origin;

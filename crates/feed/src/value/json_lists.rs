@@ -6,24 +6,24 @@ use serde_json::Value as Json;
 
 use super::put_text;
 
-/// Bytes of all items, and the ends of the lists, as `Lists` has them.
+/// Bytes of all items, and the ends of the lists, in the form of `Lists`.
 type Parsed = (Vec<u8>, Vec<Vec<usize>>);
 
-/// Parses an array with this number of levels of arrays, at least 2. Its items are numbers or booleans, which become
-/// `dtype`, or strings if it is `None`. The error names an item that does not fit.
+/// Parses an array with this number of levels of arrays, at least 2. The items are numbers or booleans, which are
+/// converted to `dtype`. If `dtype` is `None`, they are strings. The error names an item that does not fit.
 pub(super) fn parse(text: &str, levels: usize, dtype: Option<DType>) -> Result<Parsed, String> {
     let document: Json = serde_json::from_str(text).map_err(|error| error.to_string())?;
     let mut walk = Walk { bytes: Vec::new(), ends: vec![Vec::new(); levels], strings: Vec::new(), dtype };
     walk.array(&document, 0)?;
     let Walk { bytes, mut ends, strings, .. } = walk;
-    ends.remove(0); // of the value itself
+    ends.remove(0); // the end of the outermost array
     if dtype.is_none() {
         ends.push(strings);
     }
     Ok((bytes, ends))
 }
 
-/// True if the text is an array that contains a null, also in its arrays.
+/// True if the text is an array that contains a null, directly or in an inner array.
 pub(super) fn has_null(text: &str) -> bool {
     fn is_null_inside(value: &Json) -> bool {
         value.as_array().is_some_and(|items| items.iter().any(|item| item.is_null() || is_null_inside(item)))

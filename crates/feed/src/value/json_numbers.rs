@@ -76,8 +76,9 @@ impl<'a> Numbers<'a> {
         self.shape.iter().product()
     }
 
-    /// True if the arrays inside have the lengths `inner`. Levels that only one of the two has do not matter: a list may be
-    /// split into rows, and rows may be joined, but rows do not become rows of another length.
+    /// True if the inner arrays have the lengths `inner`. Compares from the innermost level, and ignores levels that
+    /// only one side has. So a list may be split into rows, and rows may be joined, but the length of rows cannot
+    /// change.
     pub fn has_rows_of(&self, inner: &[usize]) -> bool {
         self.shape.iter().skip(1).rev().zip(inner.iter().rev()).all(|(own, wanted)| own == wanted)
     }

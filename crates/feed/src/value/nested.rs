@@ -115,7 +115,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// Returns lists of `depth` levels, whose items have the type `item`, or are byte strings if it is `None`.
+    /// Returns lists of `depth` levels. Their items have the type `item`, or are byte strings if `item` is `None`.
     pub(crate) fn lists(&self, item: Option<&TensorSpec>, depth: usize) -> Result<Lists, String> {
         let want = || match (item, depth) {
             (Some(item), 1) => format!("any number of {} {:?}", item.dtype, item.shape),

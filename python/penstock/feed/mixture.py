@@ -2,7 +2,7 @@
 """Mixtures: combine several datasets into one, in proportion to weights. Each dataset keeps its own order.
 
 Owns the weights, their schedule and the length of a mixture's epoch. For each position, the core computes the source
-and the position in that source in closed form. Nothing is drawn at random, so the global cursor is the only state.
+and the position in that source in closed form. No random numbers are drawn, so the global cursor is the only state.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Mixture(DatasetBase):
     parts: tuple[tuple[Dataset | Mixture, int], ...] = ()
     requested_samples: int | None = None
     later_weights: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    """Weights from later positions on: (first position, weight of each part)."""
+    """Later weights: (first position at which they apply, weight of each part)."""
     given_names: tuple[str, ...] | None = None
     has_source: bool = False
 
@@ -85,7 +85,7 @@ class Mixture(DatasetBase):
         return {**fields, SOURCE: tensor("int32", ())}
 
     def leaves(self) -> Iterator[Dataset]:
-        """Return the datasets of the mixture, also those of mixtures in it, in the order of the sampler's."""
+        """Return all datasets of the mixture, including those of nested mixtures, in the order of the sampler."""
         for part, _ in self.parts:
             yield from (part,) if isinstance(part, Dataset) else part.leaves()
 
@@ -187,18 +187,19 @@ def mix(
     """Combine several datasets into one. `mix({a: 0.7, b: 0.3})` takes 7 samples of `a` for every 3 of `b`, evenly
     spread.
 
-    Each part keeps its own order (seed, window, shards). All samples of a part occur once before any of them repeats,
-    even if that crosses the boundaries of the mixture's epochs. The weights count samples and need not sum to 1.
+    Each part keeps its own order (seed, window, shards). All samples of a part occur once before one of them repeats,
+    across the boundaries of the mixture's epochs. The weights are in samples, not bytes, and need not sum to 1.
 
     Args:
         parts: Datasets with the same fields, and their weights. The order of this mapping affects the sample order.
             Without weights (`mix([a, b], temperature=2)`), they come from `temperature` or `schedule`.
         samples: Number of samples in an epoch of the mixture; by default the sum over its parts.
         schedule: Weights that apply from later positions on: `[(100_000, {a: 0.5, b: 0.5})]`. Positions count the
-            samples of the mixture over all its epochs. A part that a mapping lacks has the weight 0. Each part goes on
-            from where it stopped.
+            samples of the mixture over all its epochs. A part that is missing in a mapping has the weight 0. Each part
+            continues at its own position.
         temperature: The weight of a part with n samples is n^(1 / temperature): 1 is in proportion to the samples, and
-            a high temperature approaches equal weights. Counts the records of all parts at once.
+            a high temperature approaches equal weights. With `temperature`, `mix` counts the records of all parts
+            immediately.
         source: Add a field `source` to the batches: the number of each sample's part, int32. `Mixture.names` has the
             names.
         names: Names of the parts; by default their URLs.
@@ -251,7 +252,7 @@ def _pair(item: Any) -> tuple[Any, float | None]:
 def _schedule(
     pairs: Sequence[tuple[Any, float | None]], schedule: list[Any], temperature: float | None
 ) -> list[tuple[int, tuple[int, ...]]]:
-    """Return the whole weights of all parts by their first position, from position 0 on."""
+    """Return (first position, integer weights of all parts) for each stage, from position 0 on."""
     sources, given = [part for part, _ in pairs], [weight for _, weight in pairs if weight is not None]
     if 0 < len(given) < len(pairs):
         raise ConfigError(f"mix: {len(given)} of {len(pairs)} parts have weights; give all or none", where="mix")
@@ -301,7 +302,7 @@ def _weights(weights: Mapping[Any, float] | Sequence[float], sources: Sequence[A
 
 
 def _whole(weights: Sequence[float]) -> tuple[int, ...]:
-    """Return whole weights in proportion to `weights`. A weight above 0 is at least 1."""
+    """Return integer weights in proportion to `weights`. A weight above 0 becomes at least 1."""
     total = sum(Fraction(weight) for weight in weights)
     scaled = [max(1, round(Fraction(weight) / total * _SCALE)) if weight else 0 for weight in weights]
     divisor = math.gcd(*scaled)

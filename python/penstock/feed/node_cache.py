@@ -23,8 +23,9 @@ Transcode = Literal["never", "auto", "always"]
 """Whether compressed objects are cached as planes."""
 
 _SCRATCH_VARIABLES = ("PENSTOCK_SCRATCH", "SLURM_TMPDIR", "PBS_JOBFS", "JOB_SCRATCH_DIR")
-"""Environment variables in which sites and schedulers set a job's folder on the node's own disk. Penstock's variable
-comes first."""
+"""Environment variables that sites and schedulers set to a job's folder on the node's own disk. Penstock's variable
+comes first.
+"""
 
 _LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs"})
 """File systems of local disks. A cache on a shared file system would cause the traffic that it should avoid, and tmpfs
@@ -86,7 +87,7 @@ def resolve(request: CacheRequest, url: str, size_bytes: int, variables: Mapping
     """Return the cache for a dataset of `size_bytes`, or None.
 
     By default, only objects of a remote store are cached, and only if all of them fit. The folder is a scratch folder
-    from a variable or from `/proc/mounts` (`/scratch`, `/local_scratch`, `/mnt/nvme`...).
+    that an environment variable names, or that is mounted (`/scratch`, `/local_scratch`, `/mnt/nvme`...).
 
     Raises:
         NotFound: A cache was requested, and no scratch folder was found.
@@ -105,13 +106,13 @@ def resolve(request: CacheRequest, url: str, size_bytes: int, variables: Mapping
     if folder is None or not url.startswith(_REMOTE):
         return None
     room = _available_bytes(Path(folder))
-    # Reserve space for checksums and metadata: 5 parts in 10^6, and half a KiB per object.
+    # Reserve 1 % for checksums and metadata, which take 5e-6 of the bytes plus 512 bytes per object.
     return NodeCache(folder, room) if size_bytes * 1.01 < room else None
 
 
 def _available_bytes(folder: Path) -> int:
-    """Return the bytes that the cache may use: the free space plus the size of an existing Penstock cache in this
-    folder.
+    """Return the number of bytes that the cache is allowed to use: 9/10 of the sum of the free space and the size of an
+    existing Penstock cache in this folder.
     """
     ours = folder / "penstock-cache-1" / "ledger"
     try:

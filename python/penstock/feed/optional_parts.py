@@ -17,8 +17,8 @@ __all__ = ["refuse_unknown"]
 
 
 def refuse_unknown(datasets: Sequence[Dataset]) -> None:
-    """Raise ConfigError if a field has a default, and no file of these datasets has a column that it can be read from.
-    Does nothing for formats that do not list their columns. All datasets have the same fields.
+    """Raise ConfigError if a field has a default, and no file of these datasets has a column for the field. Formats
+    that do not list their columns are not checked. All datasets must have the same fields.
     """
     asked = {
         tuple(getattr(spec.unpadded, "parts", ()) or (name,)): name

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`pack`: joins the documents of a feed and cuts them into windows of equal length.
 
-Without counts of the tokens (`counted_pack` has them), each rank packs the documents of its own slices, in order. The end
-of a window is known only after the documents before it were read (and tokenized), so a state is a position of one rank:
-a batch of the feed, a document in it, and a token of that document. It is valid for the same rank and number of ranks.
+Tokens are not counted in advance here (`counted_pack` does that): each rank packs the documents of its own slices, in
+order. The end of a window is known only after all documents before it are read and tokenized. Therefore, a state is the
+position of one rank: a batch of the feed, a document of this batch, and a token of this document. It is valid for the
+same rank and number of ranks.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ NOTICE = "packed: a position in this rank's own documents, valid only for the sa
 _DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
 
 _TOKENS, _ROWS = 1 << 40, 1 << 24
-"""Factors in a loader's cursor, which is ((cursor of the feed) x 2^24 + document) x 2^40 + token."""
+"""Factors in a loader's cursor, which is ((feed cursor) x `_ROWS` + document) x `_TOKENS` + token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class PackStep:
 
     @property
     def digest(self) -> str:
-        """Hash of everything that decides which tokens a window contains."""
+        """Hash of all settings that determine which tokens a window contains."""
         values = astuple(self)[:-1]
         if self.count_tokens:
             values = (*astuple(replace(self, documents=1)), "counted")
@@ -180,7 +181,8 @@ class PackRun:
 
     def __init__(self, packing: Packing, run: Any, place: int, skip: tuple[int, int]) -> None:
         self._packing, self._run, self._place = packing, run, place
-        # Documents, then tokens of the next document, that earlier windows contain.
+        # Position in the current feed batch: documents that earlier windows contain whole, and tokens of the next
+        # document.
         self._skip = skip
         self._stream = TokenStream(packing.step, has_source=packing.dataset.source_numbers is not None)
         self._is_exhausted = False
@@ -209,7 +211,7 @@ class PackRun:
         packing, stream = self._packing, self._stream
         is_last = stream.windows < packing.batch if packing.tail == "drop" else stream.tokens == 0
         at = stream.position()
-        # After the last batch, the epoch is complete even if the consumer does not ask for another one.
+        # After the last batch, the epoch is complete even if the consumer does not request another batch.
         if at is None or (is_last and self._has_ended):
             at = (self._place, 0, 0)
         return (at[0] * _ROWS + at[1]) * _TOKENS + at[2]
@@ -262,8 +264,8 @@ class TokenStream:
         self._ascending = np.arange(step.length, dtype=np.int32)
         self._has_padding = False
         self.tokens = 0
-        # Number of tokens in earlier windows. For each document: its first token in the stream of all added tokens, and
-        # the batch, document and token from which it was read.
+        # `_taken` is the number of tokens in earlier windows. For each document, `_starts` is the index of its first
+        # token in the stream of all added tokens, and `_places` is its origin: batch, document and token.
         self._taken = 0
         self._starts: list[int] = []
         self._places: list[tuple[int, int, int]] = []
@@ -277,13 +279,16 @@ class TokenStream:
         """Return the batch, document and token of the next window's first token, or None at the end."""
         if self.tokens == 0:
             return None
-        # Padding belongs to the document before it. It ends at the end of a window, so no window begins inside it.
+        # Padding counts as a part of the document before it. No window begins with padding, because padding ends at the
+        # end of a window.
         at = bisect_right(self._starts, self._taken) - 1
         place, row, token = self._places[at]
         return place, row, token + self._taken - self._starts[at]
 
     def add(self, tensors: Mapping[str, Any], rows: int, place: int, first: int, token: int) -> None:
-        """Add the documents `first` to `rows` of a batch, without the first `token` tokens of the first one."""
+        """Add the documents `first` to `rows` - 1 of a batch. The first `token` tokens of document `first` are left
+        out.
+        """
         np, step = self._np, self._step
         columns = {name: column_of(tensors, name, np) for name in step.fields}
         offsets = columns[step.fields[0]].offsets
@@ -297,7 +302,7 @@ class TokenStream:
                 )
         bounds = offsets.tolist()
         before, behind = int(step.bos is not None), int(step.eos is not None)
-        # Place of each document in the new part of the stream: (first token of the document to copy, start, end).
+        # For each document: (first token of the document to copy, start, end in the new part of the stream).
         layout: list[tuple[int, int, int]] = []
         end = 0
         for row in range(first, rows):
@@ -340,7 +345,7 @@ class TokenStream:
         self.tokens += end
 
     def _dtype(self, name: str, values: np.ndarray[Any, Any]) -> Any:
-        """Type of a packed field: that of the step for integers, and the stored one for others.
+        """Type of a packed field: for integers the `dtype` of the step, otherwise the stored type.
 
         Raises:
             ConfigError: A value, the padding, bos or eos does not fit.
@@ -383,7 +388,7 @@ class TokenStream:
             name: self._cut(parts, need).reshape(rows, length) for name, parts in self._values.items()
         }
         indices = self._cut(self._indices, need).reshape(rows, length)
-        # A document that began in an earlier window is counted from the start of this one.
+        # In a document that began in an earlier window, positions count from the start of this window.
         positions = np.minimum(indices, np.arange(length, dtype=np.int32))
         padding = indices < 0 if self._has_padding else None
         starts = positions == 0
@@ -400,7 +405,9 @@ class TokenStream:
         return made
 
     def _cut(self, parts: list[np.ndarray[Any, Any]], need: int) -> np.ndarray[Any, Any]:
-        """Remove the first `need` elements of consecutive arrays. The result is not shared with other windows."""
+        """Remove the first `need` elements of consecutive arrays, and return them in an array that shares no memory
+        with other windows.
+        """
         if len(parts) > 1:
             parts[:] = [self._np.concatenate(parts)]
         (whole,) = parts

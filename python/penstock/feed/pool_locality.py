@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 __all__ = ["Locality", "find", "with_pool_routes"]
 
 _LOG = logging.getLogger("penstock.feed")
-# Maximum number of concurrent queries to an engine, and of objects per query.
+# Maximum number of concurrent queries to an engine, and maximum number of objects in a query.
 _MAX_CALLS, _KEYS_PER_CALL = 16, 16
 _TRIES = 4
 _CONTEXT = "PENSTOCK_JOB_POOL"
-"""`rank_env.VARIABLE`. Without it, that module and the engines are not imported, which would take a third of the time to
-import the feed.
+"""Same as `rank_env.VARIABLE`. If the variable is not set, `rank_env` and the engines are not imported. Their import
+would increase the feed's import time by a third.
 """
 
 
@@ -147,9 +147,7 @@ def with_pool_routes(
 
 
 def _process_index(node: int, nodes: int, environment: Mapping[str, str]) -> dict[str, int]:
-    """Index of this process among the pool's processes. They divide the reads of objects that the pool has lost among
-    them.
-    """
+    """Index of this process among the pool's processes, which share the reads of objects that the pool has lost."""
     place = ranks.detect(environment)
     return {
         "node": node,

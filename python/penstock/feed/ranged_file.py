@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["RangedFile"]
 
 _FIRST_READ = 64 << 10
-"""Bytes of a read at a new position; doubled for each read that continues it."""
+"""Bytes of a read at a new position. Sequential reads after that double this size, up to `_LARGEST_READ`."""
 
 _LARGEST_READ = 4 << 20
 
@@ -30,7 +30,9 @@ class RangedFile:
         self._at = 0
         self._next_read = _FIRST_READ
         self._kept: list[tuple[int, bytes]] = []
-        """Pieces that were read, with their offsets: those of `prefetch`, then the others from old to new."""
+        """Pieces that were read, with their offsets: first those of `prefetch`, then the other pieces from old to
+        new.
+        """
         self._prefetched = 0
         self._used: list[tuple[int, int]] = []
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`decode(fn, rebatch=True)`: forms batches of equal size from the outputs of functions.
 
-The samples of a rank are those of its usual batches. Their outputs are joined in order and divided again, so the number
-of batches is known only at the end, and differs between ranks.
+A rank reads the same samples as without rebatching. Their outputs are joined in order and divided into batches, so the
+number of batches is known only at the end, and differs between ranks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Chunk:
     taken: int = 0
 
     def place(self) -> tuple[int, int]:
-        """Return the row of the next output, and its number in that row."""
+        """Return the row of the next output, and the number of this output in the row."""
         ends = accumulate(self.counts)
         return next(
             (row, self.taken - end + count)
@@ -55,7 +55,7 @@ class RebatchRun(MapRun):
         self._chunks: deque[_Chunk] = deque()
         self._ready = 0
         self._skip_outputs = place.outputs
-        # Number of samples without any output so far; None once there was an output, or after a resume.
+        # Number of samples so far, while none of them had an output. None after the first output, or after a resume.
         self._fruitless: int | None = None if any(place) else 0
 
     def next(self) -> tuple[dict[str, Any], int, int] | None:
@@ -116,7 +116,7 @@ class RebatchRun(MapRun):
 
 
 def _difference(piece: dict[str, Any], first: dict[str, Any]) -> str | None:
-    """Return how the columns of a piece differ from those before; None if they can be joined."""
+    """Describe how the columns of a piece differ from those of earlier pieces; None if they can be joined."""
     if piece.keys() != first.keys():
         return f"fn returned {', '.join(piece)}, but before {', '.join(first)}"
     for name, column in piece.items():

@@ -81,8 +81,8 @@ def place_of_state(state: Mapping[str, Any], loader: BaseLoader[Any], start: int
     """Return the position of a state whose source batch starts at `start`.
 
     Raises:
-        ConfigError: The state is of another rank, number of ranks or batch size, of a loader that does not rebatch, or
-            in the middle of the outputs of another function.
+        ConfigError: The state belongs to another rank, number of ranks or batch size, or to a loader that does not
+            rebatch; or its position is between the outputs of one sample, and the function has changed.
     """
     if "outputs" not in state:
         raise ConfigError(

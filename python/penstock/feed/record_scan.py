@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scan of a dataset whose objects do not contain record counts: reads each object once per job, in the order of an
-epoch, so that the epoch can start before all objects are counted.
+"""Counts the records of a dataset whose objects do not contain record counts: reads each object once per job, in the
+order of an epoch, so that the epoch can start before all objects are counted.
 
 Runs in the calling thread or in the background. One process of the job reads: with a torch process group, the rank that
-needs the counts first, otherwise the holder of the lock file in the cache folder (one per node, or one per job if the
-folder is shared). The others receive its counts as they are found.
+needs the counts first, otherwise the process that holds the lock file in the cache folder (one per node, or one per job
+if the folder is shared). The other processes receive the counts while the scan runs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["RecordScan"]
 _LOG = logging.getLogger("penstock.feed")
 
 _AT_ONCE = 16
-"""Number of objects between two reports of progress. The core reads four of them at a time."""
+"""Number of objects between two reports of progress. The core reads four objects at a time."""
 
 _MAX_PAUSE_S = 2.0
 """Maximum seconds that a scan pauses for the first batch of an epoch."""
@@ -48,7 +48,7 @@ Counts = list[tuple[int, int]]
 
 
 class _Publisher(Protocol):
-    """Where the reading process reports counts to others."""
+    """Interface through which the reading process reports counts to other processes."""
 
     def report(self, counts: Counts) -> None: ...
 
@@ -57,7 +57,7 @@ class RecordScan:
     """Counts of a dataset that grow while its objects are read. Shared by all datasets of one `open` call."""
 
     def __init__(self, dataset: Dataset, before: Callable[[], _native.Counted | None]) -> None:
-        """`before` returns the counts if they turn out to be known without a scan."""
+        """`before` returns the counts if they are known without a scan, otherwise None."""
         self._source, self._url, self._pid = dataset.source, dataset.url, os.getpid()
         self._before = before
         self._variables = dict(env.read())
@@ -88,7 +88,9 @@ class RecordScan:
         return self._thread is not None and self.result is None and self.is_usable
 
     def read_first(self, objects: Sequence[int], *, then_pauses: bool = False) -> None:
-        """Read these objects before all others. With `then_pauses`, the scan pauses behind them until `go_on`."""
+        """Read these objects before all others. With `then_pauses`, the scan pauses after these objects until `go_on`
+        is called.
+        """
         with self._changed:
             self._order = objects if then_pauses else [*objects, *range(self._source.objects)]
             self._pauses = then_pauses
@@ -107,11 +109,12 @@ class RecordScan:
                 self._changed.notify_all()
 
     def _is_last(self, order: Sequence[int] | None) -> bool:
-        """Wait while the scan pauses. Returns whether `order` is still the requested order; without a pause, it has all
+        """Wait while the scan pauses. Returns True if `order` is still the requested order, which then contains all
         objects.
         """
         with self._changed:
-            # An epoch reads its first objects now. A consumer that never takes a batch must not hold up other ranks.
+            # The pause lets an epoch read its first objects. It has a time limit, because a consumer that never takes a
+            # batch must not delay other ranks.
             self._changed.wait_for(lambda: not self._pauses or self._stopping.is_set(), _MAX_PAUSE_S)
             self.end_pause()
             return order is self._order
@@ -209,7 +212,7 @@ class RecordScan:
             except OSError:
                 break
         try:
-            # Another process may have held the lock before this one, and have written the index.
+            # Another process has perhaps written the index before this one got the lock.
             found = self._source.kept_count(self._variables, self._folder) if lock is not None else None
             if found is not None:
                 for publisher in publishers:
@@ -273,7 +276,9 @@ class RecordScan:
 
 
 def _whole(caches: list[NodeCache | None], size_bytes: int) -> tuple[str, int, str] | None:
-    """Return the node cache if the whole dataset fits, so that an object which the scan reads is not read again."""
+    """Return the node cache if the whole dataset fits. The scan then stores the objects in the cache, so that they are
+    not read again.
+    """
     cache = caches[0] if caches else None
     if cache is None or cache.limit_bytes < size_bytes * 1.01:
         return None
@@ -281,7 +286,7 @@ def _whole(caches: list[NodeCache | None], size_bytes: int) -> tuple[str, int, s
 
 
 def _parsed(line: str, fingerprint: str) -> Counts:
-    """Return the counts of a line of progress; none if it belongs to another listing or cannot be read."""
+    """Return the counts in a line of progress. Empty if the line belongs to another listing or cannot be read."""
     with suppress(ValueError, TypeError):
         of, counts = json.loads(line)
         if of == fingerprint:
@@ -307,8 +312,8 @@ class _ProcessGroup:
 
     @classmethod
     def of_job(cls, name: str) -> _ProcessGroup | None:
-        """Return the store of the default process group; None without a group of several ranks. A DataLoader's worker
-        must not use it, because the socket belongs to its parent.
+        """Return the store of the default process group. None without a group of several ranks, and in a DataLoader's
+        worker, because the socket belongs to its parent.
         """
         dist, data = sys.modules.get("torch.distributed"), sys.modules.get("torch.utils.data")
         if dist is None or not dist.is_available() or not dist.is_initialized() or dist.get_world_size() < 2:
@@ -334,7 +339,7 @@ class _ProcessGroup:
         self._reports += 1
 
     def reported(self, pause: Callable[[], None]) -> Iterator[Counts]:
-        """Yield the reports of the scanning rank, up to the last. Calls `pause` between two looks.
+        """Yield the reports of the scanning rank, up to the last. Calls `pause` between two polls.
 
         Raises:
             SystemFault: The scan failed.

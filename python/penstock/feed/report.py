@@ -186,7 +186,8 @@ _COUNTS = {
 
 
 def _exposition(rows: Mapping[str, Any]) -> str:
-    """Format the values as in https://prometheus.io/docs/instrumenting/exposition_formats/, version 0.0.4.
+    """Format the values in the text format of https://prometheus.io/docs/instrumenting/exposition_formats/, version
+    0.0.4.
 
     Every number is a gauge with the labels rank and epoch, because the values start at zero in each pass.
     """
@@ -214,7 +215,8 @@ def make(measured: EpochMeasurements, facts: Mapping[str, Any]) -> Report:
     latency = timing.get("wait_first_byte_s", 0.0)
     backed_off, answered = counters.get("throttle_wait_s", 0.0), counters.get("first_byte_s", 0.0)
     throttle = latency * (backed_off / (backed_off + answered)) if backed_off > 0 else 0.0
-    # An object that waits for a thread waits for the threads' work, so this time is split in proportion to that work.
+    # An object in the queue waits for threads that decompress or decode, so split the waiting time in proportion to
+    # these two.
     busy_inflate, busy_decode = timing.get("busy_inflate_s", 0.0), timing.get("busy_decode_s", 0.0)
     queue, busy = timing.get("wait_queue_s", 0.0), busy_inflate + busy_decode
     inflates = busy_inflate / busy if busy > 0 else 0.0

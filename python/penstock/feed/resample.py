@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weighted sampling: weights per sample or per class, class balance and curricula, as the weights of the core's draws.
 
-Owns the conversion of weights to whole numbers, and the number of passes of an epoch. The core draws the samples; see
-`weighted_draws` there.
+Converts weights to integers, and chooses the number of passes of an epoch. The core draws the samples (module
+`weighted_draws`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 __all__ = ["MAX_PASSES", "Labels", "Resample", "WeightSpec", "of"]
 
 MAX_PASSES = 16
-"""Default maximum number of passes over the objects in an epoch. With 16, the copies of one sample are spread over 16
-shuffle windows, and an object is read at most 16 times."""
+"""Default maximum number of passes over the objects in an epoch. With 16, the repetitions of a sample are spread over
+16 shuffle windows, and an object is read at most 16 times.
+"""
 
 _MAX_WEIGHT = 2**32 - 1
 
@@ -43,7 +44,7 @@ Labels = Any
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """Weights of all stored samples as uint32 arrays, by the first epoch in which they apply."""
+    """Weights of all stored samples: (first epoch in which they apply, uint32 array)."""
 
     schedule: tuple[tuple[int, Any], ...]
     samples: int
@@ -64,7 +65,7 @@ class Resample:
     _weights: list[_Weights] = field(default_factory=list)
 
     def __reduce__(self) -> Any:
-        # The labels may require a scan, which the other process must not repeat.
+        # Pickle the weights, because the other process must not repeat a scan of the labels.
         return (_restored, (self.dataset, self.weights()))
 
     def __repr__(self) -> str:
@@ -151,7 +152,7 @@ class Resample:
         if passes is None:
             most = max(float(each.max() / each.sum()) * samples for each in floats)
             passes = min(max(1, math.ceil(most - 1e-9)), MAX_PASSES)
-        # Draws are equidistant over all passes, so none of them may be left out; only the last one is cut.
+        # Draws are equally spaced over all passes, so each pass must be complete, except the last.
         return -(-samples // -(-samples // min(passes, samples)))
 
 
@@ -222,7 +223,9 @@ def _checked(spec: WeightSpec) -> Literal["balanced"] | Mapping[Any, float] | An
 
 @dataclass(frozen=True, slots=True)
 class _Classes:
-    """Distinct classes, and the number of each sample's class. `names` are the class folders, if there are any."""
+    """Return the distinct classes, and the number of each sample's class. `names` are the names of the class folders,
+    if the dataset has some.
+    """
 
     values: list[Any]
     codes: Any
@@ -343,12 +346,12 @@ def _by_class(spec: Mapping[Any, float], classes: _Classes) -> Any:
 
 
 def _scale(samples: int) -> int:
-    """Return the largest whole weight, such that a sum of weights is below 2^63."""
+    """Return the largest integer weight for which the sum of all weights stays below 2^63."""
     return min(_MAX_WEIGHT, 2**62 // samples)
 
 
 def _with_replacement(weights: Any) -> Any:
-    """Return whole weights in proportion to `weights`. A weight above 0 is at least 1."""
+    """Return integer weights in proportion to `weights`. A weight above 0 becomes at least 1."""
     import numpy as np
 
     whole = np.rint(weights / weights.max() * _scale(len(weights)))
@@ -356,9 +359,10 @@ def _with_replacement(weights: Any) -> Any:
 
 
 def _without_replacement(weights: Any, samples: int) -> Any:
-    """Return whole weights whose shares of `samples` draws are at most one draw per sample.
+    """Return integer weights with which no sample gets more than one of `samples` draws.
 
-    Samples whose share would be above 1 are drawn in every epoch, and the others share the remaining draws.
+    Samples that would get more than one draw are drawn once in every epoch. The other samples share the remaining
+    draws.
     """
     import numpy as np
 

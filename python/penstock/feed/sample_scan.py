@@ -47,15 +47,15 @@ def leaves(dataset: DatasetBase) -> list[Dataset]:
 
 
 def scanned(dataset: Dataset, what: str, key: str | None, compute: Callable[[], Any], hint: str = "") -> Any:
-    """Return `compute()`, an array with one value per sample of `dataset`; if a process of this node has stored the
-    result for the same objects and `key`, return the stored result.
+    """Return an array with one value per sample of `dataset`: the result that a process of this node has stored for the
+    same objects and `key`, otherwise `compute()`.
 
     Args:
         dataset: Dataset in stored order.
         what: Name of the operation, for messages.
         key: Identifies the operation and everything that it depends on, except for the data. None: do not store.
         compute: Reads all samples.
-        hint: Sentence for the message that all samples are read.
+        hint: Sentence to add to the message that all samples are read.
     """
     require(what, "numpy")
     variables = dict(env.read())
@@ -85,7 +85,7 @@ def _version(dataset: Dataset, key: str | None) -> str:
     """Return a digest of the objects with their versions, the steps of the dataset and `key`."""
     digest = hashlib.blake2b(digest_size=16)
     steps = dataset.identity().get("steps", "")
-    # The rest of a manifest contains the time of the listing.
+    # Hash only the objects, because the rest of a manifest contains the time of the listing.
     objects = json.dumps(json.loads(dataset.source.manifest())["objects"]).encode()
     for part in (objects, dataset.fingerprint.encode(), steps.encode(), (key or "").encode()):
         digest.update(len(part).to_bytes(8, "little"))
@@ -108,7 +108,7 @@ def _read(path: Path, samples: int) -> Any:
 def _write(path: Path, values: Any) -> None:
     import numpy as np
 
-    # Numbers hardly compress, and each process reads them. The file has a CRC in either case.
+    # Store numbers uncompressed: they hardly compress, and each process reads the file. Both formats contain a CRC.
     save = np.savez if values.dtype.kind in "iuf" else np.savez_compressed
     try:
         with atomic_file(path, durable=False) as out:
@@ -126,7 +126,8 @@ def batch_size(dataset: Dataset, most: int) -> int:
 def in_batches(dataset: Dataset, numbers: Callable[[dict[str, Any]], Any], on_error: str, new_loader: NewLoader) -> Any:
     """Return `numbers(batch)`, one uint32 per sample, for all samples in the order of the dataset.
 
-    A sample without a readable record has the number of its substitute, as in the loader that substitutes it.
+    For a sample that cannot be read, this is the number of the sample that a loader with `on_error="substitute"`
+    delivers instead.
     """
     import numpy as np
 

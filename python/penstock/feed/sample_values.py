@@ -66,5 +66,5 @@ def readable_values_of(dataset: Dataset, function: Callable[[dict[str, Any]], An
 
 
 def _unpadded(dataset: Dataset) -> Dataset:
-    """Return the dataset without padding to buckets, which only a loader with batch_by does."""
+    """Return the dataset without padding, because only a loader with `batch_by` can pad to buckets."""
     return replace(dataset, specs=tuple((name, spec.unpadded) for name, spec in dataset.specs))

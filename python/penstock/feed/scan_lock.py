@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lock for one scan of a dataset per node: a lock file beside the record indexes, which the other ranks wait for.
 
-Manages only the lock file. Its holder may write lines of progress into it, which waiting processes read. The kernel
-releases the lock if its holder is killed. If the cache folder is on a shared file system that supports locks, only one
-of all nodes scans.
+Manages only the lock file. The process that holds the lock can write lines of progress into the file, and waiting
+processes read them. If this process is killed, the kernel releases the lock. If the cache folder is on a shared file
+system that supports locks, only one node scans.
 """
 
 from __future__ import annotations
@@ -45,13 +45,12 @@ class ScanLock:
 
     def release(self) -> None:
         """Release the lock, and remove its file."""
-        # Delete the file only if the name still belongs to it; otherwise, it is another process's lock. A process that
-        # waits for this file then finds the name gone, and creates a new file.
+        # Delete the file only if its name still refers to it; otherwise, the name belongs to another process's lock. A
+        # process that waits for this file then finds that the name is gone, and creates a new file.
         if _is_at(self._descriptor, self._path):
             with suppress(OSError):
                 remove_file(self._path)
-        # Unlock explicitly, because a forked child may have inherited the descriptor, and closing it here would not
-        # unlock.
+        # Unlock explicitly: if a forked child has inherited the descriptor, closing it here does not unlock the file.
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         os.close(self._descriptor)
 
@@ -89,8 +88,8 @@ def lines(folder: Path, name: str, first: int) -> list[str]:
 
 @contextmanager
 def held(folder: str | None, name: str, url: str, work: str = WORK) -> Iterator[bool]:
-    """Hold the lock `name` in `folder`. While another process holds it, waits, with a warning that contains `url` and
-    `work`.
+    """Hold the lock `name` in `folder`. If another process holds the lock, log a warning that contains `url` and
+    `work`, and wait.
 
     Yields:
         Whether the lock is held; False without a folder, or if the lock file cannot be created or locked.

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saved states of a loader over counted records. Checks that a state and a dataset agree, and finds the old part of a
-dataset that grew. Reads no samples.
+"""Saved states of a loader over counted records. Checks that a state belongs to a dataset, and finds the old part of a
+dataset that has grown. Reads no samples.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 __all__ = ["VERSIONS", "Grown", "advice", "check", "for_rank", "make", "of_one_rank", "old_part"]
 
 VERSIONS = {"version": 1, "order": _native.ORDER_VERSION}
-"""Versions of the states and of the order of samples, which every state contains. Before 0.1, the states of packed and
-unindexed datasets lacked the second, which was 1.
+"""Versions of the state format and of the sample order, which every state contains. States of packed and unindexed
+datasets from before version 0.1 have no `order`, which means 1.
 """
 
 Grown = Literal["refuse", "finish-old-then-new"]
-"""Rule for a state of a dataset that has more objects now."""
+"""Rule for a state that was saved when the dataset had fewer objects."""
 
 _OF_ONE_RANK = ("rank", "epoch", "cursor", "document", "token", "object", "record", "row", "outputs")
 """Values that differ between ranks, in a state of a packed, unindexed or rebatched dataset."""
@@ -56,8 +56,8 @@ def make(dataset: DatasetBase, epoch: int, cursor: int, batches: str | None = No
 def of_one_rank(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return a state with the position of one rank under `ranks`, by the number of the rank.
 
-    So the states of all ranks have different names in a checkpoint of `torch.distributed.checkpoint`, which keeps one
-    value of each name. A state without a rank is valid for all ranks, and remains as it is.
+    `torch.distributed.checkpoint` stores one value for each name, so the positions of different ranks need different
+    names. A state without a rank is valid for all ranks, and is returned unchanged.
     """
     if "rank" not in state:
         return dict(state)

@@ -2,8 +2,8 @@
 """Iterable-style dataset, `penstock.torch.StreamDataset`: yields samples in the order of a `Loader`, for programs that make
 their own `DataLoader` or `StatefulDataLoader`.
 
-Each worker of a DataLoader has its own loader, as a rank of a job with `world` x workers ranks. Its position is in the
-dataset's state, which `StatefulDataLoader` keeps for each worker.
+Each worker of a DataLoader has its own loader, which acts as a rank of a job with `world` x workers ranks. Each
+worker's copy of the dataset has its own state, which `StatefulDataLoader` stores.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ class StreamDataset(torch.utils.data.IterableDataset):  # type: ignore[misc]  # 
         Args:
             batch_size: Number of samples that are read at a time. If it is the DataLoader's own `batch_size` and there
                 are 0 or 1 workers, the DataLoader's batches are those of a `Loader`.
-            arguments: Other arguments of `penstock.torch.Loader`, except `device` and `collate`. Rank and world come from
-                the process group or the launcher, also in workers. On more than one rank, `tail` is `drop` by default,
-                so that all ranks have the same number of samples. Unindexed datasets, and those that are packed without
-                `count_tokens` or rebatched, have different numbers on each rank; use a `Loader` for them.
+            arguments: Other arguments of `penstock.torch.Loader`, except `device` and `collate`. Rank and world come
+                from the process group or the launcher, also in workers. On more than one rank, `tail` is `drop` by
+                default, so that all ranks have the same number of samples. Datasets that are unindexed, packed without
+                `count_tokens`, or rebatched have different numbers of samples on each rank; use a `Loader` for these.
         Raises:
             ConfigError: An argument is invalid.
         """
         for name in ("device", "collate"):
             if arguments.get(name) is not None:
                 raise ConfigError(f"{name}: not supported by a StreamDataset, which yields single samples", where=name)
-        # Checks the arguments, and finds the rank here: workers have no process group.
+        # Check the arguments and detect the rank here, because workers have no process group.
         checked = Loader(dataset, batch_size=batch_size, **arguments)
         self.dataset, self.batch_size = dataset, batch_size
         self.rank, self.world = checked.rank, checked.world
@@ -86,7 +86,7 @@ class StreamDataset(torch.utils.data.IterableDataset):  # type: ignore[misc]  # 
         self._next.share_memory_()  # unpickling copies the tensor out of shared memory
 
     def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` that of the next pass, in all workers. A loaded state of the same epoch is kept.
+        """Make the next pass read `epoch`, in all workers. A loaded state of the same epoch is kept.
 
         Raises:
             ConfigError: The epoch is negative.

@@ -34,8 +34,9 @@ def dataset(ds: DatasetBase, *, batch: int | None = None, epoch: int = 0, **argu
     ragged dimension for each level. The tokens of `tokenize` are `tf.RaggedTensor`s, and the windows of `pack` are
     `tf.Tensor`s.
 
-    Each pass over it is the next epoch, starting at `epoch`. To save a state and resume from it, iterate a
-    `penstock.Loader` instead, because `tf.data` prefetches and does not report which batches were consumed.
+    Each pass over the `tf.data.Dataset` reads the next epoch, beginning with `epoch`. To save a state and resume from
+    it, iterate a `penstock.Loader` instead, because `tf.data` prefetches and does not report which batches were
+    consumed.
 
     Args:
         ds: Dataset from `penstock.open(url)`, with or without `.fields(...)`.
@@ -75,13 +76,13 @@ def dataset(ds: DatasetBase, *, batch: int | None = None, epoch: int = 0, **argu
             signature["weight"] = tf.TensorSpec((None,), tf.float32)
 
     def batches() -> Iterator[dict[str, Any]]:
-        # With a ragged tail, a rank's last slice may be empty. It is still a batch, so that all ranks make the same
-        # number of steps.
+        # With a ragged tail, a rank's last slice can be empty. It is still delivered as a batch, so that all ranks make
+        # the same number of steps.
         for made in loader:
             yield {name: _column(fields.get(name), column) for name, column in made.items()}
 
     made = tf.data.Dataset.from_generator(batches, output_signature=signature)
-    # The number of batches may be unknown, or differ from epoch to epoch.
+    # With these, the number of batches is unknown, or differs from epoch to epoch.
     if not loader.has_fixed_positions or arguments.get("batch_by") is not None or ds.packing is not None:
         return made
     return made.apply(tf.data.experimental.assert_cardinality(len(loader)))

@@ -21,7 +21,9 @@ __all__ = ["TokenPadding"]
 
 @dataclass(frozen=True, slots=True)
 class TokenPadding:
-    """How the fields of `tokenize` are padded. Without `length`, rows are as long as the longest of their batch."""
+    """How the fields of `tokenize` are padded. Without `length`, rows have the length of the longest sample in the
+    batch.
+    """
 
     length: int | None
     multiple_of: int

@@ -2,8 +2,8 @@
 """`tokenize`: converts the texts of a feed's batches to tokens, in a separate thread. Order and state are those of
 the samples.
 
-While the consumer works on a batch, the next batches are tokenized. The tokenizers of Hugging Face run without the GIL,
-on as many threads as they choose. For the usual ones of byte-level BPE, the core computes the same tokens faster
+While the consumer works on a batch, the next batches are tokenized. Hugging Face's tokenizers release the GIL, and
+choose their number of threads. For common byte-level BPE tokenizers, the core computes the same tokens faster
 (`byte_pairs`).
 """
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["TokenizeRun", "TokenizeStep"]
 
 _AHEAD = 2
-"""Number of batches that are tokenized or waiting while the consumer works on another."""
+"""Number of batches that are tokenized in advance while the consumer works on a batch."""
 
 _DIGEST_BYTES = 16
 
@@ -52,8 +52,8 @@ def _digest(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TokenizeStep:
-    """A tokenizer, the fields that it reads, and the digest that a state must have. Padding is not part of the digest:
-    it does not change which samples a batch has.
+    """A tokenizer, the fields that it reads, and the digest that a state must have. Padding is not part of the digest,
+    because it does not change which samples a batch has.
     """
 
     encode: Callable[..., Any]
@@ -116,7 +116,7 @@ class _Encode:
     def __call__(self, texts: list[str] | Utf8) -> Any:
         if self.pairs is not None and isinstance(texts, Utf8):
             return self.pairs.encode(texts, self)
-        # The fast variant returns the same tokens, without their offsets in the text.
+        # `encode_batch_fast` returns the same tokens, but does not compute their offsets in the text.
         encode = getattr(self._tokenizer, "encode_batch_fast", self._tokenizer.encode_batch)
         return [encoding.ids for encoding in encode(texts, add_special_tokens=self._special_tokens)]
 
@@ -177,7 +177,7 @@ class TokenizeRun:
         self._is_exhausted = self._is_closed = False
         self._is_utf8 = isinstance(step.encode, _Encode) and step.encode.pairs is not None
         self._wait_s = 0.0
-        # A daemon, because a tokenizer that hangs must not keep the program from ending.
+        # A daemon thread, because a tokenizer that hangs must not prevent the program from ending.
         threading.Thread(target=_work, args=(self._queue, step), name="penstock-tokenize", daemon=True).start()
 
     def next(self) -> tuple[dict[str, Any], int, int] | None:
@@ -253,7 +253,7 @@ class TokenizeRun:
 
 
 def _texts(tensors: Mapping[str, Any], name: str, is_utf8: bool) -> list[Any] | Utf8:  # noqa: FBT001 - one caller
-    """Return the texts of a field, which do not refer to the batch any more."""
+    """Return a copy of the texts of a field, so that they do not keep the batch in memory."""
     column = tensors.get(name)
     if isinstance(column, list):
         return column
@@ -328,7 +328,7 @@ def _ragged(rows: Sequence[Any], dtype: str) -> Ragged:
         return Ragged(
             joined.astype(dtype, casting="safe") if joined.dtype.kind == "f" else _fitted(joined, dtype), offsets
         )
-    # `operator.index` refuses what NumPy would convert: fractions, and digits as text.
+    # `operator.index` rejects fractions and digits in text, which NumPy would convert.
     return Ragged(np.fromiter(map(operator.index, chain.from_iterable(rows)), dtype, int(offsets[-1])), offsets)
 
 

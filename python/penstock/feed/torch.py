@@ -60,18 +60,18 @@ class Loader(BaseLoader[dict[str, Any]]):
         """Like `penstock.Loader`, with these differences:
 
         Args:
-            tail: As in `penstock.Loader`, but on more than one rank, the default gives all ranks equally many batches
-                and none an empty one, whose loss would be NaN. For a shuffled dataset and with `batch_by`, it is
-                `drop`: each epoch omits different samples. In stored order, it is `ragged`, but a last batch with fewer
-                samples than ranks is left out, with a warning. If ranks find their number of batches only at the end
-                (`indexed=False`, `pack`, `decode(rebatch=True)`), the process group ends the epoch on all ranks
-                together.
+            tail: As in `penstock.Loader`, but with another default on more than one rank: all ranks get the same number
+                of batches, and no rank gets an empty batch, whose loss would be NaN. For a shuffled dataset and with
+                `batch_by`, the default is `drop`, and each epoch omits different samples. In stored order, it is
+                `ragged`, but a last batch with fewer samples than ranks is left out, with a warning. If ranks know
+                their number of batches only at the end (`indexed=False`, `pack`, `decode(rebatch=True)`), the ranks
+                communicate, and the epoch ends on all ranks together.
             device: Target device of the tensors; None leaves them on the CPU. Copies to a CUDA device run on a separate
                 stream while the consumer works on the previous batch. The device then stores about four batches at a
                 time.
         """
         self._has_default_tail = self._asks_group = False
-        # Own epoch minus that of the trainer; None after a state was loaded.
+        # The loader's epoch minus the trainer's epoch; None after a state was loaded.
         self._epoch_offset: int | None = 0
         # Process id, and the group in which ranks exchange whether they have another batch.
         self._exchanged_in: tuple[int, Any] | None = None
@@ -92,12 +92,12 @@ class Loader(BaseLoader[dict[str, Any]]):
     def batch_sampler(self) -> Any:
         """For trainers such as Lightning, which call `batch_sampler.sampler.set_epoch` before each epoch."""
         if not self.has_fixed_positions:
-            raise AttributeError("batch_sampler")  # the trainer would prefetch a batch before it calls set_epoch
+            raise AttributeError("batch_sampler")  # or else the trainer prefetches a batch before it calls set_epoch
         return SimpleNamespace(sampler=SimpleNamespace(set_epoch=self._set_trainers_epoch))
 
     def _set_trainers_epoch(self, epoch: int) -> None:
-        """Like `set_epoch`, but after a loaded state, the trainer's numbers are relative: Lightning counts an epoch that
-        ended at `max_steps` as complete, though it goes on in the middle of it.
+        """Like `set_epoch`, but after a state was loaded, the trainer's numbers are relative. If an epoch stops at
+        `max_steps`, Lightning counts this epoch as complete, although the state continues within it.
         """
         if self._epoch_offset is None:
             self._epoch_offset = self._epoch + self._is_spent(self._cursor) - epoch
@@ -120,19 +120,21 @@ class Loader(BaseLoader[dict[str, Any]]):
         """Start to find out whether `mine` is true on all ranks."""
         dist = torch.distributed
         if self._exchanged_in is None or self._exchanged_in[0] != os.getpid():
-            # Its own group, because the collective calls of the training run at the same time.
+            # A separate group, because the training's collective calls run at the same time.
             self._exchanged_in = os.getpid(), dist.new_group(backend="gloo")
         flag = torch.tensor([mine], dtype=torch.uint8)
         work = dist.all_reduce(flag, dist.ReduceOp.MIN, group=self._exchanged_in[1], async_op=True)
         return _Answer(work, flag)
 
     def _warn_of_tail(self) -> None:
-        """Warn once, on the first rank, if the default tail leaves out the same samples in every epoch, or all."""
+        """Warn once, on the first rank, if the default tail leaves out the same samples in every epoch, or all
+        samples.
+        """
         is_fixed = self.has_fixed_positions and self._batch_by is None and self.dataset.packing is None
         if self.rank or self.world == 1 or not self._has_default_tail or not is_fixed:
             return
         if self.dataset.awaits_scan():
-            return  # the first epoch does not wait for its number of samples; the next one warns
+            return  # do not wait for the number of samples; warn in the next epoch
         self._has_default_tail = False
         samples, left = self.dataset.samples, self.dataset.samples % self.global_batch
         advice = 'Set tail="pad" (repeated samples with weight 0) or tail="ragged" (some ranks get an empty batch)'

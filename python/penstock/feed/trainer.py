@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lets a `transformers.Trainer` train on a loader. The only module of the feed that imports transformers.
 
-Trainer resumes by skipping batches of a `DataLoader`, and counts its steps by them. A loader needs no skipping, because
-it continues at its own position. Therefore, Trainer skips placeholders, which cost nothing.
+To resume, Trainer skips batches of a `DataLoader`, and counts the skipped steps. A Penstock loader continues at its
+saved position, so Trainer gets placeholders to skip, which cost nothing.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class _Batches:
 
     def set_epoch(self, epoch: int) -> None:
         loader = self.dataset.loader
-        if loader.has_fixed_positions:  # otherwise, an epoch of Trainer is not one of the loader
+        if loader.has_fixed_positions:  # otherwise, epochs of Trainer and loader differ
             loader.set_epoch(epoch)
 
 
@@ -90,7 +90,7 @@ class _Position(TrainerCallback, ExportableState):  # type: ignore[misc]  # tran
     """Stores the position of a loader in `trainer_state.json`, and restores it."""
 
     def __init__(self, batches: _Batches | None = None) -> None:
-        # None if Trainer makes the callback again, with restore_callback_states_from_checkpoint.
+        # None if Trainer creates the callback again (restore_callback_states_from_checkpoint).
         self._batches = batches
 
     def state(self) -> dict[str, Any]:
@@ -109,8 +109,8 @@ class _Position(TrainerCallback, ExportableState):  # type: ignore[misc]  # tran
                 where="resume_from_checkpoint",
                 hint="call feed_trainer() also in the run that saves the checkpoint",
             )
-        # Called before the state is loaded, because Trainer counts in steps of the first epoch, and epochs may differ
-        # in length.
+        # Call this before the state is loaded: Trainer uses the number of steps of the first epoch, and other epochs
+        # can have another number.
         steps = batches.trainer.set_initial_training_values(args, batches)[1]
         batches.dataset.loader.load_state_dict(kept["attributes"]["position"])
         if not args.ignore_data_skip:

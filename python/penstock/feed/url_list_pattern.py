@@ -61,7 +61,7 @@ def joined(urls: Sequence[str]) -> str:
 
 
 def _folder(urls: Sequence[str]) -> str:
-    shortest, longest = min(urls), max(urls)  # by name: every prefix that these two share is shared by all
+    shortest, longest = min(urls), max(urls)  # in name order: a prefix of both is a prefix of all
     same = next((at for at, (a, b) in enumerate(zip(shortest, longest, strict=False)) if a != b), len(shortest))
     wild = _WILD.search(shortest[:same])
     folder = shortest[: wild.start() if wild else same].rpartition("/")[0] + "/"

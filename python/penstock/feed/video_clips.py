@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clips of videos: finds the times of their frames, and decodes them with PyAV. Does not depend on datasets.
 
-The frame at a time is the one that a player shows then: the last one that begins at or before it.
+The frame at a time t is the frame that a player shows at t: the last one that begins at or before t.
 """
 
 from __future__ import annotations
@@ -27,24 +27,28 @@ MAX_PIXELS = 100_000_000
 """Maximum number of pixels of a frame, as for images."""
 
 _MAX_SCALED = 2**24
-"""Maximum number of pixels of a scaled frame before the crop, unless the crop has at least a quarter of them."""
+"""Maximum number of pixels of a scaled frame before the crop. A crop of at least a quarter of the scaled frame is
+always allowed.
+"""
 
 _MAX_BOXES = 10_000
-"""Boxes of an MP4 that are checked; fragmented files have two or more per fragment."""
+"""Maximum number of boxes of an MP4 that are checked. Fragmented files have two or more boxes per fragment."""
 
 _BOXES = frozenset(
     b"ftyp styp moov mdat moof mfra free skip wide uuid udta meta sidx ssix emsg prft pdin pnot junk".split()
 )
-"""Types of the boxes of an MP4. A box of another type after the last one is padding, whatever its length is."""
+"""Types of MP4 boxes. Data after the last box of one of these types is padding, whatever length it seems to have."""
 
 _OPTIONS = {"probesize": "32768", "analyzeduration": "1000"}
-"""Headers state what FFmpeg would otherwise look for in the first 5 MB."""
+"""Limits how much FFmpeg reads to detect stream properties (5 MB by default), because the headers state them."""
 
 _BUFFER = 8 << 10
-"""Bytes that FFmpeg asks for at once. It does so at each box of a fragmented MP4, whenever it opens one."""
+"""Bytes that FFmpeg requests at a time. When it opens a fragmented MP4, it requests this many bytes at each box."""
 
 _SLACK_S = 1e-3
-"""A frame that begins this much after a time still counts: containers round times, Matroska to milliseconds."""
+"""A frame that begins at most this much after a time still counts as the frame at this time, because containers round
+times (Matroska to milliseconds).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class ClipSpec:
-    """Frames of a clip, their distance, their size, and where the clip begins (None: at random)."""
+    """Number, size and distance of a clip's frames, and the start of the clip (None: random)."""
 
     frames: int
     height: int
@@ -125,7 +129,7 @@ class ClipSpec:
                 raise Mismatch(f"{name} has {facts.duration_s:.3f} s of video, but its clip starts at {self.start:g} s")
             first = self.start
         elif self.fps is None:
-            # A whole frame, so that its time does not depend on rounding.
+            # Begin at a whole frame, so that rounding does not change the chosen frame.
             first = random.Random(seed).randrange(max(1, facts.frames - (self.frames - 1) * self.stride)) / facts.rate
         else:
             # The last frame must begin one frame before the end.
@@ -157,10 +161,10 @@ def check_whole(file: Any, name: str) -> None:
             end += length
     elif head[:4] == b"RIFF":
         length = int.from_bytes(head[4:8], "little")
-        end = 8 + length if length != 2**32 - 1 else 0  # a stream, whose size was not known
+        end = 8 + length if length != 2**32 - 1 else 0  # 2^32 - 1: the writer did not know the size
     elif head[:4] == b"\x1aE\xdf\xa3":
         at = 4
-        for _ in range(2):  # the lengths of the EBML header and, after an identifier of 4 bytes, of the segment
+        for _ in range(2):  # lengths of the EBML header and, after a 4-byte identifier, of the segment
             file.seek(at)
             number = file.read(8).ljust(8, b"\0")
             width = 9 - number[0].bit_length()
@@ -197,13 +201,15 @@ def opened(file: Any, name: str) -> Iterator[tuple[Any, Any]]:
 
 
 def is_mpeg(container: Any) -> bool:
-    """Return whether this is an MPEG transport or program stream. These have no index, so a seek may find any frame."""
+    """Return whether this is an MPEG transport or program stream. These have no index, so a seek does not always find a
+    keyframe.
+    """
     return str(container.format.name).startswith("mpeg")
 
 
 def facts_of(container: Any, stream: Any, name: str) -> Facts:
-    """Return the facts of a video, from its header and its first frame. If the header lacks the duration, the last
-    packets are read or, if need be, all.
+    """Return the facts of a video, from its header and its first frame. If the header lacks the duration of the stream,
+    the last packets are read or, if the container has no duration either, all packets.
 
     Raises:
         Corrupt: The video has no frames.
@@ -215,7 +221,7 @@ def facts_of(container: Any, stream: Any, name: str) -> Facts:
     origin = _time(first, name)
     if stream.duration and "mp4" in container.format.name:
         return Facts(rate, float(stream.duration * stream.time_base), origin)
-    # Other containers state only the duration of their longest stream, so the last packets are looked at.
+    # Other containers state only the duration of their longest stream, so read the last packets.
     container.seek((container.start_time or 0) + (container.duration or 0))
     times = [_time(packet, name) for packet in container.demux(stream) if packet.size]
     return Facts(rate, max([origin, *times]) - origin + 1 / rate, origin)
@@ -224,8 +230,8 @@ def facts_of(container: Any, stream: Any, name: str) -> Facts:
 def decoded(
     container: Any, stream: Any, facts: Facts, spec: ClipSpec, times: Sequence[float], name: str
 ) -> tuple[Any, int]:
-    """Return the frames at these times (ascending), uint8 [frames, height, width, 3], and how many of them the video
-    has. After its end, the last frame is repeated.
+    """Return the frames at these times (ascending) as uint8 [frames, height, width, 3], and the number of times before
+    the end of the video. After the end, the last frame is repeated.
 
     Raises:
         Corrupt: The video is damaged, or ends before the first time.
@@ -267,8 +273,8 @@ def _from(container: Any, stream: Any, origin: float, time: float, name: str) ->
         container.seek(int((origin + target) / stream.time_base), stream=stream)
         frames = container.decode(stream)
         first = next(frames, None)
-        # A seek finds keyframes by their decoding times, which may be before the time at which they are shown. In an
-        # MPEG stream, the first frame that decodes is the keyframe after the one that the seek finds, if there is one.
+        # A seek finds keyframes by their decoding time, which can be before the time at which they are shown. In an
+        # MPEG stream, decoding begins only at the next keyframe after the position that the seek finds, if one exists.
         is_late = is_mpeg(container) if first is None else _time(first, name) - origin > time + _SLACK_S
         if not is_late or target == lowest:
             break

@@ -63,11 +63,12 @@ def open(  # noqa: A001 - the verb is the API
         url: As in `penstock.open`. Files with other suffixes are ignored.
         frames: Number of frames in a clip.
         size: Side of the frames in pixels, or (height, width).
-        stride: Distance of a clip's frames, in frames of the file.
-        fps: Frames per second of the clip, instead of a stride. A frame is the one that is shown at its time.
-        start: Start of the clip in seconds; `random`: one clip of each file, a pure function of seed, epoch and
-            position; or `tile`: clips one after another, without an incomplete last clip. A file that is shorter
-            than a clip gives one, which repeats its last frame.
+        stride: Distance between consecutive frames of a clip, in frames of the file.
+        fps: Frames per second of the clip, instead of a stride. Each frame of the clip is the frame that a player shows
+            at that time.
+        start: Start of the clip in seconds, `random` or `tile`. `random` gives one clip of each file, as a pure
+            function of seed, epoch and position. `tile` cuts each file into consecutive clips, without an incomplete
+            last clip. A file that is shorter than a clip gives one clip, which repeats the last frame.
         crop: `center` (scale to cover the size, then cut the middle) or `none` (scale to the size).
         mask: Name of another field: bool [frames], False for frames after the end of the video, which repeat its last
             frame.
@@ -126,14 +127,16 @@ def _table(index: VideoIndex, spec: ClipSpec, *, is_tiled: bool) -> bytes:
 
 def _tiles(video: Video, spec: ClipSpec) -> int:
     """Return the number of full clips of a video, or 1."""
-    # A part of a frame may be missing, because durations are rounded.
+    # Up to a part of a frame can be missing, because durations are rounded.
     seconds = video.facts.duration_s + 0.5 / video.facts.rate
     return max(1, int(seconds / (spec.step_s(video.facts) * spec.frames)))
 
 
 @functools.cache
 def _temporary_folder() -> Path:
-    """Return a folder for tables that are not cached. This process removes it at its end; its forks do not."""
+    """Return a folder for tables that are not cached. This process removes the folder at exit; forked children do
+    not.
+    """
     place, owner = tempfile.mkdtemp(prefix="penstock-clips-"), os.getpid()
     identity = identity_of(place)
     atexit.register(lambda: os.getpid() == owner and remove_made(place, identity))

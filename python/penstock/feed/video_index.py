@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Index of videos: the content of their headers, the byte ranges of the headers, and the positions of the keyframes.
 
-It is made once for each set of videos and kept beside the record indexes, so that a clip takes one round trip of ranged
-reads: the headers, and the frames from the keyframe before the clip on. It is always safe to delete.
+The index is computed once for each set of videos and stored beside the record indexes. With it, a clip needs one round
+trip of ranged reads: the header, and the frames from the keyframe before the clip to the end of the clip. It is always
+safe to delete the index.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ __all__ = ["Video", "VideoIndex", "read_index"]
 _LOG = logging.getLogger("penstock.feed")
 
 _THREADS = 16
-"""Number of videos whose headers are read at the same time, because reading them is mostly latency."""
+"""Number of headers that are read concurrently, because the time of a read is mostly latency."""
 
 _MAX_SPAN = 16 << 20
 """Maximum number of bytes of a clip that are read before decoding."""
@@ -53,7 +54,9 @@ class Video:
     keyframes: tuple[tuple[float, int], ...] = ()
 
     def span(self, first_s: float, last_s: float) -> list[tuple[int, int]]:
-        """Return the byte range from the keyframe before `first_s` to the one after `last_s`; empty without keyframes."""
+        """Return the byte range from the keyframe before `first_s` to the keyframe after `last_s`; empty without
+        keyframes.
+        """
         if not self.keyframes:
             return []
         # Keyframes are listed by their decoding times, which are at most a few frames before they are shown.
@@ -83,7 +86,7 @@ class VideoIndex:
 def read_index(
     url: str, objects: Sequence[dict[str, Any]], problem: Callable[[str, Video], str | None], *, skips: bool
 ) -> VideoIndex:
-    """Return the index of these objects; made by one process of each node, and read by the others.
+    """Return the index of these objects. One process of each node computes the index, and the others read it.
 
     Args:
         url: URL of the folder of the objects.
@@ -119,11 +122,11 @@ def read_index(
 
 
 def _examined(files: _native.Files, url: str, video: Video) -> Video | str:
-    """Read the header of a video. Returns the text of an error in its bytes."""
+    """Read the header of a video. If the file is damaged, return the text of the error."""
     name = f"{url}{video.key}"
     if video.size == 0:
         return f"{name} is empty (0 bytes), but should be a video"
-    # The check uses a separate file, because all ranges that are read through `file` become part of the header.
+    # The check uses a separate `RangedFile`, because all ranges that are read through `file` count as header.
     whole, file = (
         RangedFile(files, video.key.encode(errors="surrogateescape"), video.size, video.version) for _ in range(2)
     )

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Raw fields that contain the whole record: finds them among the fields of a dataset, and rejects them for formats whose
-records are separate parts.
+"""Raw fields that contain the whole record: finds such fields in a dataset, and rejects them for formats whose records
+consist of separate parts.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ __all__ = ["resolve", "sole_name"]
 _NAME = "record"
 
 _OF_PARTS = ("tar", "arrow", "parquet", "zarr", "hdf5")
-"""Formats whose records are separate parts, without bytes of the whole record."""
+"""Formats whose records consist of separate parts, so that the whole record has no bytes of its own."""
 
 _MAX_SHOWN = 12
 
 
 def resolve(dataset: Dataset) -> dict[str, Any]:
-    """Return the fields that were set. `record=raw()` becomes `record=raw(record=True)` if no part has that name.
+    """Return the fields that were set. If no part is named `record`, `record=raw()` becomes `record=raw(record=True)`.
 
     Raises:
         ConfigError: A field is the whole record, but the format's records are separate parts.
@@ -48,7 +48,7 @@ def resolve(dataset: Dataset) -> dict[str, Any]:
     if fields.get(_NAME) == RawSpec() and not is_of_parts:
         try:
             schema = dataset.schema()
-        except Corrupt:  # the whole record is delivered whatever its content
+        except Corrupt:  # the whole record is delivered even if its content is damaged
             return {**fields, _NAME: RawSpec(record=True)}
         of_part = dict(schema.specs).get(_NAME)
         is_whole = of_part is None or getattr(of_part, "record", False) or dataset.format == "files"

@@ -56,7 +56,7 @@ impl Connections {
         self.began.elapsed().as_micros() as u64
     }
 
-    /// Registers a new connection. If the table is full, requests that another connection closes.
+    /// Registers a new connection. If the table is full, asks another connection to close.
     pub(crate) fn add(self: &Arc<Self>) -> Registered {
         let peer = Arc::new(Peer {
             last_us: AtomicU64::new(self.now_us()),
@@ -74,7 +74,7 @@ impl Connections {
         Registered { connections: self.clone(), id, peer }
     }
 
-    /// Requests that one connection closes: first those that never sent a request, then the one that has been idle
+    /// Asks one connection to close: preferably one that never sent a request, otherwise the one that has been idle
     /// longest.
     pub(crate) fn evict(&self) {
         evict_one(&lock(&self.open));

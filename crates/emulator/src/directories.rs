@@ -18,7 +18,7 @@ use crate::object_metadata::Stamp;
 const MAX_NAMES: usize = 2_000_000;
 
 /// A folder that changed more recently than this is not cached: it may change again within one tick of the file
-/// system's clock, which would not change its stamp.
+/// system's clock, and its stamp would then stay the same.
 const SETTLED: Duration = Duration::from_millis(100);
 
 /// Cache of sorted names by folder. Names of folders end in `/`, so that they sort in the same order as keys.

@@ -110,7 +110,7 @@ pub(crate) async fn receive(
         while let Some(chunk) = body.next().await {
             match chunk {
                 Ok(bytes) => {
-                    // The receiver is closed only after an error of the writer, which is returned below.
+                    // The receiver is closed only after an error of the writer; that error is returned below.
                     if sender.send(bytes).await.is_err() {
                         break;
                     }

@@ -218,8 +218,7 @@ async fn accept(listener: TcpListener, front: Arc<FrontHandle>, mut stopped: wat
             _ = stopped.changed() => return,
         };
         let Ok((stream, _)) = accepted else {
-            // Probably the process has no free file descriptor: request that a connection closes, and retry after a
-            // pause.
+            // Probably the process has no free file descriptor: ask a connection to close, and retry after a pause.
             connections.evict();
             tokio::time::sleep(Duration::from_millis(20)).await;
             continue;

@@ -32,7 +32,7 @@ const JOINING: u8 = 0;
 const RUNNING: u8 = 1;
 /// Maximum wait for other processes to join. Joining takes milliseconds.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
-/// If a record of another machine does not change for this long, its process is dead.
+/// If a record of another machine does not change for this long, its process counts as dead.
 const BEAT_TIMEOUT: Duration = Duration::from_secs(2 * HEARTBEAT.as_secs() + 2);
 /// Maximum size of the launch file's JSON; a larger file is not Penstock's.
 const MAX_CONTENT: usize = 1 << 20;

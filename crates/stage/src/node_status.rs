@@ -23,7 +23,7 @@ use crate::ofd_lock::{Mode, is_locked, try_lock};
 use crate::status_record::{FOLDER, HEARTBEAT, Identity, LOOK, Process, Record, State, WireError, read_record};
 use crate::summary::Summary;
 
-/// If a leader was seen alive and its lock has then been free for this long, the leader is dead.
+/// If a leader was seen alive and its lock has then been free for this long, the leader counts as dead.
 const DEAD_AFTER: Duration = Duration::from_secs(2);
 
 /// Leader of a node: holds the stage's own folder below a destination, the node's lock, and the heartbeat task.

@@ -253,7 +253,7 @@ fn is_own_name(part: &[u8]) -> bool {
     folded.take(OWN_PREFIX.len()).eq(OWN_PREFIX.iter().map(|byte| char::from(*byte)))
 }
 
-/// Returns the reason if a name could lead outside the folder, or is invalid in it.
+/// Returns an error with the reason if a name could lead outside the folder, or is invalid in it.
 fn check_name(bytes: &[u8]) -> std::result::Result<(), String> {
     let no = |reason: &str| Err(reason.to_owned());
     if bytes.is_empty() {

@@ -123,7 +123,7 @@ impl SourceReader {
     pub async fn whole(&self, entry: &Entry, bytes: &mut Vec<u8>) -> Result<Result<Meta>> {
         let mut got = self.get(entry, ByteRange::WHOLE).await?;
         bytes.clear();
-        // Only a store without ranges reaches this point with more than one part, and its listed size may be wrong.
+        // An object above one part is read here only if its store has no ranges; its listed size may then be wrong.
         bytes.reserve(entry.size.min(PART_BYTES) as usize);
         loop {
             match self.next(&mut got).await {

@@ -42,7 +42,7 @@ pub enum Replace {
     Existing(Proof),
 }
 
-/// A locked file in an open folder, which only this process may change until the value is dropped.
+/// A locked file in an open folder. Only this process may change the file until the value is dropped.
 #[derive(Debug)]
 pub struct OwnedFile {
     file: File,

@@ -316,7 +316,7 @@ pub(crate) fn only<R>(select: &KeyFilter, mut records: Vec<R>, place: &str, targ
     }
 }
 
-/// Returns selected file names in the folder that have no record: the first ones, and the total number. Does not follow
+/// Returns the selected files in the folder that have no record: the first names, and the total number. Does not follow
 /// links; treats an unreadable folder as empty.
 fn unexpected(dest_dir: &DestDir, records: &[Record], select: &KeyFilter) -> Result<(Vec<String>, u64)> {
     let root = dest_dir.path();

@@ -287,7 +287,7 @@ fn problem_of(entry: &Entry, meta: &Meta) -> Problem {
     }
 }
 
-/// Returns selected objects in the destination that no manifest lists: the first ones, and the total number.
+/// Returns the selected objects in the destination that no manifest lists: the first names, and the total number.
 async fn unexpected(
     to: &Target,
     records: &[Record],

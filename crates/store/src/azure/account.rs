@@ -130,7 +130,7 @@ impl Account {
                 return Err(Error::config("AZURE_STORAGE_ACCOUNT", problem));
             }
         };
-        // The errors do not contain the URL until it is certain that it has no password in it.
+        // Errors may contain the URL only after the check that the URL has no password.
         let bad = |problem: &str| Error::config("AZURE_STORAGE_ENDPOINT", problem);
         let uri: Uri = endpoint.parse().map_err(|_| bad("not a valid URL"))?;
         let authority = uri.authority().ok_or_else(|| bad("the URL has no host"))?;

@@ -3,8 +3,8 @@
 //! completes the object.
 //!
 //! Google ignores bytes that it has already stored and returns the stored size. A part can therefore be sent again
-//! without a query of the upload status first. The last part is sent with the CRC-32C of the whole object, which is
-//! compared with the response.
+//! without a query of the upload status first. The last part is sent with the CRC-32C of the whole object. This CRC is
+//! also compared with the CRC in the response.
 
 use async_trait::async_trait;
 use base64::Engine;

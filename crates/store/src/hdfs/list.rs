@@ -19,7 +19,7 @@ struct Walk {
     prefix: Key,
     after: Option<Key>,
     deadline: Deadline,
-    /// Remaining entries of each open folder, from the first to the current one. The entries are in reverse order.
+    /// Remaining entries of each open folder, from the outermost to the current one. The entries are in reverse order.
     folders: Vec<Vec<(Key, FileStatus)>>,
 }
 

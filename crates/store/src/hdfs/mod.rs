@@ -86,7 +86,7 @@ impl Hdfs {
     pub fn new(authority: &str, settings: &HdfsSettings, metrics: Arc<Metrics>) -> Result<Self> {
         let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | ':' | '[' | ']');
         if !authority.chars().all(is_plain) {
-            // The error does not contain the URL, because it may contain a password.
+            // The error does not contain the URL, because the URL may contain a password.
             return Err(Error::config("url", "hdfs:// must be followed by host:port or a name service"));
         }
         let root = Url { scheme: Scheme::Hdfs, authority: authority.to_owned(), key: Key::default() };
@@ -164,7 +164,7 @@ impl Cluster {
             }
         };
         if is_forked {
-            // hdfs-native caches connections in a process-wide table. Wait until those of the parent have expired.
+            // hdfs-native caches connections in a process-wide table. Wait until the parent's connections have expired.
             tokio::time::sleep(POOL_TTL).await;
         }
         let clients = Clients { process, runtime, fast: self.build(IDLE_TIMEOUT)?, slow: self.build(SLOW_TIMEOUT)? };

@@ -35,11 +35,11 @@ use crate::{
     Capabilities, GetResult, ListStream, Meta, MultipartStore, ObjectRef, PutOptions, Store, Version, http_date,
 };
 
-/// Header of the content hash of a file, which the Hub adds to its redirect.
+/// Header with the content hash of a file; the Hub adds this header to its redirect.
 const LINKED_ETAG: &str = "x-linked-etag";
-/// Header of the size of a file, which the Hub adds to its redirect.
+/// Header with the size of a file; the Hub adds this header to its redirect.
 const LINKED_SIZE: &str = "x-linked-size";
-/// Maximum size in bytes of the description of a revision, which lists all files of the dataset.
+/// Maximum size in bytes of the description of a revision. The description lists all files of the dataset.
 const REVISION_LIMIT: usize = 64 << 20;
 /// Time for which the target of a redirect is reused. The Hub's signatures are valid for an hour.
 const REUSED: Duration = Duration::from_secs(600);

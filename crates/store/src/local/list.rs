@@ -22,7 +22,7 @@ struct Walk {
     store: Local,
     prefix: Key,
     after: Option<Key>,
-    /// Open folders from the first to the current one, each with its remaining names in reverse order.
+    /// Open folders from the outermost to the current one, each with its remaining names in reverse order.
     folders: Vec<Folder>,
     began: bool,
 }

@@ -38,7 +38,7 @@ impl Endpoint {
             let shown = format!("https://{authority}");
             return Ok(Self { scheme: "https", authority, base, region, shown });
         };
-        // The errors do not contain the URL until it is certain that it has no password in it.
+        // Errors may contain the URL only after the check that the URL has no password.
         let bad = |problem: &str| Error::config("AWS_ENDPOINT_URL", problem);
         let uri: Uri = url.parse().map_err(|_| bad("not a valid URL"))?;
         let authority = uri.authority().ok_or_else(|| bad("the URL has no host"))?;

@@ -180,7 +180,7 @@ pub(crate) fn header_of(what: &str, text: &str) -> Result<HeaderValue> {
 /// Parses the URL of an endpoint in the setting `what`, and returns its scheme and host. Plain HTTP is allowed to this
 /// machine, and to other machines if `allows_http` is set.
 pub(crate) fn origin(what: &str, url: &str, allows_http: bool) -> Result<String> {
-    // The errors do not contain the URL until it is certain that it has no password in it.
+    // Errors may contain the URL only after the check that the URL has no password.
     let bad = |problem: &str| Error::config(what, problem);
     let uri: Uri = url.parse().map_err(|_| bad("not a valid URL"))?;
     let authority = uri.authority().ok_or_else(|| bad("the URL has no host"))?;
@@ -224,8 +224,7 @@ pub(crate) fn is_metadata(host: &str) -> bool {
     }
 }
 
-/// Deletes keys with one request each, some of them concurrently. A missing key is not an error, but a missing `root`
-/// is.
+/// Deletes keys with one request each, several at a time. A missing key is not an error, but a missing `root` is.
 pub(crate) async fn delete_each<T, F>(keys: &[Key], root: &str, delete: impl Fn(Key) -> F) -> Result<()>
 where
     F: Future<Output = Result<T>>,

@@ -62,7 +62,7 @@ impl Web {
     /// Creates the store of a host without sending a request. Returns a `Config` error for an invalid host or a URL
     /// that contains a password.
     pub fn new(url: &Url, metrics: Arc<Metrics>) -> Result<Self> {
-        // The errors do not contain the URL until it is certain that it has no password in it.
+        // Errors may contain the URL only after the check that the URL has no password.
         let bad = |problem: &str| Error::config("url", problem);
         let authority: Authority = url.authority.parse().map_err(|_| bad("the URL has no host"))?;
         if authority.as_str().contains('@') {

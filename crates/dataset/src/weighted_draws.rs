@@ -2,8 +2,9 @@
 //! Weighted draws: the samples of an epoch, drawn in proportion to weights, and read window by window.
 //!
 //! Systematic sampling (Madow 1949): the weights form one line, in an order that is random in each epoch. Each of the
-//! equidistant points on this line draws the sample that it lies on. So an epoch has an exact length, a sample's number of
-//! draws is its exact share rounded down or up, and the mean over epochs is the exact share.
+//! equidistant points on this line draws the sample that it lies on. Therefore, an epoch has an exact length, and a
+//! sample's number of draws is its exact share rounded down or up. Its mean number of draws over epochs is the exact
+//! share.
 //!
 //! An epoch consists of passes over the objects, each in its own order. Pass r of R has every R-th point, from point r
 //! on. An object's draws in a pass lie in one shuffle window, so that the object is read once for all of them. The

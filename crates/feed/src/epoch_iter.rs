@@ -24,7 +24,7 @@ pub struct Delivered {
     pub rows: usize,
     /// One column per field, in order. With a padded tail, the last column holds the weights.
     pub columns: Vec<Column>,
-    /// Position in the epoch after this batch, which is the same on every rank. For an unindexed epoch, it is a packed
+    /// Position in the epoch after this batch; the same on every rank. In an unindexed epoch, the packed
     /// [`super::Position`] of this rank.
     pub cursor: u64,
     /// Position of each row in the sample order, for planned batches. In other batches, positions are consecutive.
@@ -44,7 +44,7 @@ pub enum Next {
 
 /// State of an epoch, shared by the consumer, the runtime's tasks and the decoding threads.
 pub trait EpochSource: Send + Sync + 'static {
-    /// True if [`EpochSource::take`] would return this batch at once.
+    /// True if [`EpochSource::take`] would return this batch without waiting.
     fn is_ready(&self, number: u64) -> bool;
     /// Waits at most `timeout` for this batch. Returns it with the timing trace of its last rows.
     fn take(&self, number: u64, timeout: Duration) -> Result<(Next, Option<Trace>)>;

@@ -2,10 +2,10 @@
 //! Epoch prefetch: fetches the first objects of the next epoch while the current one ends, so that the next epoch does
 //! not start by waiting for the store.
 //!
-//! Owns the data fetched between two epochs. Only the expected next epoch uses it; any other epoch drops it, so no
-//! position, state or order depends on it. The prefetched bytes are limited in two ways. They are at most a share of
-//! the bytes read in this epoch, so that a job that stops here has paid for little unused data. They also fit in the
-//! memory that the next epoch can spare.
+//! Owns the data fetched between two epochs. Only the expected next epoch uses the data; any other epoch drops it, so
+//! no position, state or order depends on a prefetch. The prefetched bytes are limited in two ways. They are at most a
+//! share of the bytes read in this epoch, so that a job that stops here has paid for little unused data. They also fit
+//! in the memory that the next epoch can spare.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -311,7 +311,7 @@ impl Feed {
             need,
             budget: memory_bytes,
         })?;
-        // With too little memory for the chunks that blocks share, some of them are read more than once in a window.
+        // If memory is too small for the chunks that blocks share, some chunks are read more than once in a window.
         let kept_chunks = shared_all.min(rest / 2);
         for (source, bytes) in sources.iter().zip(shared) {
             let share = u128::from(kept_chunks) * u128::from(bytes) / u128::from(shared_all.max(1));

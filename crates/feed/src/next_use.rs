@@ -118,8 +118,7 @@ impl NextUse {
 
     /// Records that the run of `epoch` has reached the position `front`.
     pub fn reached(&self, epoch: u64, front: u64) {
-        // If two runs were active at once, the only effect would be a poor choice of entries to evict. A loader has one
-        // run.
+        // A loader has one run. Two runs at the same time would only cause a poor choice of entries to evict.
         self.epoch.store(epoch, Ordering::Relaxed);
         self.front.store(front, Ordering::Relaxed);
     }

@@ -152,7 +152,7 @@ impl PartialCounts {
         }
     }
 
-    /// Ends the current scan. If none runs, the next one ends at once.
+    /// Ends the current scan. If no scan is running, the next one ends immediately.
     pub fn stop(&self) {
         self.stopped.notify_one();
     }

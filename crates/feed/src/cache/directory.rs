@@ -36,7 +36,7 @@ pub(super) struct Folder {
     _users: File,
 }
 
-/// Exclusive lock for writing one entry. Other writers of this entry wait until it is dropped.
+/// Exclusive lock for writing one entry. Other writers of this entry wait until the lock is dropped.
 #[derive(Debug)]
 pub(super) struct EntryLock {
     part: OwnedFile,

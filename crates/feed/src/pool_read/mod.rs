@@ -145,8 +145,8 @@ struct ObjectState {
 }
 
 impl ObjectState {
-    /// Timeout of an engine request for this object. It is longer for several copies, because the engine tries one
-    /// after the other.
+    /// Timeout of an engine request for this object. It is longer if the object has several copies, because the engine
+    /// tries them one after another.
     fn timeout(&self) -> Duration {
         match self.nodes.as_ref().map(Vec::len) {
             Some(0 | 1) => Duration::from_secs(2),

@@ -32,7 +32,7 @@ __all__ = ["Summary", "default_box_mpc", "generate", "sample_name", "universe"]
 Codec = Literal["gzip", "zstd", "none"]
 _SUFFIX: dict[str, str] = {"gzip": ".gz", "zstd": ".zst", "none": ""}
 _CUBES_PER_SIDE = {1: 1, 8: 2, 64: 4}
-_LEVEL = 6  # zlib's default, as used by `gzip`, for the compression ratio of the published set
+_LEVEL = 6  # default of zlib and `gzip`, which gives the compression ratio of the published set
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,9 @@ class Summary:
 def default_box_mpc(voxels: int) -> float:
     """Default side of a sample's box, Mpc/h at H_0 = 70: 4 per voxel, and at least 192.
 
-    Source: docs/decisions/0302-box.md. If a voxel is smaller than about 2 Mpc/h, orbits cross in second-order theory,
-    and the variance no longer grows from z = 0.5 to z = 0. If the box is smaller than about 190 Mpc/h, it has too few
-    modes to determine Omega_m. `box_mpc=128` with 128 voxels gives the published voxel size of 1 Mpc/h.
+    Source: docs/decisions/0302-box.md. With voxels below about 2 Mpc/h, orbits cross in second-order theory, and the
+    variance no longer grows from z = 0.5 to z = 0. A box below about 190 Mpc/h has too few modes to determine Omega_m.
+    `box_mpc=128` with 128 voxels gives the published voxel size of 1 Mpc/h.
     """
     return max(192.0, 4.0 * voxels)
 
@@ -80,8 +80,8 @@ def universe(
         index: Number of the universe for this seed.
         seed: Seed of the dataset.
         voxels: Side of a cube.
-        box_mpc: Side of a cube's box, Mpc/h at H_0 = 70. It is fixed in Mpc, as in the published simulations, so the
-            side in Mpc/h is proportional to H_0.
+        box_mpc: Side of a cube's box, Mpc/h at H_0 = 70. The side in Mpc is the same for all universes, as in the
+            published simulations, so the side in Mpc/h is proportional to H_0.
         cubes_per_universe: 1, 8 or 64.
 
     Returns:
@@ -126,7 +126,8 @@ def generate(
         seed: Seed of parameters and phases.
         box_mpc: Side of a sample's box, Mpc/h at H_0 = 70; `default_box_mpc` if None.
         cubes_per_universe: 1, 8 or 64 samples cut from one simulation, as the published set cuts 64.
-        first_universe: Number of the first universe. A validation set can start where the training set ends.
+        first_universe: Number of the first universe. A validation set can begin with the universe after those of the
+            training set.
         compress: "gzip", "zstd" or "none".
         workers: Number of threads; by default one per processor. Does not change the bytes.
         progress: Called with (bytes stored, samples done) after each sample.

@@ -2,9 +2,9 @@
 """A universe in a box: linear power spectrum, Gaussian field, second-order Lagrangian displacement, particle counts.
 
 Owns the physics only; `penstock.datasets.cosmoflow` writes the files. One core computes a 128³ x 4 volume in about a
-second; the N-body pipeline of the published set needs core-minutes. The cost is fidelity: Lagrangian perturbation
-theory is valid only until orbits first cross, so haloes do not collapse and power below a few Mpc/h is too low.
-Large-scale clustering, its growth and the statistics of counts are right.
+second; the N-body pipeline of the published set needs core-minutes. But the volumes are less realistic: Lagrangian
+perturbation theory is valid only until orbits first cross, so haloes do not collapse, and power below a few Mpc/h is
+too low. Large-scale clustering, its growth and the statistics of counts are correct.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def linear_power(k: NDArray[np.float64], cosmology: Cosmology) -> NDArray[np.flo
     shape = grid**cosmology.n_s * _transfer(grid, cosmology) ** 2
     x = 8.0 * grid
     top_hat = 3 * (np.sin(x) - x * np.cos(x)) / x**3
-    integrand = grid**3 * shape * top_hat**2 / (2 * np.pi**2)  # over ln k
+    integrand = grid**3 * shape * top_hat**2 / (2 * np.pi**2)  # integration over ln k
     variance = float(np.sum((integrand[1:] + integrand[:-1]) / 2 * np.diff(np.log(grid))))
     amplitude = cosmology.sigma_8**2 / variance
     safe = np.where(k > 0, k, 1.0)
@@ -162,7 +162,7 @@ def volume(cosmology: Cosmology, voxels: int, box_mpc_per_h: float, rng: np.rand
 
     to_voxels = np.float32(n / box_mpc_per_h)
     start = np.arange(n, dtype=np.float32)
-    # A gradient at the Nyquist frequency has no defined sign, so that frequency is set to zero, as is usual.
+    # The gradient at the Nyquist frequency has no defined sign, so set it to zero, as is usual.
     first = [back(-1j * _without_nyquist(k[i], n, i) * potential) * to_voxels for i in range(3)]
     second = [back(1j * _without_nyquist(k[i], n, i) * potential_2) * to_voxels for i in range(3)]
 

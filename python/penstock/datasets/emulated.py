@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Generator of files in DLIO's formats, in the published sizes of a storage workload.
 
-The content is noise, because no program uses it. The compression ratio is a setting: with an unrealistic ratio, a store
-or file system that compresses would look too good or too bad.
+The content is noise, because benchmarks do not interpret it. The compression ratio is a setting: with an unrealistic
+ratio, a store or file system that compresses would look too good or too bad.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def generate(
             "png".
         record_bytes, record_deviation_bytes: Mean and standard deviation of a record's size; for an image, of its
             pixel bytes.
-        compresses: Approximate gzip ratio of the records; 1 is noise. Not for images.
+        compresses: Approximate gzip ratio of the records; 1 means incompressible noise. Not for images.
         progress: Called with (bytes stored, files done) after each file.
 
     Raises:
@@ -83,8 +83,7 @@ def generate(
     stored = 0
     for i, name in enumerate(names):
         rng = np.random.default_rng([seed, i])
-        # DLIO draws the side of a square record at random, not its size in bytes. We do the same, to get the same
-        # sizes.
+        # Like DLIO, draw the side of a square record at random instead of the size in bytes, to get the same sizes.
         side = record_bytes**0.5
         spread = record_deviation_bytes / (2 * side)
         sides = [max(1, int(n)) for n in (rng.normal(side, spread, 2) if spread else (side, side))]
@@ -97,7 +96,9 @@ def generate(
 
 
 def _noise(rng: np.random.Generator, size: int, compresses: float) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Bytes of which 1 / `compresses` are noise and the rest zeros, in runs long enough for any codec to compress."""
+    """Bytes of which a share of 1 / `compresses` is noise and the rest zeros. The runs of zeros are long enough for any
+    codec.
+    """
     block = np.zeros(size, np.uint8)
     run = 1024
     for start in range(0, size, run):

@@ -17,7 +17,9 @@ SHAPES = ("disc", "square", "triangle", "ring", "cross", "star", "crescent", "ba
 TEXTURES = tuple(f"{width} stripes at {22.5 * turn:g} degrees" for width in ("broad", "narrow") for turn in range(8))
 COMBINATIONS = len(HUES) * len(SHAPES) * len(TEXTURES)
 MAX_CLASSES = 1000
-"""As in ImageNet; fewer than `COMBINATIONS`, so that a label out of range has a class folder, too."""
+"""Maximum number of classes, as in ImageNet. It is below `COMBINATIONS`, so that a label out of range has a class
+folder, too.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +30,17 @@ class ImageClass:
 
     @property
     def hue(self) -> int:
-        """Index into `HUES`."""
+        """Index of the colour in `HUES`."""
         return self.number % 8
 
     @property
     def shape(self) -> int:
-        """Index into `SHAPES`."""
+        """Index of the shape in `SHAPES`."""
         return (self.number + self.number // 8) % 8
 
     @property
     def texture(self) -> int:
-        """Index into `TEXTURES`."""
+        """Index of the texture in `TEXTURES`."""
         return (5 * (self.number % 8) + 3 * (self.number // 8 % 8) + self.number // 64) % 16
 
     @property

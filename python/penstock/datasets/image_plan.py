@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plan of a generated image dataset: its shards, labels, names and broken images, as pure functions of its settings.
 
-Writes nothing. Each image depends only on the settings and its number, so that any process can write any shard.
+Writes nothing. An image depends only on the settings and on its number, so any process can write any shard.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MLPerf Storage's ResNet-50 (114,660 bytes)."""
 BROKEN_KINDS = ("truncated", "not a JPEG", "empty", "label out of range")
 _SHARD_BYTES = 128 << 20
 _MIN_SHARDS = 8  # so that a small dataset occupies several processes, and has shards to shuffle
-_MAX_SHARDS = 99_999  # of a split, in the five digits of a TFRecord shard's name
+_MAX_SHARDS = 99_999  # per split: names of TFRecord shards have five digits
 _FOLDER_TASK = 250  # images
 _MIN_BITS, _MAX_BITS = 0.6, 8.0  # per pixel, of the median image
 
@@ -54,13 +54,13 @@ class ImageSpec:
         images: Number of different images for training.
         validation: Number of images for validation.
         classes: Number of classes, 1 to 1000. Labels are balanced.
-        shards: Number of training shards of one copy. The default depends only on the other settings.
+        shards: Number of training shards of one copy. The default is computed from the other settings.
         format: "tfrecord", "tar" or "folder".
         width, height: Nominal size in pixels; see `image_scenes` for the sizes around it.
         median_bytes: Median size of a JPEG.
         sigma: Standard deviation of the logarithm of a JPEG's size.
-        replicate: Number of copies of each training image, with a name of its own for each copy.
-        broken: Number of training images that are broken on purpose, in turn as in `BROKEN_KINDS`.
+        replicate: Number of copies of each training image, each with its own name.
+        broken: Number of training images that are broken on purpose. The kinds of `BROKEN_KINDS` alternate.
 
     Raises:
         ConfigError: A setting is invalid.
@@ -180,7 +180,7 @@ class ImageSpec:
         return name if copy == 0 else f"{name}_copy{copy}"
 
     def label(self, split: Split, image: int) -> int:
-        """Stored label, from 0. It equals `classes` if the image has a label out of range on purpose."""
+        """Stored label, counted from 0. For an image with a label out of range on purpose, it is `classes`."""
         if self.broken_kind(split, image) == "label out of range":
             return self.classes
         return self.class_of(split, image).number
@@ -195,11 +195,11 @@ class ImageSpec:
         return dict(sorted(kinds.items()))
 
     def broken_kind(self, split: Split, image: int) -> str | None:
-        """One of `BROKEN_KINDS`, or None."""
+        """Kind of a broken image, from `BROKEN_KINDS`; None for an intact image."""
         return self.broken_images.get(image) if split == "train" else None
 
     def generator(self, split: Split, image: int) -> np.random.Generator:
-        """Source of the choices of an image."""
+        """Random generator for the choices of an image."""
         return np.random.default_rng([self.seed, _SPLIT_SEED[split], image])
 
 

@@ -31,25 +31,25 @@ _MASK = 192
 MAX_ENLARGEMENT = 1.6
 """Largest side of an image, relative to the larger side of the nominal size."""
 
-# Contrast of the background in grey levels. Photographs differ in detail; a high contrast gives a large file at equal
+# Contrasts of the background in grey levels. Like detail in photographs, a high contrast gives a large file at equal
 # quality.
 _CONTRASTS = (16, 26, 37, 49, 62)
 _QUALITIES = (30, 50, 65, 75, 83, 89, 93, 96, 98)
 _MIN_QUALITY, _MAX_QUALITY = 25, 99
 _CALIBRATION_SCENES = 3
-_SIZE_TOLERANCE = 0.08  # of the logarithm of the size; a second encoding costs about 1 ms
+_SIZE_TOLERANCE = 0.08  # in the logarithm of the size; a larger error costs a second encoding, about 1 ms
 _HEADER_BYTES = 600  # quantization and Huffman tables, which do not depend on the pixels
 
-# Short side relative to the nominal one, and the probability. At 500 x 400 they give the common sizes of ImageNet:
-# 500 x 375 (4:3), 500 x 400, 500 x 333 (3:2), 500 x 500 and 500 x 281 (16:9).
+# (short side relative to the nominal short side, probability). With a nominal size of 500 x 400, these give the common
+# sizes of ImageNet: 500 x 375 (4:3), 500 x 400, 500 x 333 (3:2), 500 x 500 and 500 x 281 (16:9).
 _ASPECTS = ((0.9375, 0.55), (1.0, 0.20), (0.8325, 0.15), (1.25, 0.06), (0.7025, 0.04))
 _PORTRAIT = 0.25
 _EXIF = 0.20
 _FULL_CHROMA = 0.10  # 4:4:4 instead of 4:2:0
 _GREY = 0.02  # about as frequent as in ImageNet
-_CMYK = 0.002  # more frequent than in ImageNet (22 of 1.28 million), so that a small dataset contains one
-# A file whose size is within this factor of the median has the nominal long side, as most photographs of ImageNet
-# have. Larger and smaller files have more and fewer pixels.
+_CMYK = 0.002  # more frequent than in ImageNet (22 of 1.28 million), so that small datasets contain some
+# Images whose file size differs from the median by at most this factor have the nominal long side, like most
+# photographs in ImageNet. Larger files have more pixels, and smaller files have fewer.
 _NOMINAL_RATIO = 1.5
 
 
@@ -106,7 +106,8 @@ class Library:
         log_bits = math.log(max(size_bytes - _HEADER_BYTES - len(exif), 64.0) * 8 / (width * height))
         background = int(_FIELDS * u[6])
         log_bits -= self._kinds[kind] + self._backgrounds[background]
-        # The quality varies, as among cameras and web sites. The contrast whose quality comes closest is used.
+        # The wanted quality varies, as it does among cameras and web sites. Use the contrast that gives the file size
+        # at the closest quality.
         quality_wanted = 80 + 19 * u[5]
         qualities = [float(np.interp(log_bits, bits, self._quality_axis)) for bits in self._log_bits]
         level = min(range(len(_CONTRASTS)), key=lambda i: abs(qualities[i] - quality_wanted))
@@ -158,7 +159,7 @@ class Library:
             chroma.append(plane)
         planes = (luma, *chroma)
         side = min(width, height)
-        # A small object of another class: a model must find the larger one.
+        # Draw a smaller object of another class, so that a model must find the larger one.
         if u[3] < 0.5:
             other = ImageClass(int(u[4] * MAX_CLASSES))
             self._draw_object(rng, planes, other, side * (0.1 + 0.12 * float(u[5])), contrast)
@@ -196,15 +197,15 @@ class Library:
         radius = 32 + 24 * float(u[5])
         for plane, part in zip(planes[1:], (math.cos(angle), math.sin(angle)), strict=True):
             here = plane[box]
-            # Half of the background's variation remains, as reflections of the surroundings do.
+            # Keep half of the background's variation, like reflections of the surroundings.
             np.copyto(here, ((here - np.int16(128)) >> 1) + np.int16(128 + radius * part), where=mask)
         return left / width, top / height, (left + d) / width, (top + d) / height
 
     def _calibrate(self) -> tuple[list[NDArray[np.float64]], dict[str, float], list[float]]:
-        """Measure the logarithm of the bits per pixel at each contrast and quality, and what each kind of JPEG and each
-        background adds to it.
+        """Measure the logarithm of the bits per pixel at each contrast and quality, and the amount that each kind of
+        JPEG and each background adds to this logarithm.
         """
-        # The size of a very small image consists mostly of headers.
+        # Headers dominate the size of very small images, so calibrate with at least 64 x 64 pixels.
         width, height = max(self.width, 64), max(self.height, 64)
 
         def scene(number: int, contrast: int, background: int) -> NDArray[np.uint8]:
@@ -290,7 +291,7 @@ def _mask(shape: int, turn: int) -> Any:
 
 
 def _exif(number: int) -> bytes:
-    """EXIF block of an invented camera. One block in eight states that the camera was turned."""
+    """EXIF block of a fictional camera. One block in eight has the orientation of a rotated camera."""
     exif = Image.Exif()
     exif[0x010F] = "Penstock"  # Make
     exif[0x0110] = f"Camera {number + 1}"  # Model

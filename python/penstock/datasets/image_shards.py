@@ -34,7 +34,8 @@ _COLORSPACE = {"RGB": "RGB", "L": "Grayscale", "CMYK": "CMYK"}
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One image with its names. `label` counts from 0; it is not the number of `of` if the label is wrong on purpose.
+    """One image with its names. `label` counts from 0; it differs from the number of `of` if the label is wrong on
+    purpose.
 
     Attributes:
         key: Unique name without an extension, such as `n00000001_17`.

@@ -140,7 +140,7 @@ def _complete(out: Path, spec: ImageSpec, jobs: int | None, progress: Callable[[
 
 @contextmanager
 def _locked(out: Path) -> Iterator[None]:
-    """Keep other runs out of the folder, by a lock on the folder itself, which leaves no file and ends with the process.
+    """Lock the folder itself against other runs. The lock leaves no file, and ends with the process.
 
     Raises:
         Busy: Another run writes to the folder.
@@ -154,7 +154,7 @@ def _locked(out: Path) -> Iterator[None]:
                 f"{out}: another run writes this dataset", where=str(out), hint="wait for it, or choose another folder"
             ) from None
         except OSError:
-            pass  # NFS does not lock folders; a lock only protects from a mistake
+            pass  # NFS cannot lock folders; the lock only protects against mistakes
         yield
     finally:
         os.close(folder)
@@ -186,7 +186,7 @@ def _prepare(out: Path, spec: ImageSpec) -> dict[str, Any]:
     if manifest is not None:
         _refuse_different(out, manifest["settings"], spec.settings())
     prepare_folder(out, {MANIFEST, *spec.splits} if manifest is not None else set())
-    if manifest is None:  # first, so that a run killed here can be completed, too
+    if manifest is None:  # first, so that this run can be completed if it is killed now
         manifest = _write_manifest(out, spec, [], is_complete=False)
     for split in spec.splits:
         if spec.format != "folder":
@@ -325,7 +325,7 @@ def _write(out: Path, spec: ImageSpec, task: Task) -> Iterator[int]:
 
 
 def _records(spec: ImageSpec, split: Split, image: int, copies: list[int]) -> list[Record]:
-    """Records of the given copies of an image; their pixels are equal."""
+    """Records of the given copies of an image, which have equal pixels."""
     if not copies:
         return []
     from penstock.datasets.image_scenes import library
@@ -350,7 +350,7 @@ def _records(spec: ImageSpec, split: Split, image: int, copies: list[int]) -> li
 # ---------------------------------------------------------------- processes
 
 _shared: dict[str, Any] = {}
-"""What `_begin` received, in a process of the pool."""
+"""Arguments of `_begin`, in a process of the pool."""
 
 
 def _begin(out: Path, spec: ImageSpec, size_bytes: Any, records: Any, stop: Any) -> None:
@@ -372,7 +372,7 @@ def _run(task: Task) -> None:
 def _in_processes(
     out: Path, spec: ImageSpec, tasks: list[Task], processes: int, report: Callable[[int, int], None]
 ) -> None:
-    # Spawned, not forked: the caller may have threads.
+    # Spawn instead of fork, because the caller may have threads.
     context = multiprocessing.get_context("spawn")
     size_bytes, records, stop = context.Value("q", 0), context.Value("q", 0), context.Event()
     pool = ProcessPoolExecutor(processes, context, _begin, (out, spec, size_bytes, records, stop))

@@ -41,8 +41,8 @@ _HEARTBEAT_TIMEOUT_S = 60.0
 # Ranks may make the call at different times: the imports of a training script can take minutes on a busy file system.
 _JOIN_TIMEOUT_S = 600.0
 _FINAL_MESSAGE_S = 10.0
-# Time for the final messages of a rank that fails. It is shorter, because the sender of a signal waits for this rank to
-# end.
+# Time for the final messages of a rank that fails. This is shorter than `_FINAL_MESSAGE_S`, because the sender of a
+# signal waits until this rank ends.
 _FAIL_S = 3.0
 
 
@@ -97,7 +97,7 @@ def everywhere(
         progress: Function that is called about once per second on the job's first rank, with the summed counters of all
             nodes.
         join_timeout_s: Time limit for all ranks to make this call.
-        heartbeat_timeout_s: A leader that sends no heartbeat for this long counts as dead.
+        heartbeat_timeout_s: A leader without a heartbeat for this time counts as dead.
         allow_partial: Return although some objects could not be staged (`summary["failed"]`), instead of raising.
         options: Fields of `StageSpec`: decompress, manifest, timeout_s, ...
 
@@ -185,8 +185,8 @@ def _who() -> dict[str, Any]:
 
 
 def _assign_nodes(who: list[dict[str, Any]]) -> list[list[int]]:
-    """Return the node, number of nodes and local rank of each rank: from the launcher if consistent, otherwise from
-    host names.
+    """Return the node, number of nodes and local rank of each rank. They come from the launcher if its values are
+    consistent, otherwise from host names.
     """
     world = len(who)
     reported = [one["launcher"] for one in who]
@@ -238,8 +238,8 @@ def _together(
 
 
 def _cause(error: BaseException, rank: int) -> BaseException:
-    """Return the error that the other ranks raise: the stage's error unchanged, or RankFailed for a signal that ends
-    this rank.
+    """Return the error that the other ranks raise: the stage's error unchanged, or RankFailed if a signal ends this
+    rank.
     """
     if isinstance(error, PenstockError) and not isinstance(error, KeyboardInterrupt):
         return error

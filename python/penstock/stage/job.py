@@ -38,7 +38,7 @@ __all__ = [
 
 # Interval in seconds at which a waiting Python thread checks for Ctrl-C.
 _LOOK_S = 0.1
-# Time for an interrupted stage to record completed files, and to remove unfinished parts from a store.
+# Maximum time in which an interrupted stage records completed files and removes unfinished parts from a store.
 _GRACE_S = 6.0
 # Old parameter names -> new names. (`inflate` is not deprecated.)
 RENAMED_REQUEST = {"deadline_s": "timeout_s", "give_up_after_s": "retry_timeout_s"}
@@ -164,7 +164,8 @@ def state_folder(source: str, destination: str, journal: str | None = None) -> s
 
 def variables() -> dict[str, str]:
     """Return the environment variables that the core's stores need."""
-    # Pass on only variables that a store may read, and only valid text, because other bytes cannot be a credential.
+    # Pass on only variables that stores use. Values that are not valid text are left out, because they cannot be
+    # credentials.
     wanted = ("AWS_", "PENSTOCK_", "AZURE_", "GOOGLE_", "HADOOP_", "IDENTITY_", "CLOUDSDK_", "HF_")
     exact = (*_OF_THIS_USER, "STORAGE_EMULATOR_HOST", "GCE_METADATA_HOST", "HUGGING_FACE_HUB_TOKEN")
     found = {name: value for name, value in env.read().items() if name.startswith(wanted) or name in exact}
@@ -231,7 +232,7 @@ def index(
     path = None if output is None else Path(output)
     if path is not None and path.is_dir():
         raise ConfigError(f"--output: {path} is a folder", where="--output")
-    if path is not None and not path.parent.is_dir():  # checked before the listing, which may take long
+    if path is not None and not path.parent.is_dir():  # checked first, because the listing can take long
         raise NotFound(f"--output: the folder {path.parent} does not exist", where="--output")
     facts: dict[str, Any] = json.loads(
         _native.index(

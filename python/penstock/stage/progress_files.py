@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exchanges the progress of the nodes of one launch, as one small file per node in a folder that all nodes share.
+"""Exchanges the progress of a launch's nodes through one small file per node, in a folder that all nodes share.
 
 Needs no service and no port, and sends no request to the store. A separate thread reads and writes the files, so a file
-system that hangs does not delay or fail a stage. If the folder is not shared, the first node finds only its own file,
-and reports that. Manages the folder of its launch; never waits for another node.
+system that hangs does not delay a stage or cause an error. If the folder is not shared, the first node finds only its
+own file, and reports this. Never waits for another node.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ COUNTERS = (
 # Maximum number of file writes per second, summed over all nodes.
 _WRITES_PER_S = 50
 _PERIOD_S = 1.0
-# Maximum file size. A file of counters is short, so a longer file is foreign.
+# Maximum file size. A file of counters is short; a longer file belongs to another program.
 _MAX_BYTES = 4096
-# Age in seconds after which a launch's folder is removed as abandoned.
+# Age in seconds from which on a launch's folder counts as abandoned and is removed.
 _OLD_S = 7 * 86400
 _FOLDER = re.compile(r"[0-9a-f]{24}")
 _FILES = r"[0-9]+\.json|\.[0-9]+\.json\.[0-9]+\.[0-9a-f]+|\.[0-9]+\.[0-9]+"
@@ -77,15 +77,19 @@ class SharedProgress:
         self._thread.start()
 
     def post(self, now: Mapping[str, Any]) -> None:
-        """Set the counters to write next. Cheap: only stores a dict."""
+        """Set the counters to write next. This only stores a dict, so it is cheap."""
         self._mine = {name: now.get(name, 0) for name in COUNTERS}
 
     def seen(self) -> dict[int, dict[str, Any]]:
-        """Return the latest counters of each node that has written; for this node, those of its last `post`."""
+        """Return the latest counters of each node: for this node those of its last `post`, for other nodes those in
+        their files.
+        """
         return {**self._seen, self.node: self._mine} if self._mine else dict(self._seen)
 
     def running(self, within_s: float) -> int:
-        """Return the number of other nodes that have not ended and have written within this time."""
+        """Return the number of other nodes that have not ended, and have written their file in the last `within_s`
+        seconds.
+        """
         fresh = time.monotonic() - within_s
         return sum(
             1
@@ -123,8 +127,8 @@ class SharedProgress:
             _clear(self._folder)
 
     def _opened(self) -> OwnedFolder:
-        """Open the folder, and create it if it is missing. It is used through its descriptor, so that a link that
-        replaces it cannot redirect writes.
+        """Open the folder, and create it if it is missing. Access is through the folder's descriptor, so that a link
+        that replaces the folder cannot redirect writes.
         """
         self._folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         return OwnedFolder.made(str(self._folder))
@@ -140,7 +144,7 @@ class SharedProgress:
             if suffix != "json" or not number.isdecimal() or int(number) >= self.nodes or int(number) == self.node:
                 continue
             given: Any = None
-            # An invalid file must not prevent reading the others.
+            # Ignore an invalid file, and read the others.
             with suppress(OSError, ValueError, RecursionError):
                 given = json.loads((held.read(name) or b"")[:_MAX_BYTES])
             if not isinstance(given, dict) or not all(isinstance(given.get(name), int) for name in COUNTERS):
@@ -164,7 +168,7 @@ class SharedProgress:
 
 
 def _clear(folder: Path) -> None:
-    """Remove a launch's folder, but only if it contains nothing but this user's node files."""
+    """Remove a launch's folder, unless it contains anything other than this user's node files."""
     with suppress(OSError):
         remove_flat_folder(str(folder), _FILES)
 

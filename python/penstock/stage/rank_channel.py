@@ -2,9 +2,9 @@
 """Lets the ranks of a running job exchange the state of a stage, over torch's store or MPI messages.
 
 The channel is a star: ranks send to the first rank, and the first rank broadcasts. A reader gets the newest value of a
-kind, or None. Nothing here waits inside a collective operation, because collectives have timeouts (torch's end a job
-after minutes), but a stage may take hours. No call blocks the main thread in native code, where signal handlers cannot
-run. Both libraries are used only if the script has loaded them, and are never imported here.
+kind, or None. This module does not wait inside a collective operation: a stage can take hours, but collectives have
+timeouts (in torch, minutes until the job ends). No call blocks the main thread in native code, where signal handlers
+cannot run. torch and mpi4py are never imported here, and are used only if the script has loaded them.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["RankChannel", "find"]
 
-# Number of calls in this process. It is equal on all ranks, because all ranks make the same calls.
+# Numbers the calls of this process. All ranks make the same calls, so a call has the same number on all ranks.
 _CALLS = count()
-# A store that does not respond for this long counts as dead. A rank that fails has less time to report that.
+# A store that does not respond for `_ANSWER_S` counts as dead. A rank that fails waits only `_FAIL_S`.
 _ANSWER_S = 60.0
 _FAIL_S = 2.0
 
@@ -40,7 +40,7 @@ class RankChannel(Protocol):
     world: int
 
     def meet(self, limit_s: float) -> None:
-        """Wait for the other ranks, if the library requires that all of them join first."""
+        """Wait for the other ranks, if the library requires that all ranks join first."""
 
     def send_to_root(self, kind: str, value: Any) -> None: ...
     def recv_from(self, rank: int, kind: str) -> Any: ...
@@ -48,8 +48,8 @@ class RankChannel(Protocol):
     def recv_broadcast(self, kind: str) -> Any: ...
 
     def fail(self, value: Any) -> None:
-        """Because this rank leaves, end the stage on all ranks with the error `value`, unless the stage has already
-        ended. Takes at most 6 s.
+        """End the stage on all ranks with the error `value`, unless the stage has already ended. Called when this rank
+        fails. Takes at most 6 s.
         """
 
     def failed(self) -> Any:
@@ -98,13 +98,16 @@ class _Torch:
     def __init__(self, distributed: Any) -> None:
         self.rank, self.world = distributed.get_rank(), distributed.get_world_size()
         store = distributed.distributed_c10d._get_default_store()  # noqa: SLF001 - torch has no public name for it
-        # Clone the store, to get a connection that is separate from the script's collectives. torch before 2.6 cannot.
+        # Clone the store to get a connection that is separate from the script's collectives. torch before 2.6 cannot
+        # clone it.
         own = store.clone() if hasattr(store, "clone") else store
         self._store = distributed.PrefixStore(f"penstock/stage/{next(_CALLS)}", own)
         self._worker, self._answer_s = _Worker(), _ANSWER_S
 
     def _ask(self, call: Callable[[], Any]) -> Any:
-        """Call the store. It runs in the process of the first rank or of the launcher, which may have ended."""
+        """Call the store. Raises RankFailed if the process that runs the store (the first rank or the launcher) does
+        not respond.
+        """
         try:
             return self._worker.call(call, self._answer_s)
         except Empty:
@@ -139,15 +142,15 @@ class _Torch:
         self._answer_s = _FAIL_S
         if self.rank == 0:
             _end(self, value)
-        else:  # stores only the first reason of all ranks
+        else:  # only the first rank that fails stores its reason
             self._ask(lambda: self._store.compare_set("failed", "", json.dumps(value)))
 
     def failed(self) -> Any:
         return self._read("failed")
 
     def close(self, limit_s: float) -> None:
-        """Close the channel. The store may run in the first rank's process, so that rank waits until the others have
-        read the result.
+        """Close the channel. The first rank waits until the others have read the result, because its process may run
+        the store.
         """
         until = time.monotonic() + limit_s
         with suppress(RankFailed):
@@ -241,8 +244,8 @@ class _Mpi:
             self._pump()
             self._sent = [request for request in self._sent if not request.Test()]
             time.sleep(0.005)
-        # The communicator is not freed, because that is a collective call and could wait for a failed rank. MPI frees
-        # it at its end.
+        # Do not free the communicator, because that is a collective call, which could wait for a failed rank. MPI frees
+        # the communicator when MPI ends.
 
 
 def find() -> RankChannel | None:

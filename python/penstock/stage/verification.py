@@ -52,7 +52,7 @@ def start_verify(destination: str, **options: Any) -> StageJob:
 
     Raises:
         ConfigError: `quick` was given for a folder, which stores no digests.
-        NotFound: Nothing was staged there, or no file matches. The job raises it.
+        NotFound: Nothing was staged there, or no file matches. The job raises this error, not this function.
     """
     from penstock import _native
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Destination of a write: a local folder or a folder in a store. Objects appear there only whole."""
+"""Destination of a write: a local folder or a folder in a store. Objects appear only when they are complete."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OWN = ".penstock"
 
 _PIECE = 8 << 20
 _MIN_RATE_BYTES_PER_S = 1e6
-"""Rate that sets the time limit of a large upload: one that is slower than this fails."""
+"""Minimum rate of a large upload, which determines its time limit. A slower upload fails."""
 
 
 class Destination:
@@ -60,7 +60,7 @@ class Destination:
         self._timeout_s = timeout_s
         self._files: _native.Files | None = None
         self.stop = threading.Event()
-        """If set, a write that is under way ends with Interrupted."""
+        """If this is set, a write in progress raises Interrupted."""
 
     @property
     def files(self) -> _native.Files:
@@ -109,7 +109,7 @@ class Destination:
             NoSpace, Denied, SystemFault, ServerError: The shard cannot be written. Nothing appears under its name.
             Interrupted: `stop` was set.
         """
-        view = memoryview(data).cast("B")  # the elements of an Arrow buffer are int8
+        view = memoryview(data).cast("B")  # cast, because the elements of an Arrow buffer are int8
         pieces = [view[start : start + _PIECE] for start in range(0, len(view), _PIECE)]
         if self.path is not None:
             self._put_file(self.path / name, pieces)

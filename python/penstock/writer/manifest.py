@@ -34,15 +34,15 @@ def write_manifest(
     specs: dict[str, FieldSpec],
     names: list[str],
 ) -> None:
-    """Check that all shards are there, and write the manifest and the log of record offsets.
+    """Check that all shards exist, and write the manifest and the log of record offsets.
 
     Raises:
         Changed: A shard is missing or has another size than when it was written.
     """
     known = {shard.name: shard for shard in shards}
     listed = at.listed()
-    # Delete surplus shards of an earlier attempt, in which the samples did not end here. Other objects, which may have
-    # appeared during the write, stay.
+    # Delete surplus shards of an earlier attempt that had more samples. Other objects stay, because another program may
+    # have written them meanwhile.
     pattern = shard_names(settings["name"])
     at.delete(name for name in listed if pattern.fullmatch(name) and name not in known)
     for shard in shards:
@@ -72,7 +72,7 @@ def write_manifest(
 
 
 def _merged(shards: list[ShardRecord], field: int) -> dict[str, Any]:
-    """Statistics of a field over all shards: sizes in bytes, and values."""
+    """Return the statistics of a field over all shards: those of sizes in bytes, and those of values."""
     sizes = _merge([shard.statistics[field][0] for shard in shards])
     values = _merge([shard.statistics[field][1] for shard in shards])
     return {"bytes": sizes} | ({"values": values} if values["count"] or values["nan"] else {})

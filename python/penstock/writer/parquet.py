@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Encoder of Parquet, by pyarrow. Samples are collected in columns; a worker thread writes the file of a shard.
 
-Arrays are lists of their elements in C order. A shape that a schema fixes becomes a list of fixed size.
+An array is stored as a list of its elements in C order: a list of fixed size if the schema contains the shape.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 __all__ = ["ParquetEncoder"]
 
 _GROUP_BYTES = 16 << 20
-"""Values of a row group in bytes: a reader decodes the needed columns of a whole group."""
+"""Size of the values of a row group in bytes. A reader always decodes the needed columns of a whole group."""
 
 _LARGE = 1024
-"""Mean size in bytes of the values of a column from which on the column has no dictionary."""
+"""A column whose values have at least this mean size in bytes has no dictionary."""
 
 _MAX_LIST = 2**31 - 1
-"""Elements of a column in one shard: Arrow's offsets have 32 bits."""
+"""Maximum number of elements of a column in one shard, because Arrow's offsets have 32 bits."""
 
 
 class _Column:
@@ -65,8 +65,8 @@ class _Column:
         self.nbytes += size
 
     def arrays(self, rows: int) -> Iterator[pa.Array]:
-        """Yield the column as Arrow arrays of `rows` values each. Values that are copied are copied for one array at a
-        time, because new memory for a whole column would cost more than the copy.
+        """Yield the column as Arrow arrays of `rows` values each. Values are copied for one array at a time, because to
+        allocate memory for the whole column would cost more than the copy.
         """
         starts = range(0, len(self.values), rows)
         if self.field.kind == "array":
@@ -139,7 +139,7 @@ class _Shard:
         return sum(column.nbytes for column in self.columns)
 
     def last_crc32c(self) -> int:
-        """CRC-32C of the last row's values as Python prints them, because a row has no bytes of its own."""
+        """CRC-32C of the `repr` of the last row's values, because Parquet stores no contiguous bytes of a row."""
         return _native.crc32c(ascii([column.last() for column in self.columns]).encode())
 
     def statistics(self) -> Statistics:
@@ -152,10 +152,10 @@ class _Shard:
         rows = max(1, self.records * _GROUP_BYTES // max(self.nbytes, 1))
         fields = [pa.field(column.field.name, _type(column.field)) for column in self.columns]
         schema = pa.schema(fields)
-        # A dictionary of large values only costs time: its limit is 1 MB.
+        # Large values fill the maximum of a dictionary (1 MB) early, so a dictionary would only cost time.
         small = [column.field.name for column in self.columns if column.nbytes < _LARGE * self.records]
         small += [f"{name}.list.element" for name in small]
-        # The default pool of pyarrow spends 0.3 s in each thread that first allocates large buffers.
+        # Not the default pool of pyarrow, because its first large allocation in each thread takes 0.3 s.
         out = pa.BufferOutputStream(pa.system_memory_pool())
         level = level if codec != "none" else None
         with pq.ParquetWriter(out, schema, use_dictionary=small, compression=codec, compression_level=level) as writer:
@@ -189,7 +189,7 @@ class ParquetEncoder:
 
 
 def _size(value: Any) -> int:
-    """Number of bytes of a value that is not an array, with 4 for the offset of each item of a list."""
+    """Number of bytes of a value that is not an array. Each item of a list adds 4 bytes for its offset."""
     if isinstance(value, list):
         return sum(map(_size, value)) + 4 * len(value)
     if isinstance(value, np.ndarray):
@@ -198,7 +198,7 @@ def _size(value: Any) -> int:
 
 
 def _split(value: Any) -> Any:
-    """Return lists of lists whose innermost lists are arrays of one dimension, which pyarrow accepts."""
+    """Convert lists of lists to the form that pyarrow accepts: the innermost lists are one-dimensional arrays."""
     if isinstance(value, list) or (isinstance(value, np.ndarray) and value.ndim > 1):
         return list(map(_split, value))
     return value
@@ -226,7 +226,7 @@ def _of_elements(made: pa.DataType, element: pa.DataType) -> pa.DataType:
 
 
 def _read_type(field: Field) -> pa.DataType:
-    """Type of the column with the elements that a loader reads: numbers, text or bytes."""
+    """Type of the column as a loader reads its elements: as numbers, text or bytes."""
     match field.kind:
         case "bytes":
             return pa.binary()

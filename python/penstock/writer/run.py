@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`penstock.write`: encodes samples in the calling thread, and compresses and stores shards in worker threads.
 
-Memory is bounded: one shard is filled while at most `workers` shards are compressed and sent.
+Memory is limited: one shard is filled while at most `workers` shards are compressed and sent.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Written:
         bytes_stored: Size of the shards.
         skipped: Number of samples that an earlier, interrupted write had stored already.
         fields: Fields with which `penstock.open(url)` reads the samples, by name.
-        left_out: Fields that are stored, but that no loader field can read: arrays of differing shapes in a tar.
+        left_out: Fields that are stored, but that a loader cannot read: arrays of different shapes in a tar.
     """
 
     url: str
@@ -82,31 +82,31 @@ def write(
     sample, or `schema`, determines the fields; all samples must have them. Equal samples and settings give equal bytes.
 
     A shard appears only when it is complete, and the manifest is written last. If a write is interrupted, the same call
-    continues it after the last complete shard: it skips as many samples, and checks that the last skipped one is the
-    same as before.
+    continues after the last complete shard: it skips the samples that are already stored, and checks that the last of
+    them is the same as before.
 
     Args:
         samples: An iterable of dicts, or a function that returns one: `samples(n)` must start at sample n, so that a
             resumed write need not produce the earlier samples again.
         url: A folder: a path, `s3://`, `gs://` or `az://`. It may contain nothing else.
         format: `tfrecord` (tf.Example), `tar` (WebDataset) or `parquet` (needs the extra `parquet`).
-        shard_bytes: A shard ends with the first sample that brings it to this size, before compression.
+        shard_bytes: A shard is complete when it has at least this size, before compression.
         compress: Compression of the shards, `gzip` or `zstd`; in Parquet, of the columns.
         level: Level of the compression; by default 6 for gzip and 3 for zstd. At most 12 for gzip (9 in Parquet), 22 for
             zstd.
         schema: Fields by name: `tensor`, `ragged`, `raw`, `raw_list`, `text` and, in Parquet, `list`. Samples may lack
             a field with a default, or one that is ragged or a list.
-        name: Start of the names of the shards.
+        name: Prefix of the shard names.
         if_exists: For an unfinished write in the folder: `resume` continues it, `error` raises, and `overwrite` deletes
             it. For a complete dataset, `resume` raises too.
         workers: Number of shards that are compressed and sent at the same time; by default the number of cores, at most
-            4. Memory is at most workers + 2 shards, and their compressed copies.
-        timeout_s: Time limit of a request. A shard has 1 second more per MB.
+            4. The write needs memory for at most workers + 2 shards and their compressed copies.
+        timeout_s: Time limit of a request. The upload of a shard gets 1 additional second per MB.
         progress: Called with (samples stored, bytes stored) after each shard, by one worker thread at a time.
 
     Raises:
-        ConfigError: A setting is invalid or differs from that of the unfinished write; the samples disagree, are none,
-            or are other ones than before; or the folder contains other objects.
+        ConfigError: A setting is invalid, or differs from the unfinished write. Samples have different fields, differ
+            from those of the unfinished write, or are missing. Or the folder contains other objects.
         Unsupported: A value has a type that the format cannot store.
         KeyRefused: A key or field name cannot be a name in a tar, or two samples of a shard have the same key.
         PreconditionFailed: The folder contains a complete dataset.
@@ -137,7 +137,8 @@ def run(
     """Run a write; see `write`.
 
     Args:
-        elements: Of a conversion: Arrow types of the elements of some fields in Parquet. Samples may then lack any field.
+        elements: For conversions: Arrow types of the elements of some fields in Parquet. Samples may then lack any
+            field.
     """
     require("penstock.write", "numpy")
     from penstock.writer.encoders import encoder_of
@@ -222,7 +223,7 @@ def _opened(at: Destination, mine: dict[str, Any], if_exists: IfExists) -> tuple
 def _resumed(
     samples: Samples, settings: Settings, fields: Fields | None, whole: list[ShardRecord]
 ) -> Iterator[Mapping[str, Any]]:
-    """Return the samples after those in whole shards. The last skipped one is compared with what was written."""
+    """Return the samples after those in complete shards. The last skipped sample is compared with the stored one."""
     skip = whole[-1].first + whole[-1].samples if whole else 0
     if not skip:
         return iter(samples(0) if callable(samples) else samples)

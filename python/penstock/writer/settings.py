@@ -18,14 +18,16 @@ Compress = Literal["gzip", "zstd"]
 _SUFFIX = {None: "", "gzip": ".gz", "zstd": ".zst"}
 
 Statistics = list[tuple[tuple[int, int, float, float, float], tuple[int, int, float, float, float]]]
-"""For each field, statistics of sizes in bytes and of values: count, number of NaN, minimum, maximum and sum."""
+"""For each field, two sets of statistics, of sizes in bytes and of values: count, number of NaN, minimum, maximum and
+sum.
+"""
 
 KEY = "__key__"
 """Field with the name of a sample in a tar."""
 
 
 def shard_names(name: str) -> re.Pattern[str]:
-    """Pattern of the names of all shards with this start, of any format."""
+    """Pattern of the names of all shards with this prefix, in any format."""
     return re.compile(rf"{re.escape(name)}-\d{{6,}}\.[a-z.]+")
 
 
@@ -52,7 +54,8 @@ class Settings:
         if self.level is not None and self.compress is None:
             raise ConfigError("level: requires compress", where="level")
         if self.level is not None:
-            # libdeflate compresses whole shards, and zlib the columns of Parquet.
+            # libdeflate (up to level 12) compresses whole shards; zlib (up to level 9) compresses the columns of
+            # Parquet.
             least, most = (-7, 22) if self.compress == "zstd" else (1, 9) if self.format == "parquet" else (0, 12)
             if not least <= as_int("level", self.level) <= most:
                 raise ConfigError(
@@ -83,5 +86,5 @@ class Settings:
         return f".{self.format}" + ("" if self.format == "parquet" else _SUFFIX[self.compress])
 
     def shard_name(self, number: int) -> str:
-        """Name of a shard. The number of shards is not in it, because it is known only at the end."""
+        """Name of a shard. The name does not contain the number of shards, because this is known only at the end."""
         return f"{self.name}-{number:06d}{self.suffix}"

@@ -113,8 +113,7 @@ impl BatchBy {
     /// Creates the rule for a sampler. `lengths` has one element per dataset: the lengths of all of its samples in
     /// stored order. `window` is the number of samples that are planned together; by default, 131,072 or more.
     ///
-    /// Returns an error if the rule is inconsistent, or if a dataset's number of lengths differs from its number of
-    /// samples.
+    /// Returns an error if the rule is inconsistent, or if a dataset does not have exactly one length per sample.
     pub fn new(
         rule: BatchRule,
         course: Sampler,

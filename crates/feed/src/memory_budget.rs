@@ -38,8 +38,7 @@ impl MemoryBudget {
         self.pages.available_permits() as u64 * PAGE
     }
 
-    /// Waits until `bytes` bytes are free, and reserves them. Returns an error immediately if the whole budget is
-    /// smaller.
+    /// Waits until `bytes` bytes are free, and reserves them. Returns an error immediately if the budget is smaller.
     pub async fn reserve(&self, what: &str, bytes: u64) -> Result<Reservation> {
         if bytes == 0 {
             return Ok(Reservation(None));

@@ -25,8 +25,7 @@ use penstock_dataset::record_offsets::StagedOffsets;
 /// Maximum number of concurrent requests for trailers.
 pub(super) const TRAILERS_IN_FLIGHT: usize = 64;
 
-/// Number of bytes first read from the end of a table for its row count. Enough for the footer of a few hundred column
-/// chunks.
+/// Number of bytes first read from the end of a table for its row count: enough for a few hundred column chunks.
 const END: u64 = 64 << 10;
 
 /// Number of bytes first read from the start of a group of rows.

@@ -137,8 +137,7 @@ mod tests {
         shared.set_capacity(20);
         let first = shared.claim(&block(&[0, 10])).unwrap();
         assert_eq!(reads(&first), [true, true]);
-        // The chunk at 10 is reused, so its claim is newer than that of the chunk at 0. The chunk at 20 displaces the
-        // latter.
+        // The chunk at 10 is reused, so the chunk at 0 has the oldest claim, and the chunk at 20 displaces it.
         let second = shared.claim(&block(&[10, 20])).unwrap();
         assert_eq!(reads(&second), [false, true]);
         let third = shared.claim(&block(&[10, 0])).unwrap();

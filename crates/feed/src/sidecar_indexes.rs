@@ -240,7 +240,7 @@ fn note(notes: &mut Vec<String>, text: String) {
 }
 
 /// Returns the positions of a tar's samples from a DALI index. Each sample starts where the previous one ends, because
-/// the index omits folders and long names. Returns an error if a gap is larger than these can be.
+/// the index omits folders and long names. Returns an error if a gap is too large for folders and long names.
 fn tar_spans(text: &[u8], size: u64, place: &str) -> Result<Vec<Span>> {
     let samples = parse_tar_index(text, size, place)?;
     let mut spans = Vec::with_capacity(samples.len());

@@ -327,8 +327,7 @@ impl Blocks {
         sizes.into_iter().try_fold(0u64, |all, size| all.checked_add(size.checked_mul(times)?))
     }
 
-    /// Positions of a block's records in its decoded bytes. Patches may overlap, so the span of each is the whole
-    /// block.
+    /// Positions of a block's records in its decoded bytes. Patches may overlap, so each span is the whole block.
     pub fn spans(&self, number: u64, content: &[u8], spans: &mut Vec<Span>) {
         let block = &self.blocks[number as usize];
         let (len, step) = match &block.extent {

@@ -77,8 +77,7 @@ impl<'a> Numbers<'a> {
     }
 
     /// True if the inner arrays have the lengths `inner`. Compares from the innermost level, and ignores levels that
-    /// only one side has. So a list may be split into rows, and rows may be joined, but the length of rows cannot
-    /// change.
+    /// only one side has. A list may be split into rows, and rows may be joined, but row lengths cannot change.
     pub fn has_rows_of(&self, inner: &[usize]) -> bool {
         self.shape.iter().skip(1).rev().zip(inner.iter().rev()).all(|(own, wanted)| own == wanted)
     }

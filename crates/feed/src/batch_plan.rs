@@ -161,7 +161,7 @@ impl Tasks {
         true
     }
 
-    /// True if the first task is complete: it cannot get any more rows, or none within the horizon.
+    /// True if the first task is complete: it cannot get any more rows within the horizon.
     fn is_ripe(&mut self) -> bool {
         let Some(Growing { window, since, .. }) = self.growing.front() else { return false };
         let (window, since) = (*window, *since);

@@ -64,8 +64,9 @@ pub struct PartialCounts {
 }
 
 impl PartialCounts {
-    /// Creates counts without any object. Record positions are stored in a file without a name in `cache`, and the
-    /// complete index there later; without a folder, positions are not stored.
+    /// Creates counts, starting with those of an index in the folder `cache`, if it has one. Record positions are
+    /// stored in an unnamed file in that folder, and later the complete index. Without a folder, positions are not
+    /// stored.
     pub fn new(source: &Source, cache: Option<&Path>) -> Self {
         let open = |folder: &Path| -> Option<File> {
             std::fs::create_dir_all(folder).ok()?;

@@ -89,7 +89,7 @@ impl Steps {
         start..if self.tail == Tail::Pad { end } else { end.min(self.samples) }
     }
 
-    /// Positions of batch `k` on this rank. They are contiguous. Two ranks differ by at most one position.
+    /// Positions of batch `k` on this rank. They are contiguous. The counts of two ranks differ by at most one.
     pub fn slice(&self, k: u64) -> Range<u64> {
         let Range { start, end } = self.batch(k);
         let cut = |rank: u64| start + (u128::from(end - start) * u128::from(rank) / u128::from(self.world)) as u64;

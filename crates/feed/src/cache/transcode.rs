@@ -303,7 +303,7 @@ impl NodeCache {
             transcoder.decides(None);
             return Ok(None);
         };
-        // Only a few objects are transcoded at a time. This slows down only the first epoch.
+        // Only a few objects are transcoded at a time. This limit slows down only the first epoch.
         let gate = transcoder.gate.clone();
         let permit = gate.acquire_many_owned(weight).await;
         let permit = permit.map_err(|error| Error::bug(format!("the node cache: {error}")))?;

@@ -82,7 +82,7 @@ impl Arrivals {
     }
 }
 
-/// Kernel timers can fire late by about this much.
+/// Approximate delay with which kernel timers fire.
 const SLACK: Duration = Duration::from_micros(80);
 
 /// Waits until `at`: sleeps while it is far away, then spins, so that it wakes within about a microsecond. Checks

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checksums (CRC-32C and XXH3) of a whole buffer or computed incrementally.
+//! Checksums (CRC-32C and XXH3), computed over a whole buffer or incrementally.
 
 use crc_fast::CrcAlgorithm::Crc32Iscsi;
 use penstock_types::{Algorithm, Digest};

@@ -45,7 +45,7 @@ impl Drop for Decompressor {
 }
 
 thread_local! {
-    // One decompressor per thread, because its tables take 11 KB.
+    // Each thread keeps a decompressor, so that its tables (11 KB) are not allocated for each stream.
     static DECOMPRESSOR: RefCell<Decompressor> = RefCell::new(Decompressor::new());
 }
 

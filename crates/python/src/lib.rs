@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Python bindings, the only crate that uses PyO3: conversions, the GIL release (`runtime`) and errors. Contains no
 //! logic.
-//!
 
 #![allow(missing_docs, reason = "what Python sees is documented in _native.pyi")]
 

@@ -351,7 +351,8 @@ impl PySource {
         Ok((enter(py, || Field::to_json(&fields))?, holds, found.left_out))
     }
 
-    /// Indices of the entries of `wanted` (alternative names of one value) that no object has.
+    /// Each entry of `wanted` lists alternative names of one value. Returns the indices of the entries that match no
+    /// object.
     fn unknown_columns(
         &self,
         py: Python<'_>,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Byte-level byte-pair encoding: converts text to the token ids that a tokenizer of Hugging Face's `tokenizers` gives.
+//! Byte-level byte-pair encoding: converts text to the same token ids as a tokenizer of Hugging Face's `tokenizers`.
 //!
 //! Supports the tokenizers of GPT-2, Llama 3 and Qwen, and others with the same steps. The caller passes texts to
-//! `tokenizers` if their tokenizer has other steps, or if the class of a character depends on the version of Unicode.
+//! `tokenizers` if the tokenizer has other steps, or if the class of a character depends on the version of Unicode.
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
@@ -245,9 +245,10 @@ fn class(c: char) -> Option<Class> {
         '0'..='9' => Some(Class::Number),
         '\t'..='\r' | ' ' => Some(Class::Space),
         '\0'..='\x7f' => Some(Class::Other),
-        // U+017F is an `s` where case is ignored.
+        // U+017F equals `s` if case is ignored.
         '\u{17f}' => None,
-        // Blocks without new characters, and without letters that are not \p{L}, such as combining ones.
+        // Blocks to which Unicode adds no characters, and in which all alphabetic characters are in \p{L}. Elsewhere,
+        // some are not, such as combining ones.
         '\u{80}'..='\u{2ff}'
         | '\u{370}'..='\u{482}'
         | '\u{48a}'..='\u{52f}'

@@ -11,9 +11,9 @@ use serde::Deserialize;
 use crate::tar::{Sample, SampleMember};
 use crate::tfrecord::{FOOTER_LEN, HEADER_LEN, RecordSpan};
 
-/// Parses an index written by DALI's `tfrecord2idx` (or by that of the `tfrecord` package): one line `OFFSET LENGTH`
-/// per record, where LENGTH is that of the frame. `object_len` is the size of the TFRecord object; `place` names the
-/// index in messages.
+/// Parses an index written by DALI's `tfrecord2idx` (or by the tool of this name in the `tfrecord` package). It has one
+/// line `OFFSET LENGTH` per record, where LENGTH is that of the frame. `object_len` is the size of the TFRecord object;
+/// `place` names the index in messages.
 pub fn parse_tfrecord_index(text: &[u8], object_len: u64, place: &str) -> Result<Vec<RecordSpan>> {
     let mut spans = Vec::new();
     let mut end = 0u64;

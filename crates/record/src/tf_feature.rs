@@ -41,7 +41,7 @@ impl<'a> Feature<'a> {
     }
 
     /// Merges a `Feature` message into `before`, the part of the same feature that was already read. Values of the same
-    /// kind are appended; another kind replaces them (it is a oneof). `None` means a feature without a kind.
+    /// kind are appended; another kind replaces them (the kind is a oneof). `None` means a feature without a kind.
     pub(crate) fn merge(mut before: Option<Self>, message: &'a [u8]) -> Result<Option<Self>, Problem> {
         let mut fields = Message::new(message);
         while let Some((number, value)) = fields.next()? {

@@ -29,7 +29,7 @@ impl<'a> Table<'a> {
         Some(Self { bytes, at, fields, len })
     }
 
-    /// Position of a field's value; `None` if the table does not have it.
+    /// Position of a field's value; `None` if the table lacks the field.
     fn field(&self, number: usize) -> Option<usize> {
         let at = 4 + 2 * number;
         if at + 2 > self.len {
@@ -67,7 +67,7 @@ impl<'a> Table<'a> {
         Self::at(self.bytes, self.target(number)?)
     }
 
-    /// Bytes of a vector of elements of `size` bytes; empty if the table does not have it.
+    /// Bytes of a vector whose elements have `size` bytes; empty if the table lacks the vector.
     pub fn vector(&self, number: usize, size: usize) -> Option<&'a [u8]> {
         if self.field(number).is_none() {
             return Some(&[]);
@@ -92,7 +92,7 @@ impl<'a> Table<'a> {
         offsets.iter().enumerate().map(table).collect()
     }
 
-    /// Pairs of integers of a vector of structs.
+    /// The structs of a vector, each with two integers.
     pub fn pairs(&self, number: usize) -> Option<Vec<(i64, i64)>> {
         let structs = self.vector(number, 16)?.as_chunks::<16>().0;
         let number = |pair: &[u8; 16], at: usize| fixed(pair, at).map(i64::from_le_bytes);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Vorbis or FLAC in Ogg, by the crate `symphonia`.
+//! Ogg: decodes Vorbis or FLAC with the crate `symphonia`.
 //!
 //! The crate skips damaged pages; here, they are errors.
 

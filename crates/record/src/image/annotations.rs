@@ -112,7 +112,7 @@ pub struct KeypointsSpec {
     pub has_visibility: bool,
     /// True if coordinates are fractions of the width and the height, before and after. Otherwise they are pixels.
     pub normalized: bool,
-    /// Order of an item's keypoints after a flip, which exchanges left and right; empty for the same order.
+    /// Order of an item's keypoints after a flip, because a flip exchanges left and right; empty to keep the order.
     pub flip_order: Vec<usize>,
 }
 

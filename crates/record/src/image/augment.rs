@@ -6,7 +6,7 @@ use penstock_types::{Error, Result};
 
 use super::crop::Draws;
 
-/// An operation on the pixels of a sample. Its value has the meaning of torchvision's functions.
+/// An operation on the pixels of a sample. Its value has the same meaning as in torchvision's function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OpKind {
     /// Multiply by a factor.
@@ -156,7 +156,7 @@ const SPACE: [(Option<OpKind>, f64, f64); 14] = [
 /// Largest shift of TrivialAugmentWide, in pixels.
 const TRIVIAL_SHIFT: f64 = 32.0;
 
-/// Separates the random numbers of augmentation from those of the crop, so that a crop does not depend on it.
+/// Separates the random numbers of augmentation from those of the crop, so that a crop does not depend on augmentation.
 const STREAM: u64 = 0x6175_676d_656e_7421;
 
 impl Augment {

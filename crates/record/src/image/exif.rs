@@ -42,7 +42,7 @@ impl Turn {
         Region { x, y, width: w, height: h, ..shown }
     }
 
-    /// Like [`Turn::stored`], for a window of the sample, which has this size before it is oriented.
+    /// Like [`Turn::stored`], but for a window of the sample. The sample has this size before it is oriented.
     pub(super) fn stored_window(self, shown: Window, (width, height): (u32, u32)) -> Window {
         let Window { mut left, mut top, width: mut w, height: mut h } = shown;
         if self.swapped {

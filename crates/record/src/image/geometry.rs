@@ -76,8 +76,8 @@ impl Geometry {
         self.ops.iter().filter_map(|op| op.warp(self.sample))
     }
 
-    /// Columns of the image that are nearest to the centres of the sample's columns, and the same for the rows. `None`
-    /// for those beside the image.
+    /// For each column of the sample, the image column nearest to its centre, and the same for the rows. `None` for
+    /// columns and rows beside the image.
     pub(super) fn nearest(&self) -> (Vec<Option<u32>>, Vec<Option<u32>>) {
         let along = |(from, len): (f64, f64), (first, count): (u32, u32), sample: u32, side: u32| -> Vec<Option<u32>> {
             let step = len / f64::from(count);

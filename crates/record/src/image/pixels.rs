@@ -36,8 +36,8 @@ impl Pixels {
         (self.width, self.height, self.left, self.top, self.scale) = (width, height, 0, 0, 1);
     }
 
-    /// Returns the buffer for `count` pixels of `stored` channels and 8 bits: `bytes` if that is the format already,
-    /// otherwise `raw`. Call [`Pixels::convert`] after it is filled.
+    /// Returns the buffer for `count` pixels of `stored` channels and 8 bits: `bytes` if `format` is the same,
+    /// otherwise `raw`. After the buffer is filled, call [`Pixels::convert`].
     pub(super) fn room(&mut self, stored: usize, count: usize, format: Format, place: &str) -> Result<&mut [u8]> {
         let room = match stored == format.channels && !format.is_wide {
             true => &mut self.bytes,

@@ -251,7 +251,7 @@ impl Table {
     }
 }
 
-/// Read of one column in one row group.
+/// Settings of a read of one column in one row group.
 struct Run<'a> {
     element: Element,
     /// As in [`Column`].

@@ -74,6 +74,18 @@ def test_convert_renames_and_selects_fields(tmp_path):
         plan_conversion(tmp_path / "a", "tar", fields=["jpg", "jpg=text"])
 
 
+@pytest.mark.parametrize("target", FORMATS)
+def test_convert_of_names_with_separators_reads_those_parts(tmp_path, target):
+    names = {"a;b": [1, 2], "a": [3, 4], "x,y": [5, 6], "x=y": [7, 8], "": [9, 10]}
+    pq.write_table(pa.table(names), tmp_path / "a.parquet")
+    fields = ["a;b", "a", "x,y", "x=y", "new=x=y", "index="]
+    convert(tmp_path / "a.parquet", tmp_path / "b", format=target, fields=fields)
+    want = [{"a;b": at, "a": at + 2, "x,y": at + 4, "x=y": at + 6, "new": at + 6, "index": at + 8} for at in (1, 2)]
+    same(read(tmp_path / "b"), want)
+    with pytest.raises(ConfigError, match="fields: `` is not a part of"):
+        plan_conversion(tmp_path / "b", target, fields=["a="])
+
+
 def test_convert_of_class_folders_and_mds(tmp_path):
     for at, name in enumerate(["a/1.b.png", "a/2.png", "c/1.png"]):
         (tmp_path / "pictures" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -123,6 +135,31 @@ def test_convert_after_a_complete_conversion_does_nothing(tmp_path):
     penstock.write(some(8), tmp_path / "a", if_exists="overwrite")
     with pytest.raises(FileExistsError, match="complete dataset"):
         convert(tmp_path / "a", tmp_path / "b", format="tar")
+
+
+def test_convert_after_a_complete_conversion_refuses_a_damaged_shard(tmp_path, call_cli):
+    penstock.write(some(20), tmp_path / "a")
+    line = ["convert", str(tmp_path / "a"), str(tmp_path / "b"), "--format", "tar", "--shard-bytes", "4KB"]
+    assert call_cli(*line).code == 0
+    shard = tmp_path / "b/shard-000001.tar"
+    before = shard.read_bytes()
+    shard.write_bytes(before[:100])
+    damaged = call_cli(*line)
+    assert f"shard-000001.tar: has 100 bytes, instead of {len(before):,}, although" in damaged.err
+    assert "hint: use --overwrite to convert again" in damaged.err
+    shard.unlink()
+    assert "shard-000001.tar: is missing, although the conversion was complete" in call_cli(*line, "--dry-run").err
+    assert call_cli(*line, "--overwrite").code == 0
+    assert shard.read_bytes() == before
+
+
+def test_convert_after_a_failure_before_the_first_shard_starts_over(tmp_path):
+    pq.write_table(pa.table({"n": list(range(501)), "list": [[1]] * 500 + [[1, None]]}), tmp_path / "a.parquet")
+    with pytest.raises(Mismatch, match="record 500: column `list` contains a null"):
+        convert(plan_conversion(tmp_path / "a.parquet", "tar", fields=["n", "list"]), tmp_path / "b", format="tar")
+    assert (tmp_path / "b/.penstock/write/settings.json").exists()
+    found = convert(tmp_path / "a.parquet", tmp_path / "b", format="parquet", fields=["n"])
+    assert (found.samples, list(files(tmp_path / "b"))) == (501, ["shard-000000.parquet"])
 
 
 def test_convert_leaves_lists_of_texts_out_of_a_tar(tmp_path):
@@ -357,6 +394,16 @@ def test_convert_into_a_folder_inside_the_source_is_refused(tmp_path):
     assert convert(folder / "sub", folder / "third", format="parquet").samples == 2
 
 
+def test_convert_into_a_folder_inside_a_written_dataset_is_refused(tmp_path):
+    penstock.write(some(3), tmp_path / "data/big")
+    (tmp_path / "data/other.jsonl").write_text('{"n": 1}\n')
+    for source in ("data/big/*.tfrecord", "data/big/shard-000000.tfrecord", "data/*.jsonl"):
+        with pytest.raises(ConfigError, match=r"is inside .*data/big/, which contains a dataset with a manifest"):
+            convert(tmp_path / source, tmp_path / "data/big/sub/tars", format="tar")
+    assert not (tmp_path / "data/big/sub").exists()
+    assert convert(tmp_path / "data/*.jsonl", tmp_path / "data/tars", format="tar").samples == 1
+
+
 def test_convert_inside_the_source_in_a_store_is_refused(tmp_path, emulator, monkeypatch):
     store = emulator()
     for name, value in store.env.items():
@@ -465,6 +512,13 @@ def test_convert_command_dry_run_states_what_the_destination_contains(tmp_path, 
         "convert", str(tmp_path / "a"), str(tmp_path / "d"), "--format", "tar", "--dry-run", "--fields", "/=x"
     )
     assert (key.code, "cannot be an extension in a tar" in key.err) == (1, True)
+
+
+def test_convert_command_accepts_a_name_with_a_comma(tmp_path, call_cli):
+    pq.write_table(pa.table({"x,y": [1], "z": [2]}), tmp_path / "a.parquet")
+    line = ["convert", str(tmp_path / "a.parquet"), str(tmp_path / "b"), "--format", "tfrecord"]
+    assert call_cli(*line, "--fields", r"x\,y, a\,b=z").code == 0
+    assert read(tmp_path / "b") == [{"x,y": 1, "a,b": 2}]
 
 
 def test_convert_command_names_flags_in_hints(tmp_path, call_cli):

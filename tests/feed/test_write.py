@@ -257,6 +257,15 @@ def test_write_tar_is_a_webdataset_of_plain_members(tmp_path):
     assert (member.mode, member.mtime, member.uid, member.uname) == (0o644, 0, 0, "")
 
 
+@pytest.mark.parametrize("kind", FORMATS)
+def test_write_names_with_a_semicolon_are_read_back(tmp_path, kind):
+    row = {"b;c": 2, "b": 3, "t;u": ["x", "y"]}
+    penstock.write([row], tmp_path, format=kind)
+    (found,) = read(tmp_path)
+    assert (found["b;c"], found["b"]) == (2, 3)
+    assert found["t;u"] == (b'["x","y"]' if kind == "tar" else [b"x", b"y"])
+
+
 def test_write_arrays_of_any_shape_are_kept_in_a_tar_only(tmp_path):
     samples = [{"x": np.zeros((2, 3))}, {"x": np.zeros((4, 5))}]
     assert penstock.write(samples, tmp_path / "t", format="tar").left_out == ("x",)

@@ -83,6 +83,8 @@ def test_write_tar_names_are_checked(tmp_path):
         penstock.write([{"__key__": "a", "txt": "a"}] * 2, tmp_path / "a", format="tar")
     with pytest.raises(KeyRefused, match="'a/b' cannot be an extension"):
         penstock.write([{"a/b": b""}], tmp_path / "b", format="tar")
+    with pytest.raises(KeyRefused, match="'' cannot be an extension"):
+        penstock.write([{"": b""}], tmp_path / "b", format="tar", schema={"": penstock.raw()})
     with pytest.raises(ConfigError, match=r"`JPG` and `jpg` would both be the tar member `\.jpg`"):
         penstock.write([{"JPG": b"", "jpg": b""}], tmp_path / "c", format="tar")
     with pytest.raises(Unsupported, match="`x` is a list of bytes, which a tar member cannot store"):

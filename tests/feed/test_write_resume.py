@@ -106,6 +106,13 @@ def test_write_forgets_shards_that_were_written_ahead(tmp_path):
     assert left[-1]["first"] + left[-1]["samples"] <= 20
 
 
+def test_write_that_stored_no_shard_is_replaced_by_one_with_other_fields(tmp_path):
+    with pytest.raises(ConfigError, match="sample 1: `n` is a str, instead of int"):
+        penstock.write([{"n": 1}, {"n": "a"}], tmp_path)
+    assert penstock.write([{"n": "1"}, {"n": "a"}], tmp_path, compress="gzip").samples == 2
+    same(read(tmp_path), [{"n": "1"}, {"n": "a"}])
+
+
 def test_write_overwrite_that_was_killed_can_only_be_repeated(tmp_path, monkeypatch):
     penstock.write(some(40), tmp_path, shard_bytes=700)
     with monkeypatch.context() as patch:
@@ -268,6 +275,11 @@ def test_open_of_an_incomplete_dataset_is_refused(tmp_path):
     penstock.write(some(40), tmp_path / "d", format="tar", shard_bytes=20_000)
     assert penstock.open(tmp_path / "d").samples == 40
     shard = sorted((tmp_path / "d").glob("*.tar"))[1]
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-512])
+    stated = f"{shard.name} has {len(content) - 512:,} bytes, but the manifest of its dataset states {len(content):,}"
+    with pytest.raises(Corrupt, match=stated):
+        penstock.open(tmp_path / "d")
     shard.unlink()
     problem = rf"lacks 1 of the \d+ objects in its manifest; the first is {shard.name}"
     with pytest.raises(Corrupt, match=problem):

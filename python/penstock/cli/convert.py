@@ -47,7 +47,8 @@ _STATES = {
 @click.option(
     "--fields",
     metavar="PART,NEW=OLD,..",
-    help="Parts of a record to convert; NEW=OLD stores the part OLD under the name NEW.  [default: all parts]",
+    help="Parts of a record to convert; NEW=OLD stores the part OLD under the name NEW. In a name, write `\\,` for a comma."
+    "  [default: all parts]",
 )
 @click.option(
     "--compress",
@@ -103,7 +104,7 @@ def command(
         plan = plan_conversion(
             source,
             format_,
-            fields=None if fields is None else [each.strip() for each in fields.split(",") if each.strip()],
+            fields=None if fields is None else _names(fields),
         )
         facts = _facts(plan, destination, format_)
         if_exists: IfExists = "overwrite" if overwrite else "resume"
@@ -140,6 +141,11 @@ def command(
             return code
     click.echo(json.dumps({**facts, **_result(written)}) if as_json else _done(written))
     return 0
+
+
+def _names(text: str) -> list[str]:
+    names = (name.replace("\\,", ",").strip() for name in re.split(r"(?<!\\),", text))
+    return [name for name in names if name]
 
 
 @contextmanager

@@ -13,11 +13,12 @@ import os
 import re
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock import _native, env
-from penstock.errors import ConfigError, Mismatch, PreconditionFailed, Unsupported
+from penstock.errors import Changed, ConfigError, Mismatch, PreconditionFailed, Unsupported
 from penstock.extras import require
 from penstock.feed import Loader, states
 from penstock.feed import open as open_dataset
@@ -100,12 +101,23 @@ class Conversion:
                 where="url",
                 hint="choose another folder",
             )
-        if target.startswith(source) and self._selects(target[len(source) :] + settings.shard_name(0)):
+        if not target.startswith(source):
+            return
+        below = target[len(source) :]
+        if self._selects(below + settings.shard_name(0)):
             raise ConfigError(
                 f"url: {destination.url} is inside the source {self.selection}, which would then contain the new shards too",
                 where="url",
                 hint="choose a folder outside the source",
             )
+        files = _native.Files(source, dict(env.read()))
+        for folder in ["", *accumulate(f"{name}/" for name in below.split("/")[:-2])]:
+            if files.described(os.fsencode(folder + MANIFEST)):
+                raise ConfigError(
+                    f"url: {destination.url} is inside {source}{folder}, which contains a dataset with a manifest",
+                    where="url",
+                    hint="choose a folder outside that dataset",
+                )
 
     def _selects(self, key: str) -> bool:
         """Return whether the source would contain an object of this key, below its folder."""
@@ -201,9 +213,11 @@ def plan_conversion(
                 known[name] = TensorSpec(spec.dtype, (), spec.parts, presence=spec.presence)
     refused = {name: reason for name, spec in known.items() if (reason := _refused(spec, format))}
     chosen: dict[str, FieldSpec] = {}
+    used = set()
     for text in known if fields is None else fields:
-        new, _, old = (text, "", text) if fields is None else text.partition("=")
-        old = old or new
+        new, equals, old = (text, "", text) if text in known else text.partition("=")
+        old = old if equals or text in known else new
+        used.add(old)
         if old not in known:
             raise ConfigError(
                 f"fields: `{old}` is not a part of {dataset.url}; it has {', '.join(f'`{name}`' for name in known)}",
@@ -224,7 +238,7 @@ def plan_conversion(
             )
         spec = known[old]
         has_parts = getattr(spec, "parts", ()) or (isinstance(spec, RawSpec) and spec.record)
-        chosen[new] = spec if has_parts else spec.of(old)
+        chosen[new] = spec if has_parts else replace(spec, parts=(old,))  # type: ignore[call-arg]
     if not chosen:
         why = "".join(f"; `{name}` is {reason}" for name, reason in refused.items()) if fields is None else ""
         raise ConfigError(f"fields: no part of {dataset.url} is selected{why}", where="fields")
@@ -232,7 +246,6 @@ def plan_conversion(
     if fields is None:
         left_out += refused.items()
     else:
-        used = {text.rpartition("=")[2] for text in fields}
         left_out += [(name, "not selected") for name in known if name not in used]
     columns = {
         new: parts[0] for new, spec in chosen.items() if (parts := getattr(spec, "parts", ())) and parts[0] in types
@@ -364,7 +377,8 @@ def stored_samples(
     done = _complete(at, settings)
     if done is not None:
         return "complete", done.samples
-    journal.check({**settings.to_dict(), "schema": fields.to_dict()})
+    if journal.check({**settings.to_dict(), "schema": fields.to_dict()}) is None:
+        return "empty", 0
     shards, _names = journal.complete_shards()
     return "unfinished", sum(shard.samples for shard in shards)
 
@@ -374,6 +388,7 @@ def _complete(at: Destination, settings: Settings) -> Written | None:
 
     Raises:
         PreconditionFailed: A complete dataset was written with other settings.
+        Changed: One of its shards is missing or has another size.
     """
     listed = at.listed()
     if MANIFEST not in listed:
@@ -388,6 +403,15 @@ def _complete(at: Destination, settings: Settings) -> Written | None:
             where=at.url,
             hint='write to another folder, or use if_exists="overwrite" to replace it',
         )
+    for entry in found["objects"]:
+        name, size = entry["key"], listed.get(entry["key"])
+        if size != entry["size"]:
+            problem = "is missing" if size is None else f"has {size:,} bytes, instead of {entry['size']:,}"
+            raise Changed(
+                f"{at.url}{name}: {problem}, although the conversion was complete",
+                where=at.url + name,
+                hint='use if_exists="overwrite" to convert again',
+            )
     from penstock.feed.fields import from_json
 
     return Written(

@@ -204,7 +204,7 @@ class TarEncoder:
     def _part(self, field: Field) -> str:
         """Extension of a field's members. Extensions are lower-case, because readers convert them."""
         name = field.name.lower()
-        if "/" in name or name.startswith(".") or name.endswith(".") or "\0" in name:
+        if not name or "/" in name or name.startswith(".") or name.endswith(".") or "\0" in name:
             raise KeyRefused(
                 f"write: the field name {field.name!r} cannot be an extension in a tar", where="samples", key=field.name
             )
@@ -288,7 +288,7 @@ class TarEncoder:
         found = []
         for field, part in zip(self._fields, self._parts, strict=True):
             # A list of texts is a JSON document here.
-            spec = RawSpec().of(part) if field.kind == "str_list" else field.loader_spec(part or KEY)
+            spec = RawSpec((part,)) if field.kind == "str_list" else field.loader_spec(part or KEY)
             if spec is not None:
                 found.append((field.name, spec))
         return found

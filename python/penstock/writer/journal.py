@@ -98,12 +98,15 @@ class Journal:
         self._at.delete(name for name in self._listed if name != _SETTINGS)
         self._at.delete([_SETTINGS])
 
-    def check(self, mine: dict[str, Any]) -> dict[str, Any]:
-        """Return the settings of the unfinished write, if they are the same as `mine`, apart from the fields.
+    def check(self, mine: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the settings of the unfinished write, if they are the same as `mine`, apart from the fields. None if
+        nothing else is stored, so that another write may replace it.
 
         Raises:
             ConfigError: They differ.
         """
+        if set(self._listed) == {_SETTINGS}:
+            return None
         theirs = self.settings()
         if (differs := difference(theirs, {"version": _VERSION, **mine})) is not None:
             raise ConfigError(

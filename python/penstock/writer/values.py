@@ -114,7 +114,7 @@ class Field:
             spec = RaggedSpec(self.dtype, self.shape[1:])
         else:
             spec = TensorSpec(self.dtype, self.shape)
-        return spec.of(part) if part and part != self.name else spec
+        return replace(spec, parts=(part,)) if part and part != self.name else spec  # type: ignore[call-arg]
 
     def to_dict(self) -> dict[str, Any]:
         """Kind and shapes, for the state of a write."""

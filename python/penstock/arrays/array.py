@@ -37,7 +37,7 @@ class Array:
         name: Name of the variable.
         dims: Names of the dimensions.
         coords: Coordinates, as a mapping from their names.
-        attrs: Attributes that the file states.
+        attrs: Attributes from the file.
         reopens: Function that opens the same array again, also in another process. `open` sets it.
     """
 
@@ -118,7 +118,7 @@ class Array:
         results = []
         for selection in selections:
             whole = selection.assemble([next(parts) for _ in selection.boxes])
-            # Copied, so that a result does not keep the whole batch in memory or share memory with another result.
+            # Copy each result, so that it does not keep the whole batch in memory or share memory with another result.
             results.append(whole if np.ndim(whole) == 0 or len(boxes) == 1 else np.ascontiguousarray(whole))
         return results
 
@@ -140,13 +140,14 @@ class Array:
     def stats(self) -> dict[str, int]:
         """Read counters since the array was opened.
 
-        They are `requests`, `bytes_read` (from the store), `bytes_needed` (by the decoder), `bytes_returned`,
-        `in_flight` (requests now) and `max_in_flight`.
+        The counters are `requests`, `bytes_read` (from the store), `bytes_needed` (by the decoder), `bytes_returned`,
+        `in_flight` (current requests) and `max_in_flight`.
         """
         return self._backend.stats()
 
     def to_dask(self, chunks: Any = None) -> Any:
-        """Convert to a dask array. By default, a task reads one chunk, or about 64 MiB if chunks are small.
+        """Convert to a dask array. By default, a task reads one chunk, or several small chunks of about 64 MiB in
+        total.
 
         Raises:
             MissingPackage: dask is not installed.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Backends of an `Array`, which read boxes from a file: one class for each kind of file."""
+"""Backends of an `Array`: one class for each kind of file, which reads boxes from the file."""
 
 from __future__ import annotations
 

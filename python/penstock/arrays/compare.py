@@ -26,7 +26,7 @@ class Difference:
 
     Attributes:
         problems: Descriptions of differences in shape, type, dimensions and coordinates.
-        samples: Number of samples that differ by more than the tolerance, or are missing in only one of the volumes.
+        samples: Number of samples that differ by more than the tolerance, or are missing in one volume only.
         largest: Largest absolute difference.
         first: Index of the first sample that differs.
     """

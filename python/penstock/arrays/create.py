@@ -211,10 +211,10 @@ def create_segy(
 
     Dimensions named inline, crossline, cdp, offset, shot, channel and trace go to the header fields of these names.
     Others become cdp, or inline and crossline. The file is big-endian and of revision 1, or of revision 2.1 if revision
-    1 cannot represent the number of samples or their interval. It appears under its name when it is complete.
+    1 cannot represent the number of samples or their interval. The file gets its final name when it is complete.
 
     Args:
-        values: An array, or any object that is indexed like an array. It is read in blocks of about 16 MiB.
+        values: An array, or any object that is indexed like an array. The values are read in blocks of about 16 MiB.
         dims: Names of the dimensions; the last is `time` or `depth` (or `t`, `z`).
         coords: Grid numbers of the dimensions, which must be whole (1, 2, ... by default). Times in s, ms or us, or
             depths in m or km (by default samples are 1 ms or 1 m apart). Positions cdp_x, cdp_y, source_x, source_y,
@@ -223,9 +223,9 @@ def create_segy(
         format: Sample format; by default 5 (IEEE) for float32, and the matching one for other types. 1 is IBM floating
             point, which keeps 21 to 24 bits of the mantissa.
         text: Lines of the textual header.
-        kept: Trace headers to copy [shape without the last side], a structure with the field names of the standard. The
-            number of samples, their interval and their start are not copied. A header of zeros means that the trace is
-            missing, and the trace is marked as dead.
+        kept: Trace headers to copy: a structured array with the shape of `values` without the last dimension, and the
+            field names of the standard. The number of samples, their interval and their start are not copied. A header
+            of zeros means that the trace is missing; the written trace is marked as dead.
         replaces: Replace an existing file.
         progress: Called with the number of written traces and the total.
     Raises:
@@ -370,7 +370,9 @@ def _stored_bytes(code: int) -> int:
 
 
 def _spatial(dims: Sequence[str]) -> tuple[str, ...]:
-    """SEG-Y names of the dimensions before the last: their own names if header fields have them, else default names."""
+    """SEG-Y names of the dimensions before the last: their own names if these are names of header fields, otherwise
+    default names.
+    """
     if all(dim in _FIELDS for dim in dims) and len(set(dims)) == len(dims):
         return tuple(dims)
     if len(dims) > 2:
@@ -404,7 +406,7 @@ def _vertical(coordinate: Coordinate | None, samples: int, vertical: str) -> tup
             where=vertical,
         )
     interval = step * 1000
-    # Rounded, because numbers like 0.0012 s are not exact in binary.
+    # Round, because numbers like 0.0012 s are not exact in binary.
     return (float(round(interval)) if abs(interval - round(interval)) < 1e-6 * interval else interval), start
 
 

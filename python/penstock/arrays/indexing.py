@@ -33,7 +33,9 @@ class Selection:
     boxes: list[Box]
     _axes: list[_Axis]
     _moves: int | None = None
-    """Axis that NumPy moves to the front of the result: the list's axis, if a slice separates it from an integer."""
+    """Axis that NumPy moves to the front of the result: the axis of the list, if a slice is between the list and an
+    integer.
+    """
 
     def assemble(self, parts: Sequence[np.ndarray[Any, Any]]) -> Any:
         """Assemble the result of the index from the contents of the boxes."""

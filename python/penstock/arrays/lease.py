@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Leases: a lease is an object in a store that names the owner of a resource, and the time at which the lease expires.
 
-A create-only write makes the lease exclusive, and the owner renews it. Another process may take a lease over if it has
-expired, or if its owner was a process on this machine that has ended. The write that takes it over is conditional on
-the version that was read, so only one of several processes succeeds.
+A create-only write makes the lease exclusive, and the owner renews the lease. Another process may take over a lease
+that has expired, or whose owner was a process on this machine that has ended. This write is conditional on the version
+that was read, so only one of several processes succeeds.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Lease:
         self.is_lost = False
 
     def acquire(self) -> Holder | None:
-        """Acquire the lease. Returns the previous holder if its lease was taken over, else None.
+        """Acquire the lease. If it was taken over, return the previous holder, otherwise None.
 
         Raises:
             Busy: Another process holds the lease.
@@ -152,5 +152,5 @@ class Lease:
                     self._on_loss()
                 return
             except PenstockError:
-                # The store may be unreachable for a moment. The next attempt may succeed before the lease expires.
+                # The error may be temporary, and the next attempt can succeed before the lease expires.
                 continue

@@ -2,8 +2,8 @@
 """Names in MDIO v1 (package `multidimio`): header fields, dimensions, coordinates and survey templates.
 
 Source: groups that multidimio 1.2.3 writes from SEG-Y of revision 1. `headers` in such a group is an array of
-structures that consist of the fields below, without gaps. They are bytes 1 to 232 of a trace header, in this machine's
-byte order.
+structures of the fields below, without gaps. The fields cover bytes 1 to 232 of a trace header, in this machine's byte
+order.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NAMES = [
     "source_measurement_unit",
 ]  # fmt: skip
 
-# MDIO splits each of the two six-byte fields into two, and has only signed numbers.
+# MDIO splits each of the two six-byte fields into two fields. All its fields are signed.
 _PLACES = [
     *[(byte, kind.replace("u", "i")) for byte, kind in TRACE_FIELDS.values() if byte < 219],
     *[(219, "i4"), (223, "i2"), (225, "i4"), (229, "i2"), (231, "i2")],
@@ -105,7 +105,7 @@ def struct_dtype(data_type: Any) -> np.dtype[Any] | None:
         pairs = [(each["name"], each["data_type"]) if isinstance(each, dict) else each for each in settings["fields"]]
         return _packed([(name, kind) for name, kind in pairs])
     except (KeyError, TypeError, ValueError):
-        return None  # a structure within a structure, or nothing that Zarr has: the reader refuses it
+        return None  # a nested structure or an unknown type, which the reader rejects
 
 
 def _packed(fields: list[Any]) -> np.dtype[Any] | None:

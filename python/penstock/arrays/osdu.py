@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds OSDU load manifests: for a volume, a seismic trace data record and the dataset record of its files.
+"""Builds the OSDU load manifest of a volume: a seismic trace data record, and a dataset record of the files.
 
 Source: the schemas that the OSDU Data Definition Group publishes: Manifest 1.0.0,
 work-product-component--SeismicTraceData 1.6.0, and dataset--FileCollection.SEGY 1.3.0, --FileCollection.TGS.MDIO 1.0.0,
---File.HDF5 1.1.0 and --FileCollection.Generic 1.1.0. The last describes Zarr groups, for which OSDU has no specific
-kind. This module sends nothing. It leaves out facts that the volume does not state (coordinate reference system,
-survey, processing).
+--File.HDF5 1.1.0 and --FileCollection.Generic 1.1.0. FileCollection.Generic describes Zarr groups, for which OSDU has
+no specific kind. This module sends nothing to an OSDU instance. It leaves out facts that the volume does not contain
+(coordinate reference system, survey, processing).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class OsduSettings:
     """Settings that every record of an OSDU instance needs.
 
     Attributes:
-        partition: Data partition, with which the ids of the records begin.
+        partition: Data partition; the ids of the records begin with its name.
         owners, viewers: E-mail addresses of the groups that own the records, and that can view them.
         legal_tags: Legal tags.
         countries: Two-letter codes of the relevant countries.

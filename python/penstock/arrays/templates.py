@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saved templates, in TOML: how to read the SEG-Y files of a survey (geometry, vertical domain, header corrections).
+"""Saved templates, in TOML: settings to read the SEG-Y files of a survey (geometry, vertical domain, header
+corrections).
 
     map = "inline=9:i4,crossline=21:i4"
     vertical = "depth"

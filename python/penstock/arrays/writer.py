@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets many processes write one Zarr array at once. Each write covers whole objects, so no write overwrites another."""
+"""Lets many processes write one Zarr array at the same time. Each write covers whole objects, so no write overwrites
+another.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,7 @@ class ArrayWriter:
     def __setitem__(self, key: Any, values: Any) -> None:
         box = self._box(key)
         sides = tuple(end - start for start, end in box)
-        # A Python number is converted to the array's type. Other values must have a type that converts without loss.
+        # Python numbers are converted to the array's type. The type of other values must convert to it without loss.
         values = np.asarray(values) if not isinstance(values, int | float) else np.asarray(self.dtype.type(values))
         values = np.broadcast_to(values, sides)
         if not np.can_cast(values.dtype, self.dtype, "safe"):

@@ -84,7 +84,9 @@ class ZarrNode:
 
 
 class _Structures:
-    """An array of structures. The core reads it as uint8, with a last dimension multiplied by the structure's size."""
+    """An array of structures. The core reads the array as uint8, with the last dimension multiplied by the structure's
+    size.
+    """
 
     def __init__(self, node: ZarrNode, structure: np.dtype[Any]) -> None:
         document = json.loads(node.metadata)
@@ -109,7 +111,7 @@ class _Structures:
 
 
 class _MissingAsNan:
-    """Samples of a lossy array, in which missing traces are stored as zeros; they are returned as NaN."""
+    """Samples of a lossy array. Missing traces are stored as zeros, and returned as NaN."""
 
     def __init__(self, samples: Backend, trace_index: ZarrNode) -> None:
         self._samples, self._node = samples, trace_index
@@ -148,7 +150,7 @@ class _ZarrPython:
         store = zarr.storage.FsspecStore(_asynchronous(FileSystem()), path=url, read_only=True)
         try:
             with warnings.catch_warnings():
-                # zarr-python warns that other implementations may lack the codec.
+                # Ignore zarr-python's warning that other implementations may lack the codec.
                 warnings.filterwarnings("ignore", "Numcodecs codecs are not in the Zarr version 3", UserWarning)
                 self._array: Any = zarr.open_array(store, mode="r")
         except (ValueError, KeyError, TypeError) as error:
@@ -175,7 +177,7 @@ def _asynchronous(files: Any) -> Any:
 
 
 def find_node(location: Location) -> str | None:
-    """`group` or `array` if the folder holds Zarr metadata; None if it does not."""
+    """`group` or `array` if the folder contains Zarr metadata, otherwise None."""
     for name in ("zarr.json", ".zgroup", ".zarray"):
         if (found := location.read(name)) is not None:
             if name == "zarr.json":
@@ -185,7 +187,8 @@ def find_node(location: Location) -> str | None:
 
 
 def open_zarr(location: Location, *, array: str | None = None) -> Array:
-    """Open an array, or an array of a group: `array`, or else the group's default, or else its largest array.
+    """Open an array, or an array of a group: `array` if given, otherwise the group's default array, otherwise the
+    largest one.
 
     Raises:
         ConfigError: The group has no such array.
@@ -307,7 +310,9 @@ def _coordinates(chosen: ZarrNode, nodes: Mapping[str, ZarrNode]) -> dict[str, C
 
 
 def _headers(nodes: Mapping[str, ZarrNode], group_attrs: Mapping[str, Any], chosen: ZarrNode) -> Any:
-    """Returns a function from an index to trace headers with the standard's field names; None without trace headers."""
+    """Returns a function that returns the trace headers at an index, with the standard's field names; None without
+    trace headers.
+    """
     if "penstock_segy" in group_attrs:
         from penstock.arrays.segy.header_fields import trace_dtype
 
@@ -316,7 +321,7 @@ def _headers(nodes: Mapping[str, ZarrNode], group_attrs: Mapping[str, Any], chos
         if node is None:
             return None
         raw = Array(node.open(), name=node.name, dims=node.dims, coords={}, attrs={})
-        if node.structure is not None:  # of MDIO: one element a trace
+        if node.structure is not None:  # MDIO: one element per trace
             kind = trace_dtype(facts["byte_order"], node.structure.itemsize)
             return lambda key: raw[key].view(kind)
         kind = trace_dtype(facts["byte_order"], node.shape[-1])

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 __all__ = ["SHARD_BYTES", "Chunking", "choose", "parse_shape", "whole_traces"]
 
 CHUNK_BYTES = 1 << 20
-"""Target size of a chunk: small enough for slices, and large enough for one request at 20 ms and 90 MB/s."""
+"""Target size of a chunk: small enough for slices, and large enough to be efficient as one request with a latency of 20
+ms and a rate of 90 MB/s.
+"""
 
 SHARD_BYTES = 64 << 20
 """Target size of a shard. A shard is one object, and has one writer."""
@@ -167,7 +169,8 @@ def _chunks(dims: Sequence[str], shape: Sequence[int], itemsize: int, access: Se
     across = [axis for axis, dim in enumerate(dims) if dim in access]
     if not across or "train" in access or "balanced" in access:
         across = list(range(len(shape)))
-    # A chunk is thin along the dimensions that slices cross. It is thinnest if slices cross only one dimension.
+    # A chunk is thin along the dimensions in `access`, across which slices are read. With only one such dimension, it
+    # is thinnest.
     sides = [1] * len(shape)
     thin = (
         3
@@ -177,7 +180,7 @@ def _chunks(dims: Sequence[str], shape: Sequence[int], itemsize: int, access: Se
     for axis in across:
         sides[axis] = min(1 << thin, shape[axis])
     grows = [axis for axis in range(len(shape)) if axis not in across] or across
-    # The last dimension grows first, because its samples are contiguous in every format.
+    # Of equal sizes, the last dimension grows first, because its samples are contiguous in every format.
     while prod(sides) * 2 <= elements:
         open_axes = [axis for axis in grows if sides[axis] < shape[axis]] or [
             a for a in range(len(shape)) if sides[a] < shape[a]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """MDIO v1 destination of a conversion: a Zarr group with structured `headers`, `trace_mask`, and MDIO's names.
 
-The subgroup `penstock` stores data for which MDIO defines no array; MDIO's readers do not open it. From this subgroup
-and `raw_headers`, the conversion back to SEG-Y restores the same bytes.
+The subgroup `penstock` stores data for which MDIO does not define an array. MDIO's readers ignore this subgroup. The
+conversion back to SEG-Y uses it and `raw_headers` to restore the same bytes.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def mdio_chunks(source: MdioSource) -> tuple[int, ...] | None:
 class MdioDestination(ZarrDestination):
     """See the module."""
 
-    # The state is in the subgroup, because zarr-python warns about a folder of the group that is not a Zarr node.
+    # The state is in the subgroup: in the group itself, zarr-python would warn about a folder that is not a Zarr node.
     state = f"{_FOLDER}{STATE}"
 
     def __init__(self, location: Location, source: MdioSource, chunking: Chunking, codec: str) -> None:
@@ -187,12 +187,16 @@ def _folder_document() -> dict[str, Any]:
 
 
 def _header_codecs(size: int) -> list[dict[str, Any]]:
-    """Codec of headers, as in MDIO: Blosc with a shuffle of whole headers, if Blosc supports this header size."""
+    """Codec of headers, as in MDIO: Blosc, with a byte shuffle over whole headers if Blosc supports this header
+    size.
+    """
     return parse_codec("blosc-zstd", size if size < 256 else 1)
 
 
 def _header_fields(segy: SegyFacts) -> dict[str, tuple[int, str]]:
-    """Fields of `headers`. A field that numbers a dimension has the dimension's name and is last, as MDIO specifies."""
+    """Fields of `headers`. As MDIO specifies, fields that number a dimension have the dimension's name and are the last
+    fields.
+    """
     stated = segy.layout.get("map", "")
     numbering = {
         key.byte: (DIMENSIONS.get(key.dim, key.dim), key.kind) for key in (parse_map(stated) if stated else ())
@@ -251,7 +255,9 @@ def _coordinate(name: str, found: Coordinate) -> Coordinate:
 
 
 def _without_last(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
-    """Remove the last dimension if the values do not change along it; missing traces are ignored. Otherwise None."""
+    """Return the values without the last dimension if they do not change along it, otherwise None. Missing traces are
+    ignored.
+    """
     if not values.size:
         return None
     rows = values.reshape(-1, values.shape[-1])

@@ -35,7 +35,8 @@ def write_segy_slice(location: Location, volume: Source, array: Array, key: Sequ
     Args:
         volume: The volume as the source of a conversion. Trace headers are read from it.
         array: The same volume as an array. Samples and coordinates are read from it if `volume` has no trace headers.
-        key: An index or a whole slice for each dimension. In a slice at one time or depth, traces have one sample.
+        key: An index or a whole slice for each dimension. In a slice at a fixed time or depth, each trace has one
+            sample.
     Raises:
         Mismatch: The file exists.
         Unsupported: SEG-Y cannot represent the slice, or the slice contains no trace.
@@ -75,8 +76,8 @@ def write_segy_slice(location: Location, volume: Source, array: Array, key: Sequ
 def _create(location: Location, array: Array, box: Sequence[tuple[int, int]]) -> int:
     """Write a slice of a volume without stored SEG-Y headers.
 
-    The headers are made from the fields of other trace headers (MDIO's), or else from the coordinates. The number of a
-    fixed dimension stays in the headers.
+    The headers are made from the fields of MDIO's trace headers if the volume has them, otherwise from the coordinates.
+    The headers also contain the numbers of the fixed dimensions.
     """
     values = array[tuple(slice(*side) for side in box)]
     kept = None
@@ -121,7 +122,7 @@ class _Slice:
     def read(
         self, box: Box, headers: np.ndarray[Any, Any] | None, out: np.ndarray[Any, Any] | None = None
     ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """See `Source`. If traces are cut, their headers are updated with the new length and start."""
+        """See `Source`. If traces are cut, their headers get the new length and start."""
         whole = tuple((start + a, start + b) for (start, _), (a, b) in zip(self._box, box, strict=True))
         samples, exceptions = self._volume.read(whole, headers, out)
         if headers is not None and self._is_cut:
@@ -156,7 +157,7 @@ class _Slice:
         if self._is_cut:
             _put(header, 3221, self._order + "u2", self.shape[-1])
         if layout["revision"][0] >= 2:
-            # Revision 2 also stores the number of samples (optional), of traces, and of trailer stanzas.
+            # Revision 2 also stores the numbers of samples (optional), traces and trailer stanzas.
             if self._is_cut and header[0, 3268:3272].any():
                 _put(header, 3269, self._order + "u4", self.shape[-1])
             _put(header, 3313, self._order + "u8", layout["traces"])

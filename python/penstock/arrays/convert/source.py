@@ -75,7 +75,7 @@ class Source(Protocol):
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """Facts that identify this version of the volume. They must not change before a conversion is resumed."""
+        """Facts that identify this version of the volume. If they change, a conversion cannot be resumed."""
 
     @property
     def name(self) -> str:

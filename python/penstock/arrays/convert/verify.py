@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Certifies a conversion from SEG-Y: compares the source with the file that the target converts back to."""
+"""Certifies a conversion from SEG-Y: converts the target back, and compares the result with the source."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def _round_trip(volume: Source, facts: SegyFacts, loss: _Loss | None) -> Iterato
 
 
 def _runs(firsts: np.ndarray[Any, Any], most: int) -> Iterator[tuple[int, int]]:
-    """Split ascending numbers into ranges of consecutive numbers, each at most `most` long."""
+    """Split ascending numbers into ranges of at most `most` consecutive numbers."""
     for part in np.split(firsts, np.flatnonzero(np.diff(firsts) != 1) + 1):
         for low in range(int(part[0]), int(part[-1]) + 1, most):
             yield low, min(low + most, int(part[-1]) + 1)

@@ -49,7 +49,7 @@ class ZarrDestination:
         self._writers: dict[str, _native.ZarrWriter] = {}
 
     def check(self) -> None:
-        """Check that the destination is free, or was begun by a conversion, before anything is written.
+        """Check that the destination does not exist, or belongs to a conversion, before anything is written.
 
         Raises:
             Mismatch: The destination exists, but no conversion has created it.
@@ -65,7 +65,8 @@ class ZarrDestination:
             )
 
     def prepare(self, plan: str) -> bool:
-        """Create the arrays, unless a conversion with the same plan has created them. True if it was complete already.
+        """Create the arrays, unless a conversion with the same plan has created them. Return True if that conversion is
+        complete.
 
         Raises:
             Mismatch: The destination has a different plan.
@@ -164,7 +165,7 @@ class ZarrDestination:
         return whole
 
     def _side_name(self, name: str) -> str:
-        """Path, in the group, of an array that only the conversion back to SEG-Y needs."""
+        """Path in the group of an array that only the conversion back to SEG-Y needs."""
         return name
 
     def _header_documents(self, segy: SegyFacts) -> dict[str, dict[str, Any]]:

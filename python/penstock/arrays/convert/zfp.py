@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lossy compression with zfp, if requested: writes objects of a Zarr array with the codec `numcodecs.zfpy`.
 
-zarr-python can read them if `zfpy` is installed. Each written chunk is decoded again to measure the compression error.
-The marker of each object contains its error, so that a resumed conversion reports the error of the whole volume.
+zarr-python can read these objects if `zfpy` is installed. Each written chunk is decoded again to measure the
+compression error. The marker of each object contains its error, so that a resumed conversion reports the error of the
+whole volume.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ def parse_zfp(text: str, dtype: np.dtype[Any], ndim: int) -> ZfpSettings | None:
 
 
 def lossy_of(attrs: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Codec, setting and error that the attributes of a lossy array state; None for a lossless array."""
+    """Codec, setting and error from the attributes of a lossy array; None for a lossless array."""
     stated = attrs.get(LOSSY)
     found: dict[str, Any] | None = json.loads(stated) if isinstance(stated, str) else stated
     return found

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reverse time migration as a job whose state is in an object store. Workers claim shots, and can be killed any time.
+"""Reverse time migration as a job whose state is in an object store. Workers claim shots, and can be killed at any
+time.
 
-`prepare` creates the job, `worker` computes shots, and `stack` stacks their images. No scheduler has to keep state.
+`prepare` creates the job, `worker` computes shots, and `stack` stacks the images of all shots. No scheduler has to keep
+state.
 """

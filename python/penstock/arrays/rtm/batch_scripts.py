@@ -21,7 +21,7 @@ __all__ = ["SCHEDULERS", "ScriptRequest", "batch_script"]
 SCHEDULERS = ("slurm", "pbs", "dask-slurm", "dask-pbs")
 
 _NOTICE_S = 120
-"""Seconds before the end of a task at which its worker stops taking shots."""
+"""A worker stops taking shots this many seconds before the end of its task."""
 
 _PASSED = ("DEVITO_", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE")
 """Prefixes of variables that the script exports. Secrets are not exported: nodes read them from their own files."""
@@ -98,8 +98,8 @@ def _slurm(request: ScriptRequest, _scheduler: str) -> str:
     options += [] if request.memory_gb is None else [f"--mem={request.memory_gb * 1000:.0f}M"]
     options += [f"--partition={request.queue}"] if request.queue else []
     options += [f"--account={request.account}"] if request.account else []
-    # Slurm signals the batch shell, which forwards the signal and waits. The worker finishes its shot and exits with
-    # 143.
+    # Slurm signals the batch shell, which forwards the signal to the worker and waits. The worker finishes its shot and
+    # exits with code 143.
     body = f"""
 {_command(request)} &
 worker=$!
@@ -138,7 +138,7 @@ def _pbs(request: ScriptRequest, _scheduler: str) -> str:
 def _shell(request: ScriptRequest, directives: list[str], threads: str, body: str) -> str:
     lines = ["#!/bin/bash", *directives, *request.setup, f'export OMP_NUM_THREADS="{threads}"']
     lines += [f"export {name}={shlex.quote(value)}" for name, value in _variables(request).items()]
-    # Devito compiles in TMPDIR. On a shared file system, the nodes would wait for each other.
+    # Devito compiles in TMPDIR. If TMPDIR were on a shared file system, the nodes would wait for each other.
     lines += [f"export TMPDIR={shlex.quote(request.local_dir)}", body.strip("\n")]
     return "\n".join(lines) + "\n"
 
@@ -160,7 +160,7 @@ def _variables(request: ScriptRequest) -> dict[str, str]:
 def _dask(request: ScriptRequest, scheduler: str) -> str:
     minutes = request.limit_s / 60
     cluster = "SLURMCluster" if scheduler == "dask-slurm" else "PBSCluster"
-    # Workers end before the batch system kills them, and at different times.
+    # Let workers end before the batch system kills them, and at different times.
     lifetime = [f"{minutes - 10 if minutes > 20 else minutes / 2:.0f}m", f"{min(4, minutes / 8):.0f}m"]
     prologue = [
         *request.setup,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a migration with Dask. Dask starts workers and distributes shots; markers in the store record finished shots.
 
-Tasks are functions of this module, so that each worker process builds its operators once. A task returns one word, and
-no data.
+Tasks are functions of this module, so that each worker process builds its operators once. A task returns only its
+outcome, not the image.
 """
 
 from __future__ import annotations

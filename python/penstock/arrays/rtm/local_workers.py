@@ -112,7 +112,7 @@ class LocalWorkers:
                 self._children.append(child)
                 threading.Thread(target=self._follow, args=(number, child, ends), daemon=True).start()
             for _ in range(self._count):
-                # A short timeout, so that Python can handle a signal between two waits.
+                # Wait with a short timeout, so that Python can handle a signal between two waits.
                 while True:
                     try:
                         number, reports = ends.get(timeout=0.5)
@@ -141,7 +141,7 @@ class LocalWorkers:
             try:
                 os.sched_setaffinity(child.pid, self._cores[number])
             except OSError:
-                return  # it has ended, or the system forbids it: slower, not wrong
+                return  # the child has ended, or pinning is forbidden; pinning is optional
 
     def _follow(self, number: int, child: subprocess.Popen[bytes], ends: Any) -> None:
         """Read a child's output (one JSON line per finished stage, then its report) and forward it."""
@@ -153,7 +153,7 @@ class LocalWorkers:
                     try:
                         event = json.loads(line)
                     except ValueError:
-                        continue  # cut by its end
+                        continue  # the child has ended within this line
                     if event.get("event") == "shot" and self._on_shot is not None:
                         self._on_shot(event)
                     elif event.get("event") == "report":

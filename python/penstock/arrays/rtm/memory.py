@@ -48,7 +48,8 @@ def worker_bytes(job: Job, kinds: Sequence[Kind], *, on_disk: bool = False, snap
             needs.append(plan.revolver_memory_bytes)
         else:
             needs.append(plan.disk_memory_bytes if on_disk else plan.memory_bytes)
-    # Setting a model needs three float64 arrays. Results cover the whole grid: image, illumination, and two gathers.
+    # To set a model, Devito needs three float64 arrays. The results are an image and an illumination of the whole grid,
+    # and two gathers.
     set_model = 3 * 8 * plan.grid_points
     results = 2 * 4 * math.prod(whole.shape) + 2 * 4 * whole.samples * len(whole.receivers_km)
     return PROCESS_BYTES + max(needs) + set_model + results
@@ -98,7 +99,8 @@ def check_memory(job: Job, kinds: Sequence[Kind], *, workers: int = 1, on_disk: 
 
 
 def memory_available() -> int | None:
-    """Bytes of memory that this process can use: the minimum over the machine and its control groups. None if unknown.
+    """Bytes of memory that this process can use: the minimum of what the machine and the control groups allow. None if
+    unknown.
 
     Clean file pages count as available. The core's store crate has the same function, but Python cannot call it.
     """
@@ -119,7 +121,7 @@ def _group_bytes(groups: str) -> Iterator[int | None]:
             continue
         root, files = (_GROUPS / "memory", _FILES_V1) if kinds else (_GROUPS, _FILES_V2)
         own = PurePosixPath(path.lstrip("/"))
-        # In a container, this may be the path on the host. Of its folders, the container then has only the root.
+        # In a container, this can be the path on the host. Then only the root of the path exists in the container.
         for folder in (own, *own.parents):
             yield _left(root / folder, files)
 
@@ -129,7 +131,7 @@ def _left(folder: Path, files: tuple[str, str, str, str]) -> int | None:
     try:
         limit, used = int((folder / limit_file).read_text()), int((folder / used_file).read_text())
         counts = _fields(folder / "memory.stat")
-    except (OSError, ValueError):  # `max` is not a number
+    except (OSError, ValueError):  # such as the limit `max`
         return None
     clean = max(0, counts.get(cache, 0) - counts.get(shared, 0))
     return max(0, limit - max(0, used - clean))

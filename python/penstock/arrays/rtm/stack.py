@@ -76,7 +76,8 @@ def stack_images(
 
     Args:
         job_url: A job whose shots are all migrated.
-        progress: Called with the number of read images and the total. Each shot has two: image and illumination.
+        progress: Called with the number of arrays that were read and the total. Each shot has two arrays, image and
+            illumination.
         timeout_s: Limit of each request.
     Raises:
         NotFound: The job does not exist, or shots are missing.

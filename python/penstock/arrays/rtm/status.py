@@ -41,7 +41,7 @@ class StageStatus:
         total: Number of all shots.
         seconds: Median seconds of a shot in each part: claim_s, read_s, compute_s, write_s.
         cpu_s: Median CPU seconds of a shot; 0 if the workers did not record them.
-        io_share: Share of I/O (claim, read and write) in the seconds of all finished shots.
+        io_share: Share of the time of all finished shots that was spent on I/O (claim, read and write).
         stored_bytes: Number of bytes that the shots have stored.
         shots: For each shot, the seconds in each part.
     """

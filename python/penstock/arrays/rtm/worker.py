@@ -45,7 +45,7 @@ Outcome = Literal["done", "present", "held", "lost", "failed"]
 LEASE_TERM_S = 60.0
 """Time after which another worker can take over the claim of a worker that died on another host."""
 
-# Errors that concern only one shot, so that other shots may succeed. Any other error ends the worker.
+# Errors that concern only one shot, while other shots can succeed. Any other error ends the worker.
 _SHOT_FAULTS = (ConfigError, Corrupt, Changed)
 
 
@@ -128,9 +128,9 @@ class Worker:
         job: The job.
         stage: "model", "migrate" or "all".
         term_s: Time after which a claim that is not renewed may be taken over, s.
-        waits: While other workers have claimed all remaining shots, wait, to take over the shots of dead workers.
+        waits: If other workers have claimed all remaining shots, wait, to take over the shots of workers that die.
         snapshots_dir: Store snapshots in a file in this folder, on a local disk, instead of in memory.
-        checks_memory: Compare the memory that a shot needs with the available memory before the first one.
+        checks_memory: Before the first shot, compare the memory that a shot needs with the available memory.
         first: Shot to begin with; by default a random shot, so that two workers rarely try the same shot.
         on_shot: Called with the done marker of each finished stage of a shot.
     Raises:
@@ -252,7 +252,7 @@ class Worker:
         return sorted(left, key=lambda shot: (shot in claimed, (shot - self._first) % shots))
 
     def _pass(self, shots: Sequence[int]) -> bool:
-        """Compute shots until the listing is outdated. True if a shot was computed or found finished."""
+        """Compute shots until the listing is outdated. Return True if a shot was computed, or was already finished."""
         is_useful = False
         for shot in shots:
             if self._stop.is_set():

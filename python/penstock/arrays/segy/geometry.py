@@ -125,8 +125,8 @@ def parse_map(text: str) -> tuple[KeyField, ...]:
 def candidates(scan: HeaderScan) -> list[Candidate]:
     """Geometries that the headers allow, best first. The last candidate is always the file order.
 
-    The score is the share of grid positions with a trace, times the square of the share of traces that are not
-    duplicates, minus 1/100 for each preceding entry in the list of known geometries.
+    The score is f u^2 - k / 100: f is the share of grid positions with a trace, u is the share of traces that are not
+    duplicates, and k is the index of the geometry in the list of known geometries.
     """
     found = []
     for rank, keys in enumerate(_KNOWN):
@@ -187,7 +187,7 @@ def grid(scan: HeaderScan, keys: Sequence[KeyField]) -> Geometry:
             hint="run penstock array info --scan FILE to list the geometries that fit the headers",
         )
     index = np.full(cells, -1, dtype=np.int64)
-    # Of several values for one index, NumPy keeps the last, so the order is reversed to keep the first trace.
+    # If an index occurs several times, NumPy keeps the last value. Reverse the order to keep the first trace.
     index[_cells(scan, keys, sides)[::-1]] = np.arange(scan.traces - 1, -1, -1)
     rest = np.ones(scan.traces, dtype=bool)
     rest[index[index >= 0]] = False

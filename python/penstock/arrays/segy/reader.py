@@ -28,7 +28,7 @@ EXCEPTION = np.dtype([("trace", "<u8"), ("sample", "<u8"), ("word", "<u4")])
 """An IBM word that float32 cannot represent exactly."""
 
 _LOOK_TRACES = 64
-"""Number of traces that are read to check the statements of the binary header."""
+"""Number of traces that are read to check the values in the binary header."""
 
 
 class SegyFile:
@@ -148,9 +148,9 @@ class SegyFile:
     def _find_header_samples(self) -> int | None:
         """Sample count in the trace headers if it contradicts the binary header; None if it agrees.
 
-        Programs that cut traces often leave the old count in the trace headers. The binary header is right if the file
-        contains only whole traces of its length, but not of the other length, and headers at this distance repeat the
-        other count.
+        Programs that cut traces often leave the old count in the trace headers. The binary header is correct if the
+        file consists of whole traces of the length that the binary header states, but not of the other length, and the
+        trace headers at these positions all contain the other count.
         """
         if not self.traces or self.overrides["samples"] is not None:
             return None
@@ -178,7 +178,7 @@ class SegyFile:
         """Reject IBM samples under a header that states IEEE, and IEEE samples under a header that states IBM.
 
         In a normalised IBM word, the first hexadecimal digit of the fraction is not zero. In IEEE numbers of many
-        magnitudes, this digit is zero in 1 of 16 words; in IBM numbers it hardly ever is.
+        magnitudes, the bits at the same position are zero in 1 of 16 words.
         """
         if self.layout["format"] not in (1, 5) or not self.traces:
             return
@@ -197,7 +197,7 @@ class SegyFile:
         signs = float(np.mean(words >> 31))
         exponents = np.unique(words >> 23 & 0xFF)
         is_ieee = 0.04 < zeros < 0.12
-        # IEEE numbers of one sign or of few magnitudes (a velocity model) may have no such zero by chance.
+        # IEEE numbers of one sign or of few magnitudes (a velocity model) can lack such zeros by chance.
         is_ibm = zeros < 1e-4 and 0.2 < signs < 0.8 and len(exponents) >= 8
         if self.layout["format"] == 1 and is_ieee and not _is_wild(values):
             self._refuse("IBM floating point", 1, "IEEE", 5)
@@ -343,7 +343,8 @@ def _vertical(file: SegyFile, headers: HeaderScan, vertical: str) -> tuple[np.nd
         return numbers, {"units": "1", "long_name": "sample number"}
     delays = np.unique(headers["delay_time"]) if file.traces else np.zeros(1)
     start = float(delays[0]) if len(delays) == 1 else 0.0
-    # The header states the interval in µs and the start in ms. For depths, it uses thousandths of a unit and units.
+    # The header contains the interval in µs and the start in ms; for depths, the interval in 1/1000 of the unit and the
+    # start in the unit.
     unit = "ms" if vertical == "time" else _length_unit(file)
     attrs: dict[str, Any] = {"units": unit, "standard_name": vertical} if vertical == "depth" else {"units": unit}
     if len(delays) > 1:

@@ -143,7 +143,7 @@ def _load(path: Path, traces: int, wanted: Iterable[str]) -> HeaderScan | None:
 
 
 def _save(path: Path, columns: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    # An error is ignored, because without the cache entry the next run only scans the file again.
+    # Ignore the error. Without the cache entry, the next run scans the file again.
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with atomic_file(path, durable=False) as out:

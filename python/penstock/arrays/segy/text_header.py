@@ -9,7 +9,7 @@ _LINES, _WIDTH = 40, 80
 
 
 def decode_text_header(raw: bytes) -> str:
-    """Decode a textual header to lines. The encoding that makes more of the bytes printable is used."""
+    """Decode a textual header to lines, with the encoding that makes more bytes printable."""
     texts = [raw.decode("cp037", errors="replace"), raw.decode("latin-1")]
     text = max(texts, key=lambda each: sum(32 <= ord(character) < 127 for character in each))
     lines = [text[at : at + _WIDTH].rstrip("\0 ") for at in range(0, len(text), _WIDTH)]

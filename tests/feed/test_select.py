@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import pickle
 import subprocess
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 import penstock
 from penstock.feed.function_digest import function_digest
@@ -84,7 +86,7 @@ def test_invalid_selections_are_refused(plain, folder):
         (lambda: plain.select(slice(0, 4, 0)), "must not be 0"),
         (lambda: plain.select([18]).samples, "18 is not a position of 18 samples"),
         (lambda: plain.select([-1]).samples, "-1 is not a position"),
-        (lambda: plain.select([True] * 17).samples, "a mask of 17 values for 18 samples"),
+        (lambda: plain.select([True] * 17).samples, "the mask has 17 values, but there are 18 samples"),
         (lambda: plain.select([2, 2]).shuffle(1).samples, "1 of 2 positions are repeated"),
         (lambda: plain.shuffle(1).take(4).select([1]), "must come before take"),
         (lambda: plain.repeat(2).select([1]), "must come before repeat"),
@@ -175,6 +177,24 @@ def test_filter_result_is_not_used_for_other_objects_or_functions(tmp_path, cach
         for file, content in zip(stored, contents, strict=True):
             file.write_bytes(damage(content))
         assert read(dataset(folder).filter(above)) == [6, 7]
+
+
+def test_filter_and_labels_of_another_part_or_crop_are_read_again(tmp_path):
+    (tmp_path / "x.jsonl").write_text("".join(f'{{"a": {i % 10}, "b": {i % 3}}}\n' for i in range(100)))
+    opened = penstock.open(tmp_path)
+    for part, above, classes in (("a", 80, 10), ("b", 33, 3)):
+        field = penstock.tensor("int64", ()).of(part)
+        assert opened.fields(v=field).filter(lambda sample: sample["v"] > 1, key="above").samples == above
+        drawn = opened.fields(v=field).resample(dict.fromkeys(range(classes), 1), labels="v", samples=5, seed=1)
+        assert drawn.samples == 5
+    folder = tmp_path / "images"
+    folder.mkdir()
+    Image.new("RGB", (8, 8), "white").save(folder / "a.png")
+    for mean, kept in ((0.5, [1]), (2.0, [])):
+        field = penstock.image(2, crop="none", dtype="float32", mean=[mean] * 3, std=[1.0] * 3)
+        light = penstock.open(folder).fields(image=field).filter(lambda sample: sample["image"].max() > 0, key="light")
+        with contextlib.nullcontext() if kept else pytest.raises(penstock.errors.ConfigError, match="keeps none of"):
+            assert [light.samples] == kept
 
 
 def test_filter_that_keeps_nothing_is_one_error(plain):

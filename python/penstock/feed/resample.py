@@ -18,6 +18,7 @@ from penstock.errors import ConfigError, Corrupt
 from penstock.extras import require
 from penstock.feed import classes as class_folders
 from penstock.feed import sample_scan, selection
+from penstock.feed.fields import to_json
 from penstock.feed.number_arguments import as_int, as_int_or_none
 from penstock.feed.sample_values import values_of
 
@@ -280,7 +281,7 @@ def _read(dataset: Dataset, name: str) -> Any:
     if name not in specs:
         raise ConfigError(f"labels: no field `{name}` (fields: {', '.join(specs)})", where="labels")
     only = dataset.fields(**{name: specs[name]})
-    key = f"values:{name}:{specs[name]}"
+    key = f"values:{name}:{to_json(only.batch_fields().items())}"
     try:
         return sample_scan.scanned(only, f"resample by `{name}`", key, lambda: values_of(only, _Label(name), workers=0))
     except Corrupt as error:

@@ -20,6 +20,7 @@ from penstock.errors import ConfigError, Corrupt
 from penstock.extras import require
 from penstock.feed import sample_scan
 from penstock.feed.dataset_base import cut, stored_steps
+from penstock.feed.fields import to_json
 from penstock.feed.function_digest import function_digest
 from penstock.feed.sample_values import readable_values_of, values_of
 
@@ -155,7 +156,9 @@ class Select:
 
         index = self._index
         if index.dtype == bool and len(index) != count:
-            raise ConfigError(f"select: a mask of {len(index):,} values for {count:,} samples", where="select")
+            raise ConfigError(
+                f"select: the mask has {len(index):,} values, but there are {count:,} samples", where="select"
+            )
         if index.dtype != bool and len(index):
             low, high = int(index.min()), int(index.max())
             if low < 0 or high >= count:
@@ -214,7 +217,6 @@ class Filter:
         """
         if not self._kept:
             key = self.key if self.key is not None else function_digest(self.function)
-            specs = [(name, str(spec)) for name, spec in self.dataset.batch_fields().items()]
             if key is None:
                 _LOG.warning(
                     "%s: filter: the result is not kept, because the function uses values that cannot be hashed. "
@@ -222,7 +224,8 @@ class Filter:
                     self.dataset.url,
                 )
             else:
-                key = f"filter:{key}:{specs}" + (":skip" if self.skips else "")
+                fields = to_json(self.dataset.batch_fields().items())
+                key = f"filter:{key}:{fields}" + (":skip" if self.skips else "")
             predicate = _Predicate(self.function)
             if self.skips:
                 compute = partial(readable_values_of, self.dataset, predicate)

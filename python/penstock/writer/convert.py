@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conversion of a dataset to TFRecord, tar or Parquet: reads it with its default fields in stored order, and writes it.
 
-Values pass unchanged: encoded images, text and other bytes as they are, arrays with their type and shape.
+Values do not change: encoded images, text and other bytes are copied, and arrays keep their type and shape.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from penstock.writer.destination import Destination
 from penstock.writer.journal import MANIFEST, Journal, difference
 from penstock.writer.run import Written, existing, run
 from penstock.writer.settings import KEY, Settings
-from penstock.writer.source_types import check_equal, column_types
+from penstock.writer.source_types import columns_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -60,10 +60,10 @@ class Conversion:
     Attributes:
         dataset: The source.
         fields: Fields to read, by the name under which they are written.
-        left_out: Parts of the source that no field reads or that the writer does not store (name, reason), and those
-            that were not selected.
+        left_out: (name, reason) for each part of the source that is not converted: no field reads it, the format cannot
+            store it, or it is not selected.
         samples: Number of samples; None if it is known only after reading.
-        notes: Fields whose values are stored with less than the source states (name, what is lost).
+        notes: (name, what is lost) for each field that is stored with less information than in the source.
         elements: Arrow types of the elements of some fields in Parquet, by the name under which they are written.
         selection: URL, path or pattern of the source, absolute.
     """
@@ -136,7 +136,7 @@ class Conversion:
         specs = {name: _with_default(spec) for name, spec in self.fields.items()}
         masks = {}
         if self.dataset.format in _NULLABLE:
-            # In a TFRecord, an empty list is the same as a missing one.
+            # Lists need no mask in a TFRecord, because an empty list is the same as a missing one.
             lists = () if self.dataset.format != "tfrecord" else (RaggedSpec, RawListSpec, NestedSpec)
             masks = {
                 name: PresentSpec(getattr(spec, "parts", ()))
@@ -144,7 +144,7 @@ class Conversion:
                 if not isinstance(spec, lists) and spec != RawSpec(record=True)
             }
         dataset = self.dataset.fields(**specs, **{f"\0{name}": mask for name, mask in masks.items()})
-        dataset = dataset.cache(False)  # each object is read once
+        dataset = dataset.cache(False)  # without a cache, because each object is read only once
         mean = dataset.source.size_bytes // (self.samples or 1024 * dataset.source.objects)
         batch = max(1, min(_MAX_BATCH, _BATCH_BYTES // max(1, mean)))
         loader = Loader(dataset, batch_size=batch, rank=0, world=1, prefetch_next_epoch=False)
@@ -192,24 +192,21 @@ def plan_conversion(
 
     Raises:
         ConfigError: A name is not a part of the source, or nothing is selected.
-        Unsupported: The format cannot store a selected part: only Parquet stores lists of lists, and a tar stores no
-            lists of bytes or texts. Or the times of a part have different units in two objects.
+        Unsupported: The format cannot store a selected part (only Parquet stores lists of lists, and a tar cannot store
+            lists of bytes or texts), or the times of a part have different units in two objects.
     """
     dataset = open_dataset(source)
-    schema, types = dataset.schema(), column_types(dataset)
+    schema, columns = dataset.schema(), columns_of(dataset)
+    types = columns.types
     known: dict[str, FieldSpec] = {}
     for (name, spec), held in zip(schema.specs, schema.holds, strict=True):
         if isinstance(spec, PresentSpec):
             continue
         known[name] = spec
-        # The default field of Parquet's text is raw. As text, it remains text.
-        if format == "parquet" and isinstance(spec, RawSpec) and held.startswith("a text of"):
-            default = None if spec.default is None else spec.default.decode()
-            known[name] = TextSpec(parts=spec.parts, default=default, presence=spec.presence)
-        # The default field of numbers that some records lack has any number of items.
+        column = types.get(spec.parts[0] if spec.parts else name)  # type: ignore[attr-defined]
+        # The default field of a number that some records lack is ragged, but the column is not a list.
         if isinstance(spec, RaggedSpec) and spec.shape == ():
-            column = types.get(spec.parts[0] if spec.parts else name)
-            if _NUMBER.match(held) if column is None else not column.is_list:
+            if _NUMBER.match(held) if column is None else not column.depth:
                 known[name] = TensorSpec(spec.dtype, (), spec.parts, presence=spec.presence)
     refused = {name: reason for name, spec in known.items() if (reason := _refused(spec, format))}
     chosen: dict[str, FieldSpec] = {}
@@ -266,7 +263,7 @@ def plan_conversion(
 
 
 def _refused(spec: FieldSpec, format: Format) -> str:  # noqa: A002 - as in `open`
-    """Return why a format cannot store a field; empty if it can."""
+    """Return the reason why a format cannot store a field; empty if it can."""
     if isinstance(spec, NestedSpec) and format != "parquet":
         return "a list of lists, which only Parquet can store"
     if isinstance(spec, RawListSpec) and format == "tar":
@@ -341,7 +338,7 @@ def convert(
 
 
 def _schema(plan: Conversion) -> dict[str, FieldSpec]:
-    """Fields of the destination. The parts of the source are not names of the destination."""
+    """Return the fields of the destination, without the names of parts in the source."""
     return {
         new: RawSpec() if isinstance(spec, RawSpec) and spec.record else replace(spec, parts=())  # type: ignore[call-arg]
         for new, spec in plan.fields.items()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Encoders of TFRecord and tar: convert the values of a sample to features or members, and state the fields with which
-a loader reads them back. The core builds the bytes of a shard.
+"""Encoders of TFRecord and tar: convert the values of a sample to features or members, and describe the fields with
+which a loader reads them. The core builds the bytes of a shard.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ __all__ = ["Encoder", "Shard", "TarEncoder", "TfRecordEncoder", "encoder_of"]
 _MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
 _NUMBERS = ("cls", "cls2", "class", "count", "index", "id")
-"""Extensions whose members are numbers as text, as in WebDataset's decoders."""
+"""Extensions of members that contain a number as text, as in WebDataset's decoders."""
 
 _TEXTS = ("txt", "text", "transcript", "json", "jsonl", "csv", "xml", "html", "md")
-"""Extensions whose members are text as it is. A text field of another name gets `.txt`."""
+"""Extensions of members that contain text unchanged. A text field of another name gets `.txt`."""
 
 
 class Shard(Protocol):
@@ -45,7 +45,7 @@ class Shard(Protocol):
 
 
 class Encoder(Protocol):
-    """Encoder of one format. `suffix` is that of an uncompressed shard."""
+    """Encoder of one format. `suffix` is the suffix of an uncompressed shard."""
 
     suffix: str
 
@@ -175,8 +175,9 @@ class TfRecordEncoder:
 class TarEncoder:
     """Members of a tar as in WebDataset: `KEY.EXTENSION`, one for each field.
 
-    A field whose name ends in a fitting extension (`jpg`, `seg.png`, `cls`, `txt`, `json`, `npy`) is stored under it.
-    Otherwise, arrays and floats get `.npy`, integers `.cls`, text `.txt`, and dicts and lists of text `.json`.
+    If the name of a field ends with an extension that suits its type (`jpg`, `seg.png`, `cls`, `txt`, `json`, `npy`),
+    the member has this name. Otherwise, arrays and floats get `.npy`, integers `.cls`, text `.txt`, and dicts and lists
+    of text `.json`.
     """
 
     suffix = ".tar"
@@ -202,7 +203,7 @@ class TarEncoder:
         self._heads: dict[tuple[int, tuple[int, ...]], bytes] = {}
 
     def _part(self, field: Field) -> str:
-        """Extension of a field's members. Extensions are lower-case, because readers convert them."""
+        """Extension of a field's members, in lower case, because readers convert extensions to lower case."""
         name = field.name.lower()
         if not name or "/" in name or name.startswith(".") or name.endswith(".") or "\0" in name:
             raise KeyRefused(
@@ -233,7 +234,7 @@ class TarEncoder:
         """Append a sample.
 
         Raises:
-            KeyRefused: Its key is unsafe, or another sample of the shard has it.
+            KeyRefused: The sample's key is unsafe, or another sample of the shard has the same key.
         """
         key, members = f"{sample:09d}", []
         for at, (field, part, value) in enumerate(zip(self._fields, self._parts, values, strict=True)):
@@ -262,7 +263,7 @@ class TarEncoder:
         shard.core.add_members([(at, f"{key}.{part}", head, kind, value) for at, part, head, kind, value in members])
 
     def _content(self, shard: _Buffer, at: int, field: Field, value: Any) -> tuple[bytes, str, Any]:
-        """Head of a member, and kind and value of its rest."""
+        """Return the head of a member's content, and the kind and value of the rest."""
         match field.kind:
             case "bytes":
                 return b"", "bytes", value
@@ -287,7 +288,7 @@ class TarEncoder:
         """Fields with which a loader reads the samples."""
         found = []
         for field, part in zip(self._fields, self._parts, strict=True):
-            # A list of texts is a JSON document here.
+            # In a tar, a list of texts is stored as a JSON document.
             spec = RawSpec((part,)) if field.kind == "str_list" else field.loader_spec(part or KEY)
             if spec is not None:
                 found.append((field.name, spec))
@@ -301,7 +302,7 @@ def _npy_header(array: Any) -> bytes:
 
 
 def _unsafe(key: str) -> str:
-    """Return why a key cannot be the name of a sample; empty if it can."""
+    """Return the reason why a key cannot be the name of a sample; empty if it can."""
     parts = key.split("/")
     if not key or any(part in ("", ".", "..") for part in parts):
         return "has an empty folder or name, or leaves the archive"

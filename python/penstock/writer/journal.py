@@ -32,14 +32,14 @@ _READERS = 16
 
 
 class ShardRecord(msgspec.Struct, frozen=True):
-    """A whole shard. Sizes in bytes.
+    """A complete shard. Sizes in bytes.
 
     Attributes:
         first: Number of its first sample.
         last_crc32c: CRC-32C of its last record before compression; in Parquet, of the last row's values.
-        fields: Kinds and shapes of the fields, over all samples up to here.
-        statistics: For each field, statistics of sizes and of values: count, NaN, minimum, maximum and sum. The
-            minimum and maximum of no values are None.
+        fields: Kinds and shapes of the fields, over all samples up to the end of this shard.
+        statistics: For each field, statistics of sizes and of values: count, NaN, minimum, maximum and sum. If there
+            are no values, minimum and maximum are None.
     """
 
     name: str
@@ -53,7 +53,7 @@ class ShardRecord(msgspec.Struct, frozen=True):
 
 
 class Journal:
-    """The journal of a destination, as its listing shows it."""
+    """The journal of a destination, read from a listing of the destination."""
 
     def __init__(self, destination: Destination, listed: dict[str, int]) -> None:
         self._at = destination
@@ -68,7 +68,7 @@ class Journal:
         """Return the settings of the unfinished write.
 
         Raises:
-            Corrupt: They cannot be read.
+            Corrupt: The settings cannot be read.
         """
         return self._document(_SETTINGS)
 
@@ -91,10 +91,11 @@ class Journal:
         self._at.put(_SETTINGS, json.dumps({"version": _VERSION, **settings}).encode())
 
     def end(self, settings: dict[str, Any]) -> None:
-        """Delete all objects. A write that is killed meanwhile cannot be continued, only overwritten."""
-        # The settings are written first and deleted last, so that they prove that any remaining shards are the writer's.
+        """Delete all objects. If this process is killed meanwhile, the write cannot be continued, only overwritten."""
+        # The settings are written first and deleted last. As long as they exist, any remaining shards belong to the
+        # writer.
         self._at.put(_SETTINGS, json.dumps({**settings, "version": None}).encode())
-        self._at.delete([MANIFEST])  # so that the dataset is never complete with shards missing
+        self._at.delete([MANIFEST])  # first, because a dataset with a manifest counts as complete
         self._at.delete(name for name in self._listed if name != _SETTINGS)
         self._at.delete([_SETTINGS])
 
@@ -103,7 +104,7 @@ class Journal:
         nothing else is stored, so that another write may replace it.
 
         Raises:
-            ConfigError: They differ.
+            ConfigError: The settings differ.
         """
         if set(self._listed) == {_SETTINGS}:
             return None
@@ -117,19 +118,22 @@ class Journal:
         return theirs
 
     def note(self, number: int, shard: ShardRecord) -> None:
-        """Record that a shard is whole."""
+        """Record that a shard is complete."""
         self._at.put(f"{_FOLDER}shard-{number:06d}.json", msgspec.json.encode(shard))
 
     def whole(self) -> list[ShardRecord]:
-        """Return the shards from 0 on that are complete and still there. Remove the records of all others."""
+        """Return the complete shards, from shard 0 up to the first that is missing. Remove the records of all other
+        shards.
+        """
         shards, names = self.complete_shards()
-        # Shards that were written ahead are written again. If the samples now differ, their records would be wrong.
+        # Remove the records of shards after a missing one. They are written again, and their samples can differ this
+        # time.
         kept = {_SETTINGS, *names[: len(shards)]}
         self._at.delete(name for name in self._listed if name.startswith(_FOLDER) and name not in kept)
         return shards
 
     def complete_shards(self) -> tuple[list[ShardRecord], list[str]]:
-        """Return the shards from 0 on that are complete and still there, and the names of the records."""
+        """Return the complete shards, from shard 0 up to the first that is missing, and the names of the records."""
         names: list[str] = []
         while (name := f"{_FOLDER}shard-{len(names):06d}.json") in self._listed:
             names.append(name)

@@ -49,12 +49,12 @@ class Field:
         kind: `bytes`, `str`, `int`, `float`, `array`, `bytes_list`, `str_list`, `nested` or `json`.
         dtype: NumPy's name of the element type; empty for bytes, text and JSON.
         shape: Shape of the first array.
-        is_ragged: Whether the first side differs between arrays.
-        is_free: Whether other sides differ too, which only tar can store.
+        is_ragged: Whether arrays differ in the size of their first dimension.
+        is_free: Whether arrays differ in other dimensions, too. Only a tar can store such arrays.
         spec: Specification from the schema, or None.
         may_be_absent: Whether samples may lack the field, even if its specification has no default.
-        is_absent: Whether a sample lacks it.
-        element: Arrow type of its elements in Parquet, or None for that of `dtype`.
+        is_absent: Whether any sample lacks the field.
+        element: Arrow type of the elements in Parquet; None for the type of `dtype`.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Field:
         """Return the field with which a loader reads these values; None if no field can.
 
         Args:
-            part: Name of the part of a record that holds them, if it is not the field's name.
+            part: Name of the part of a record that contains the values, if it differs from the field's name.
         """
         spec: FieldSpec
         if self.spec is not None:
@@ -174,7 +174,7 @@ class Field:
             return float(value)
         if isinstance(value, (float, int, np.floating, np.integer)) and not isinstance(value, bool):
             number = np.asarray(value)
-            # A NumPy number of a wider type is refused, as for arrays. A Python float is accepted, because it has no type.
+            # Reject a NumPy number of a wider type, as for arrays. Accept a Python float, because it has no fixed type.
             is_other = isinstance(value, np.floating) and not np.can_cast(number.dtype, self._numpy)
             if not is_other and _fits(number, self._numpy):
                 return float(value)
@@ -184,7 +184,7 @@ class Field:
     def _array(self, value: Any, sample: int) -> NDArray[Any]:
         array = value if isinstance(value, np.ndarray) else np.asarray(value)
         if array.dtype != self._numpy and array.dtype.newbyteorder("=") != self._numpy:
-            # Lists have no type of their own, and a schema may widen it.
+            # Lists have no element type, and a schema can set a wider type. Both are converted.
             is_list = not hasattr(value, "dtype")
             casts = _fits(array, self._numpy) or (is_list and array.size == 0)
             may_cast = is_list or self.spec is not None
@@ -192,7 +192,7 @@ class Field:
                 problem = " that does not fit" if may_cast else ""
                 raise self._differs(value, sample, f"{array.dtype} array{problem}")
         if array.shape == (0,) and isinstance(self.spec, RaggedSpec):
-            array = array.reshape(0, *self.spec.shape)  # an empty list has no shape of its own
+            array = array.reshape(0, *self.spec.shape)  # the shape of an empty list comes from the schema
         if array.shape != self.shape:
             self._vary(array.shape, sample)
         if array.dtype is self._numpy and array.flags.c_contiguous:
@@ -200,7 +200,7 @@ class Field:
         return np.asarray(array, dtype=self._numpy, order="C")
 
     def _vary(self, shape: tuple[int, ...], sample: int) -> None:
-        """Note a shape that differs from the first one."""
+        """Record a shape that differs from the first one."""
         if isinstance(self.spec, RaggedSpec):
             if shape[1:] != self.spec.shape or not shape:
                 raise self._shaped(shape, f"[{', '.join(['any', *map(str, self.spec.shape)])}]", sample)
@@ -241,7 +241,7 @@ class Field:
         raise self._differs(value, sample, "")
 
     def _nested(self, value: Any, sample: int, level: int = 1) -> list[Any]:
-        """Convert lists of lists. The innermost lists become those of `bytes`, or arrays."""
+        """Convert lists of lists. The innermost lists become arrays or lists of `bytes`."""
         assert isinstance(self.spec, NestedSpec)
         if isinstance(value, Ragged):
             value = value.to_list()
@@ -283,7 +283,7 @@ class Fields:
             elements: Arrow types of the elements of some fields in Parquet, by name.
 
         Raises:
-            ConfigError: A field is of another kind, or a mask has the name of another field.
+            ConfigError: A field has another kind, or a mask has the name of another field.
         """
         with_masks(dict(schema))  # checks the names
         made = []
@@ -381,7 +381,9 @@ class Fields:
 
 
 def _optional(spec: FieldSpec) -> FieldSpec:
-    """Return the field for a value that some samples lack, as `Dataset.schema` makes it: any number of rows, or empty."""
+    """Return the field for a value that some samples lack, as `Dataset.schema` returns it: a ragged field, or a field
+    with an empty default.
+    """
     if isinstance(spec, TensorSpec) and spec.default is None:
         return RaggedSpec(spec.dtype, spec.shape[1:], spec.parts, presence=spec.presence)
     if isinstance(spec, RawSpec) and spec.default is None:

@@ -62,13 +62,15 @@ def _stdout_is_broken() -> bool:
 
 @contextmanager
 def _reader_may_leave() -> Iterator[None]:
-    """Exit with 0 if the reader of stdout has ended, as in `penstock ... | head`. (click alone would exit with 1.)"""
+    """Exit with 0 if the program that reads stdout has ended, as in `penstock ... | head`. (click would exit with
+    1.)
+    """
     try:
         yield
     except BrokenPipeError as error:
-        if not _stdout_is_broken():  # another pipe broke, which is an error that click would hide
+        if not _stdout_is_broken():  # another pipe is broken, an error that click would hide
             raise _foreseen(error) from error
-        # The interpreter flushes stdout again when it exits, so stdout needs a target that accepts the data.
+        # The interpreter flushes stdout again at exit, so redirect stdout to a target that accepts the data.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise click.exceptions.Exit(0) from error
 
@@ -133,7 +135,7 @@ def _version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
 @click.pass_context
 def penstock(ctx: click.Context, debug: bool, config: Path | None, prices: Path | None) -> None:
     """Move training data from object storage to accelerators, and show which path is worth its price."""
-    # Imported here, because TOML, msgspec and units are not needed for --help.
+    # Imported here, because --help does not need TOML, msgspec and units.
     from penstock.cli.parameters import default_map
     from penstock.cli.renamed import renamed_variables
     from penstock.config import load, store_variables
@@ -143,7 +145,7 @@ def penstock(ctx: click.Context, debug: bool, config: Path | None, prices: Path 
     if verb != "config":  # `config` must be able to show and allow settings that other verbs reject
         ctx.with_resource(override(store_variables(ctx.obj["config"])))
     ctx.with_resource(override(renamed_variables(read())))
-    if prices is not None:  # by the environment, so that the processes of a job use the same prices
+    if prices is not None:  # through the environment, so that all processes of a job use the same prices
         ctx.with_resource(override({"PENSTOCK_PRICES": str(prices.absolute())}))
     command = penstock.get_command(ctx, verb) if verb else None
     if verb and command is not None:
@@ -205,14 +207,14 @@ def _run(arguments: list[str], *, debug: bool) -> int:
     try:
         code = penstock.main(args=arguments, prog_name="penstock", standalone_mode=False, auto_envvar_prefix="PENSTOCK")
     except click.exceptions.Abort as abort:
-        # click turns every interrupt into an Abort; one of Penstock's may have a hint.
+        # click converts every interrupt to an Abort. An interrupt that Penstock raised can have a hint.
         what, code = stopped(abort.__cause__ or abort)
         if isinstance(abort.__cause__, PenstockError) and abort.__cause__.hint:
             _print(abort.__cause__)
         else:
             click.echo(what, err=True)
     except click.ClickException as error:
-        vars(error)["message"] = redact(error.message)  # by `vars`, because click declares the attribute final
+        vars(error)["message"] = redact(error.message)  # through `vars`, because click declares the attribute final
         error.show()
         code = error.exit_code
     except PenstockError as error:

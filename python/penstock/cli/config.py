@@ -66,7 +66,7 @@ def show(ctx: click.Context, origin: bool, as_json: bool) -> None:
         place = f": {row['place']}" if row["place"] else ""
         place += "" if row["is_allowed"] else " (not allowed)"
         comment = f"  # {row['origin']}{place}" if origin else ""
-        # A setting without a value is printed as a comment, so that the output remains a valid settings file.
+        # Print a setting without a value as a comment, so that the output is a valid settings file.
         click.echo((f"# {row['key']} =" if row["value"] is None else f"{row['key']} = {_toml(row['value'])}") + comment)
     sys.stdout.flush()
 
@@ -98,7 +98,7 @@ def _settings(root: click.Context, config: Config) -> Iterator[dict[str, Any]]:
 def _of(
     command: click.Command, verb: tuple[str, ...], parent: click.Context, defaults: dict[str, Any], config: Config
 ) -> Iterator[dict[str, Any]]:
-    # With resilient parsing, click does not complain about missing arguments. The command is not run here.
+    # With resilient parsing, missing arguments are not an error. The command does not run here.
     ctx = command.make_context(verb[-1], [], parent=parent, resilient_parsing=True, default_map=defaults)
     table = config.table(verb)
     for key, option in settable(command).items():

@@ -171,7 +171,7 @@ def _default() -> Path | None:
 def _plain(price: Price) -> dict[str, Any]:
     import msgspec
 
-    return msgspec.structs.asdict(price)  # to_builtins would leave out defaults
+    return msgspec.structs.asdict(price)  # not to_builtins, which leaves out defaults
 
 
 def _amount(row: dict[str, Any]) -> str:
@@ -180,7 +180,7 @@ def _amount(row: dict[str, Any]) -> str:
 
 
 def _changes(found: Refreshed, known: Any) -> list[dict[str, Any]]:
-    """The refreshed prices, each with the price that held before in its region; None if there was none."""
+    """The refreshed prices, each with the earlier price in the same region (None if it had no price)."""
     rows = []
     for price in found.prices:
         held = next((p for p in known.price if p.item == price.item and p.holds_in(price.region)), None)

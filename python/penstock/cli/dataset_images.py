@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     _ParamType = click.ParamType[Any]
 else:
-    _ParamType = click.ParamType  # the oldest supported click has a generic ParamType only for type checkers
+    _ParamType = click.ParamType  # in the oldest supported click, ParamType is generic only for type checkers
 
 __all__ = ["images"]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the verbs of `penstock dataset` share: the progress bar, and the refusal of destinations in a store."""
+"""Shared by the verbs of `penstock dataset`: the progress bar, and the error for destinations in a store."""
 
 from __future__ import annotations
 

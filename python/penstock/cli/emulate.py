@@ -117,8 +117,8 @@ def command(
             folder, tier, size_bytes=size, scale=scale, credits_share=credits, as_json=as_json, ends=_ENDS
         )
     _refuse_remote(bind, allow_remote)
-    # Block the signals before the server's threads start, so that these inherit the mask and `sigwait` below receives
-    # the signals.
+    # Block the signals before the server's threads start. The threads inherit the mask, so `sigwait` below receives the
+    # signals.
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
     try:
         settings = env.read()

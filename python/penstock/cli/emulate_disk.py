@@ -31,8 +31,8 @@ def emulate_disk(
     as_json: bool,
     ends: set[signal.Signals],
 ) -> int:
-    """Mount a disk of the price book at an empty folder, until one of the signals `ends` arrives. Its rates are those
-    of the disk size in its study, but its file system is smaller, because the measured data are smaller, too.
+    """Mount a disk of the price book at an empty folder, until one of the signals `ends` arrives. The rates are those
+    of the disk in its study. The file system is smaller than that disk, because the measured data are smaller, too.
     """
     from penstock.bench.loop_disk import Burst, LoopDisk, Rate
     from penstock.price import disks

@@ -24,7 +24,7 @@ def field(text: str, *, crop: str = "center") -> tuple[str, Any]:
     """Parse a field and its name: `x=int16:32,32,4`, `jpg=image:224`, `caption=raw`.
 
     Args:
-        crop: Crop of image fields. Random crops are flipped half of the time, as in training.
+        crop: Crop of image fields. With random crops, images are also flipped with probability 0.5, as in training.
     Raises:
         ConfigError: The text is not a field.
     """

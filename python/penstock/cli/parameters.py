@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     _ParamType = click.ParamType[Any]
 else:
-    _ParamType = click.ParamType  # the oldest supported click has a generic ParamType only for type checkers
+    _ParamType = click.ParamType  # in the oldest supported click, ParamType is generic only for type checkers
 
 __all__ = ["BYTES", "RATE", "SECONDS", "Several", "default_map", "is_harmless", "patterns", "settable", "with_units"]
 
@@ -66,8 +66,8 @@ SECONDS = _Quantity("duration", parse_seconds)
 
 
 def with_units(command: click.Command, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a verb's flag values under the names of the Python parameters, which end in their unit: `--timeout` sets
-    `timeout_s`, `--memory` sets `memory_bytes`.
+    """Return a verb's flag values under the names of the Python parameters. These end in their unit: `--timeout` sets
+    `timeout_s`, and `--memory` sets `memory_bytes`.
     """
     unit = {id(SECONDS): "_s", id(BYTES): "_bytes"}
     kinds = {option.name: id(option.type) for option in command.params}
@@ -107,9 +107,11 @@ def settable(command: click.Command) -> dict[str, click.Option]:
 
 
 def is_harmless(option: click.Option) -> bool:
-    """Whether a settings file that the user has not read may set the option. True for a quantity or a fixed choice.
+    """Whether a settings file that the user does not trust is allowed to set the option. True for a quantity or a fixed
+    choice.
 
-    A text or a path could be a program, an endpoint or a file to overwrite, and a flag could grant a permission.
+    Not for other options: a text or a path could be a program, an endpoint or a file to overwrite, and a flag could
+    grant a permission.
     """
     kind = option.type.one if isinstance(option.type, Several) else option.type
     kinds = (_Quantity, click.types.IntParamType, click.types.FloatParamType, click.Choice)
@@ -124,7 +126,7 @@ def default_map(
     Args:
         asks_consent: Raise an error for settings that a file may set only with the user's consent.
     Raises:
-        ConfigError: A file sets an unknown option, an option that it may not set, or a value that is invalid for the
+        ConfigError: A file sets an unknown option, an option that requires consent, or a value that is invalid for the
             flag.
     """
     from penstock.cli.renamed import new_key
@@ -149,7 +151,7 @@ def default_map(
     if isinstance(command, click.Group):
         context = click.Context(command)
         for name in command.list_commands(context):
-            if not config.mentions((*verb, name)):  # a verb without settings in any file need not be imported
+            if not config.mentions((*verb, name)):  # do not import a verb without settings in any file
                 continue
             below = command.get_command(context, name)
             if below is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares the columns of some objects of a dataset, for `penstock peek`: a schema may have changed from file to file."""
+"""Compares the columns of some objects of a dataset, for `penstock peek`, because schemas can differ between files."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _TABLES = ("arrow", "parquet")
 _MAX_OBJECTS = 8
 
 _MAX_BYTES = 64 << 20
-"""Maximum number of stored bytes to read of the objects after the first."""
+"""Maximum number of stored bytes to read from objects after the first."""
 
 _START_BYTES = 16 << 20
-"""Stored bytes of an object of text that a schema reads, unless its first record is longer (`STEP` in the core)."""
+"""Stored bytes that a schema reads of an object of text, unless the first record is longer (`STEP` in the core)."""
 
 _MISSING = "missing"
 
 _PARTITION = "a Hive partition in the folder names"
-"""End of the description of a column that the names of folders contain."""
+"""End of the description of a column whose values come from folder names."""
 
 
 def of_object(dataset: Dataset, number: int) -> Dataset:
@@ -37,8 +37,8 @@ def of_object(dataset: Dataset, number: int) -> Dataset:
 
 
 def partitions(key: str, schema: Schema) -> dict[str, str]:
-    """Return the value of each partition column for an object, as its folders spell it; `missing` if none of them has
-    the column. Only the whole dataset shows the type of such a column, and whether all objects have it.
+    """Return the value of each partition column for an object, as text from its folder names; `missing` if no folder
+    has the column. The type of such a column, and whether all objects have it, is known only for the whole dataset.
     """
     named = (folder.split("=", 1) for folder in key.split("/")[:-1] if "=" in folder)
     folders = {unquote(name): unquote(value) for name, value in named}
@@ -50,9 +50,10 @@ def compare(dataset: Dataset) -> dict[str, Any] | None:
     """Compare the columns of the first object, the last and some between; None for formats without columns.
 
     Returns:
-        `objects`: number of objects compared; `differing`: for each column whose types differ or that some objects
-        lack, the number of objects by type, and the first object that differs from the first; `unreadable`: objects
-        whose columns cannot be read, with the reason; `too_large`: number of objects left out because of their size.
+        `objects` is the number of compared objects. `differing` lists the columns whose types differ, or that some
+        objects lack, with the number of objects by type and the key of an object that differs from the first.
+        `unreadable` lists the objects whose columns cannot be read, with the reason. `too_large` is the number of
+        objects that were left out because of their size.
     """
     source = dataset.source
     if dataset.format not in _FORMATS or source.fields is not None:
@@ -65,7 +66,7 @@ def compare(dataset: Dataset) -> dict[str, Any] | None:
         key = source.key(number)
         try:
             columns = _kinds(of_object(dataset, number).schema() if kinds else whole)
-        except ConfigError:  # it has no record
+        except ConfigError:  # the object has no record
             continue
         except (BudgetExceeded, Corrupt, Unsupported) as error:
             unreadable.append({"object": key, "reason": str(error)})
@@ -85,8 +86,9 @@ def compare(dataset: Dataset) -> dict[str, Any] | None:
 
 
 def _chosen(dataset: Dataset) -> tuple[list[int], int]:
-    """Return the numbers of the objects to compare, and how many others are too large: the first, the last and others
-    at equal distances, in this order of preference, while the bytes to read of the others are within the limit.
+    """Return the numbers of the objects to compare: the first, the last and some at equal distances, in this order of
+    preference, as long as the bytes to read after the first object are within the limit. Also return the number of
+    objects that are left out because of this limit.
     """
     source, is_table = dataset.source, dataset.format in _TABLES
     filled = [number for number in range(source.objects) if source.object_bytes(number)]

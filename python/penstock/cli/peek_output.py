@@ -14,7 +14,7 @@ __all__ = ["readable"]
 
 _MAX_WIDTH = 110
 _MAX_NAME = 30
-"""Maximum width of the column of names. Longer names push their line to the right."""
+"""Maximum width of the column of names. The line of a longer name is shifted to the right."""
 
 
 def readable(found: dict[str, Any]) -> str:
@@ -96,7 +96,7 @@ def _differing(compared: dict[str, Any], objects: int, width: int) -> list[str]:
 
 
 def _table(rows: Iterable[tuple[str, str]]) -> list[str]:
-    # An empty name would be invisible, and a terminal would obey the control characters of others.
+    # Quote empty names, which would be invisible, and names with control characters, which a terminal would interpret.
     rows = [(name if name and name.isprintable() else repr(name), text) for name, text in rows]
     name_width = min(max((len(name) for name, _ in rows), default=0), _MAX_NAME)
     return [f"    {name:<{name_width}}  {text}" for name, text in rows]

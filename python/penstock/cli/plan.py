@@ -191,7 +191,7 @@ def _with(document: bytes, more: dict[str, Any]) -> bytes:
 
 
 def _target(result: PlanResult, goal: Target, minimise: str, text: str) -> dict[str, Any]:
-    """The target for `--json`: the id of the best row that reaches it, or of the nearest row."""
+    """The target for `--json`, with the id of the best row that reaches it or, if no row does, of the nearest row."""
     from penstock.plan.analysis import choose
 
     found, near = choose([row.prediction for row in result.rows], goal, "time" if minimise == "time" else "cost")
@@ -217,7 +217,8 @@ def _changed(spec: PlanSpec, *, nodes: str | None, region: str | None, replicate
     if region is not None or replicate:
         place = spec.place
         if region is not None:
-            # The data stays in the region that the file states, or else in the region where its nodes were.
+            # The data stays in the region that the file names for it, or otherwise in the region that the file names
+            # for the nodes.
             stays = place.data_region or place.region
             place = msgspec.structs.replace(place, region=region, data_region=stays)
         changes["place"] = msgspec.structs.replace(place, replicates=replicate or place.replicates)
@@ -227,7 +228,9 @@ def _changed(spec: PlanSpec, *, nodes: str | None, region: str | None, replicate
 
 
 def _target_sentence(result: PlanResult, goal: Target, minimise: str, text: str) -> tuple[bool, str | None]:
-    """Return whether a row reaches the target, and the sentence about the best row or, if none does, about the limit."""
+    """Return whether a row reaches the target, and a sentence about the best such row or, if no row reaches it, about
+    the limit.
+    """
     from penstock.plan.analysis import choose, limit_words
     from penstock.plan.result import money_words
     from penstock.units import format_seconds

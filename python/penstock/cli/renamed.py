@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Renamed flags: the old name works for one more release, as a flag, as an environment variable and in `penstock.toml`.
 
-An old flag or variable prints one line on stderr with the new name. Completion and help show only new names.
+Each use of an old flag or variable prints one line with the new name on stderr. Completion and help show only new
+names.
 """
 
 from __future__ import annotations

@@ -56,8 +56,8 @@ class LiveView:
             self._nodes.update(dict.fromkeys(nodes, (0.0, 0, 0, "")))
 
     def on_step(self, row: StepRow, *, of: str | None = None) -> None:
-        """Update a step that has started or ended. `of` is the name of the job. When it changes, one line remains for
-        the previous job.
+        """Update a step that has started or ended. `of` is the name of the job. When the job changes, one line remains
+        for the previous job.
         """
         with self._lock:
             if of is not None and of != self._of:

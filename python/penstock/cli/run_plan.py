@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["print_breakeven", "show"]
 
-# Short, because the job waits for this listing, which is only used for printed information.
+# Short, because the job waits for this listing, although it is used only for printed information.
 _LISTING_TIMEOUT_S = 20.0
 
 
@@ -79,8 +79,8 @@ def _print_plan(row: dict[str, Any], whose: str) -> None:
 def print_breakeven(job: Job, execution_of: Callable[[Job], Execution], *, is_quiet: bool) -> dict[str, Any] | None:
     """Print the break-even of a pool, for a job that starts no pool or compares paths. Return the numbers for JSON.
 
-    The source is listed only if the job has a `[demand]`, and with a short time limit. If the listing fails, a line on
-    stderr reports that; the stage will raise the error later.
+    If the job has a `[demand]`, the source is listed, with a short time limit. If the listing fails, a line on stderr
+    reports the failure; the stage raises the error later.
     """
     from penstock.cli.run_breakeven import breakeven_lines
     from penstock.cli.run_cost import list_source

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batch system part of `penstock run`: submits a job, exports it for other systems, and finds this node's index in a
+"""Batch systems in `penstock run`: submits a job, exports it for other systems, and determines this node's index in a
 job.
 """
 

@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 
 __all__ = ["TerminationSignal", "before_end", "end", "end_at_once", "listening", "signal_exit_code", "stopped"]
 
-# Longer than any Penstock code that runs in the main thread outside of Python. Together with `_CALLBACKS_S` it is well
-# below 10 s, which container runtimes allow between SIGTERM and SIGKILL (Slurm and Kubernetes allow 30 s).
+# `_GRACE_S` is longer than any native Penstock code runs in the main thread. Together, these two are well below the 10
+# s that container runtimes allow between SIGTERM and SIGKILL (Slurm and Kubernetes allow 30 s).
 _GRACE_S = 4.0
 _CALLBACKS_S = 3.0
-# Two signals within this time count as one, because a scheduler may send a signal to the process group and to the
-# process.
+# Two signals within this time count as one, because a scheduler can send the same signal to the process group and to
+# the process.
 _SECOND_S = 1.0
 _HANDLED = 0x80
 
 
 class TerminationSignal(KeyboardInterrupt):
-    """Raised on SIGTERM. Like KeyboardInterrupt, it is not a `PenstockError`, so that code that continues after an
-    error does not continue after this.
+    """Raised on SIGTERM. Like KeyboardInterrupt, this is not a `PenstockError`, so code that catches errors and
+    continues does not catch it.
     """
 
     signal_name = "SIGTERM"
@@ -80,8 +80,8 @@ class _Watch:
         self.callbacks: list[Callable[[str], object]] = []
         self.last: int | None = None
         thread = threading.Thread(target=self._run, name="penstock-signals", daemon=True)
-        # The thread inherits this mask and blocks all signals. Callers of `sigwait` (the emulator) can therefore block
-        # a signal in the main thread only.
+        # The thread inherits this mask, so it blocks all signals. Therefore, callers of `sigwait` (the emulator) need
+        # to block a signal only in the main thread.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             thread.start()
@@ -106,8 +106,8 @@ class _Watch:
             limit_s = min(pending.values()) + _GRACE_S - time.monotonic() if pending else None
             if not select.select([self._reading], [], [], None if limit_s is None else max(limit_s, 0.0))[0]:
                 for number in list(pending):
-                    # Other code has replaced the handler for a while (as during a job's submission), and handles the
-                    # signals itself.
+                    # Other code has replaced the handler temporarily (such as during a job's submission), and handles
+                    # the signals itself.
                     if signal.getsignal(number) is not _HANDLERS[number]:
                         del pending[number]
                 if pending:
@@ -184,8 +184,8 @@ def listening() -> Iterator[None]:
 
 
 def before_end(callback: Callable[[str], object]) -> None:
-    """Register a callback that is called with the signal's name before a process that does not respond is terminated.
-    All callbacks together have 3 s.
+    """Register a callback. It is called with the signal's name before this module ends a process whose main thread does
+    not respond. All callbacks together have 3 s.
     """
     if _Watch.current is not None:
         _Watch.current.callbacks.append(callback)
@@ -216,8 +216,8 @@ def signal_exit_code() -> int | None:
 
 
 def stopped(error: BaseException) -> tuple[str, int]:
-    """Return the code and the exit code of an interrupted command: those of Terminated if SIGTERM stopped this process,
-    or the other process that reported `error`; otherwise those of Interrupted.
+    """Return the error code and the exit code of an interrupted command. They are those of Terminated if SIGTERM
+    stopped this process or the process that reported `error`, otherwise those of Interrupted.
     """
     kind = Terminated if isinstance(error, TerminationSignal | Terminated) else Interrupted
     return kind.code, kind.exit_code

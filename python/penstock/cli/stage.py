@@ -183,7 +183,7 @@ def command(
             what, code = stopped(stop)
             click.echo(f"{what}; finished files are kept, and the same command resumes from there", err=True)
             log_file.write("end", what)
-            # Return the code immediately, without waiting for requests in flight on other threads.
+            # Return the exit code immediately, without waiting for requests in flight on other threads.
             return code
         for failure in summary["failed"]:
             log_file.write("failed", f"[{failure['code']}] {failure['error']}")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["ProgressPrinter", "command"]
 
 _LINE_S = 10.0
-_SYNTHETIC_STEPS = 100  # as tf_cnn_benchmarks runs by default
+_SYNTHETIC_STEPS = 100  # the default of tf_cnn_benchmarks
 _TURN_WARM_UP = 5
 
 

@@ -20,7 +20,7 @@ _PARTS = {
 
 
 def print_result(result: dict[str, Any], runs: str, *, saved: bool) -> None:
-    """Print a result as lines on stdout. Each part of a step that takes less than 0.1 % is left out."""
+    """Print a result as lines on stdout. Parts that take less than 0.1 % of a step are left out."""
     if result["data_path"]:
         _print_data_path(result["data_path"])
     else:

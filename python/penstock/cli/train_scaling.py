@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Placement", "run_scaling"]
 
-# Options that the sweep sets, or that concern the output of the sweep.
+# Options that the sweep sets itself, or that concern the output of the sweep.
 _OWN = frozenset(
     [
         "scale",
@@ -46,7 +46,7 @@ _OWN = frozenset(
 
 
 class Placement(NamedTuple):
-    """Launcher of the ranks, its nodes, and the most ranks of a node."""
+    """Launcher of the ranks, its nodes, and the maximum number of ranks per node."""
 
     launcher: str
     nodes: str | None
@@ -119,7 +119,7 @@ def _on_nodes(spec: TrainSpec, ranks: Sequence[int], scaling: Scaling, repeats: 
 
 
 def _command_line(spec: TrainSpec) -> list[str]:
-    """Return the command line for one rank of a size: the given one without the options of the sweep."""
+    """Return the command line of the ranks of one size: the given command line without the options of the sweep."""
     context = click.get_current_context()
     argv = [sys.executable, "-m", "penstock", "train", spec.workload, "--json", "--no-save"]
     argv += ["--global-batch", "{size}", "--warm-up", str(spec.warm_up_steps)]

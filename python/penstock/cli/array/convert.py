@@ -206,7 +206,7 @@ def command(
             **options,
         )
     if osdu is not None and settings is not None and report.is_complete:
-        # A SEG-Y file that was written has the geometry of its source.
+        # A SEG-Y file from a conversion has the geometry of its source.
         again: dict[str, Any] = {}
         if report.format == "segy":
             kept = {name: options[name] for name in ("vertical", "byte_order", "samples", "allow_trailing")}
@@ -246,7 +246,7 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
 
 
 def loss_of(lossy: Mapping[str, Any]) -> str:
-    """A loss in words: codec, setting, and error in the unit of the samples."""
+    """Describe the loss: codec, setting, and error in the unit of the samples."""
     settings = {"tolerance": "tolerance {}", "precision": "{} bits of precision", "rate": "{} bits a sample"}
     setting = ", ".join(text.format(lossy[name]) for name, text in settings.items() if name in lossy)
     return (

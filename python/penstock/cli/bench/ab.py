@@ -113,7 +113,7 @@ def _sides(commands: tuple[str, ...]) -> tuple[list[str], list[str]]:
     if commands.count(_BETWEEN) != 1:
         raise click.UsageError(f"give two commands, separated by one {_BETWEEN}: -- A... {_BETWEEN} B...")
     at = commands.index(_BETWEEN)
-    # A side that is a single word with blanks is a quoted command, so split it as a shell would.
+    # If one of the two commands is a single word with blanks, it is a quoted command: split it as a shell would.
     sides = [shlex.split(s[0]) if len(s) == 1 else list(s) for s in (commands[:at], commands[at + 1 :])]
     if not all(sides):
         raise click.UsageError(f"a command is missing: -- A... {_BETWEEN} B...")

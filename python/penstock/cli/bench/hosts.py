@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flags of benchmarks that can run on many hosts, and the function that runs one here or on the nodes of a cluster."""
+"""Flags of benchmarks that can run on many hosts, and the function that runs a benchmark here or on the nodes of a
+cluster.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ def measured(
     Args:
         work: The benchmark that the nodes run.
         here: Function that runs the benchmark on this machine.
-        spec: Settings of the benchmark as stored with the results.
+        spec: Settings of the benchmark, in the form that is stored with the results.
     """
     from penstock.bench.phases import Hooks
     from penstock.cli.bench.table import Table

@@ -29,7 +29,7 @@ def loads(workers: str, duration: str) -> Callable[[Callable[..., Any]], Callabl
     """Add --duration, --arrivals, --rate, --verify, --compressible and --seed.
 
     Args:
-        workers: What the workers of this benchmark are called, for the help of --rate.
+        workers: Word for this benchmark's workers, for the help of --rate.
         duration: Help of --duration.
     """
 

@@ -21,7 +21,7 @@ __all__ = ["command"]
 
 # Launchers whose ranks are MPI ranks.
 _MPI_LAUNCHERS = ("mpi", "slurm", "pbs")
-# Time for mpirun to forward an error before MPI_Abort, which discards what it has not yet read.
+# Time for mpirun to forward an error before MPI_Abort, which discards output that mpirun has not read.
 _FORWARD_S = 0.3
 
 
@@ -261,7 +261,7 @@ def _ranks_per_node(ranks: int | None, nodes: int) -> int:
 
 
 def _programs(plan: NetPlan, given: dict[str, Any]) -> dict[str, str]:
-    """Installed programs of the convention that can run beside our tests: operation -> path."""
+    """Installed programs of the convention with which our results can be compared: operation -> path."""
     from penstock.bench.net.installed import find_programs
     from penstock.errors import ConfigError
 
@@ -298,7 +298,7 @@ def _run_installed(
             theirs, text = run_program(
                 result.plan, operation, path, cluster, ranks_per_node=a_node, timeout_s=given["timeout"]
             )
-        except PenstockError as error:  # our own figures are complete, and must not be lost
+        except PenstockError as error:  # keep our own results, which are complete
             print_error(error)
             is_complete = False
             continue

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Time limit of a rank that an outer launcher has started.
 
-The rank may be blocked in a library, where no exception reaches it, so the process is ended.
+The rank can be blocked in a library, where no exception reaches it. Therefore, the time limit ends the process.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ __all__ = ["limited"]
 
 @contextmanager
 def limited(rank: int, limit_s: float) -> Iterator[Callable[[str], None]]:
-    """Context manager: end this process if the block takes longer than `limit_s`, with an error that states what the
-    rank did. Yields a function that receives what the rank does next.
+    """Context manager: if the block takes longer than `limit_s`, print an error that names the current step of the
+    rank, and end this process. Yields a function that sets the current step.
     """
     from penstock.cli.app import print_error
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Terminal output of `bench net`: OSU's and nccl-tests' tables, the matrix of pairs, the topology and the verdict.
 
-stdout gets what the conventions' own programs print, and the matrix; stderr gets everything else.
+stdout gets the tables that OSU's programs or nccl-tests would print, and the matrix. stderr gets the rest.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CELL_WIDTH = 9
 
 
 class NetTable:
-    """Prints messages as they arrive. With `silent`, stdout gets nothing, because it is for JSON."""
+    """Prints messages as they arrive. With `silent`, nothing is printed on stdout, which is for JSON."""
 
     def __init__(self, *, silent: bool, full: bool) -> None:
         self._silent = silent
@@ -39,7 +39,7 @@ class NetTable:
         self._has_bar = False
 
     def message(self, message: dict[str, Any], result: NetResult) -> None:
-        """Print a message of rank 0; `result` contains it already."""
+        """Print a message of rank 0, which `result` already contains."""
         if "pair" in message:
             self._progress(result)
         if self._silent:
@@ -84,7 +84,7 @@ class NetTable:
             click.echo(finding.text, err=True)
 
     def compared(self, program: str, source: str, found: Sequence[Compared]) -> None:
-        """Print our figures beside those of an installed program, on stderr."""
+        """Print our results beside those of an installed program, on stderr."""
         if self._silent or not found:
             return
         click.echo(f"\n{program}, beside {source}:", err=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared by status, down and audit: finds a pool in this machine's records by its name, or builds its record from
+"""Flags of status, down and audit. Finds a pool by its name in this machine's records, or builds a record from the
 flags.
 """
 
@@ -45,7 +45,8 @@ def named(default_s: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 def request(
     name: str, engine: str | None, disk: str | None, launcher: str | None, nodes: str | None, settings: tuple[str, ...]
 ) -> PoolRecord | None:
-    """Return the record of the pool that the flags select. None if it does not exist and the flags do not describe one.
+    """Return the record of the pool that the flags select. None if this machine has no record of the pool, and the
+    flags do not describe the pool.
 
     Raises:
         ConfigError: The name is invalid, or the record belongs to a pool with another disk or engine.

@@ -66,7 +66,9 @@ def write_reports(result: StudyResult, folder: Path) -> list[Path]:
 
 
 def show(result: StudyResult, files: Sequence[Path], *, as_json: bool, width: int) -> None:
-    """Print the answer, the figures and the names of the reports; with `as_json`, the results on stdout."""
+    """Print the answer, the figures and the names of the reports. With `as_json`, print the results as JSON on
+    stdout.
+    """
     if as_json:
         import msgspec
 

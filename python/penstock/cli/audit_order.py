@@ -82,10 +82,10 @@ def command(
 ) -> int:
     """Check that the dataset at URL is delivered in the same order for any number of ranks and threads.
 
-    Reads one epoch for each number of ranks and threads through the loader, as a training does, and hashes each step:
-    the expected records and the bytes that were read. A staged or decompressed copy has the same hashes, so two paths
-    can be compared: write an audit of one path with --output, and audit the other path with --against. Without --field,
-    the fields are those of the first record.
+    Reads one epoch through the loader for each number of ranks and threads, and hashes the expected records and the
+    delivered bytes of each step. A staged or decompressed copy has the same hashes, so two paths can be compared: write
+    an audit of one path with --output, and audit the other path with --against. Without --field, the fields are those
+    of the first record.
 
     Exit code 0: all orders are equal. 1: they differ; the output names the first step that differs.
     """

@@ -37,8 +37,8 @@ def command(
     """Compare the datasets A and B by logical name: what was added, removed and changed.
 
     A and B are each a manifest, a staged folder, or a URL or folder to list. No object is opened. Objects are compared
-    by digest if both sides have one, else by version, else by size; the output names the criterion. A staged copy
-    records its source, so it can be compared with a compressed source.
+    by digest if both have one, otherwise by version if both have one, otherwise by size. The output names the
+    criterion. A staged copy records its source, so a decompressed copy can be compared with its compressed source.
 
     Exit code 0: A and B are equal. 1: they differ.
     """

@@ -53,10 +53,10 @@ def command(
     penstock doctor s3://bucket/train
     penstock doctor --nodes node1,node2
 
-    With URL (s3, az, gs, http, https, or a path), one line per property: endpoint, proxy, DNS, TCP, TLS, clock, region,
-    credentials (their source and expiry, never their value), permission to list and read, and packet size. Each line
-    is ok, warn, fail or skip, and states what to do next. Only reads, and ends within 2 minutes. Exit code 3: a check
-    failed.
+    With URL (s3, az, gs, http, https, or a path), print one line per property: endpoint, proxy, DNS, TCP, TLS, clock,
+    region, credentials (their source and expiry, never their value), permission to list and read, and packet size. Each
+    line is ok, warn, fail or skip, and states what to do next. The check only reads, and ends within 2 minutes. Exit
+    code 3: a check failed.
 
     Without URL, the nodes are those of --nodes, or this machine. Exit code 1: only the `local` engine can run. 3: a
     node did not respond.

@@ -103,13 +103,13 @@ def command(
     """Run CMD, unchanged, and report what it waits for: storage, decompression, decoding, Python workers, copies to the
     device, the model or other ranks. Print the evidence, the cost of waiting, and what to change first.
 
-    CMD may use any framework and any way to read its data. It is observed from outside by sampling: stacks of Python
-    processes (py-spy, `pip install 'penstock[explain]'`), /proc, and TCP information of the kernel. This needs no root
-    and cost 1.0 to 2.4 % of one core in observations of 60 s; shorter ones cost more, because py-spy has to start. The
-    result states what it cost.
+    CMD may use any framework and any way to read its data. The command observes CMD from outside by sampling: stacks of
+    Python processes (py-spy, `pip install 'penstock[explain]'`), /proc, and TCP information of the kernel. Sampling
+    needs no root, and cost 1.0 to 2.4 % of one core in observations of 60 s. Shorter observations cost more, because
+    py-spy has to start. The result states the cost of the observation.
 
-    After the observation, CMD goes on unless --stop is given; the report is printed at once. Ctrl-C ends the
-    observation and CMD, and the report covers what was seen.
+    After the observation, the report is printed immediately, and CMD continues unless --stop is given. Ctrl-C ends the
+    observation and CMD, and the report covers the time until then.
 
     Exit code: that of CMD if it ended by itself; 0 with --stop or --pid. 2: usage. 3: CMD cannot be started or
     observed. 130: interrupted.

@@ -90,8 +90,8 @@ def command(target: str, output: Path | None, dry_run: bool, as_json: bool, **gi
     penstock probe /data/train --time 30s --json
 
     Reads existing objects: small and large reads at rising concurrency, HEAD and LIST, until the rates stop rising or
-    the store refuses requests. The card holds the limits with their uncertainty, and names what could not be seen.
-    A folder is probed by its largest file, with O_DIRECT.
+    the store refuses requests. The result is a card: the limits with their uncertainty, and the names of the parts that
+    could not be measured. A folder is probed by its largest file, with O_DIRECT.
 
     Exit code 0: the card is complete. 1: parts are missing (time, budget, permissions); the card names them. 3: the
     target cannot be read. 130: interrupted; the card names the missing parts.

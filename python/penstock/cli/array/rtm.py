@@ -175,8 +175,8 @@ def shots_command(
 ) -> int:
     """Compute the shots of JOB until all are finished. Can run on any number of machines at the same time.
 
-    After SIGUSR1, the worker finishes its shot and ends. After Ctrl-C or SIGTERM, it releases the shot at once. Devito
-    reads its own variables (DEVITO_LANGUAGE, DEVITO_PLATFORM), which can select a GPU.
+    After SIGUSR1, the worker finishes its shot and ends. After Ctrl-C or SIGTERM, it releases the shot immediately.
+    Devito reads its own variables (DEVITO_LANGUAGE, DEVITO_PLATFORM), which can select a GPU.
 
     Before the first shot, the command compares the memory that the workers need with the available memory. If the
     memory is too small, it ends with an error that contains both numbers.

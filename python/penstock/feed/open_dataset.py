@@ -41,20 +41,21 @@ def open(  # noqa: A001 - the verb is the API
     Args:
         url: A folder, one object, or a pattern (`s3://b/train/*.tfrecord.gz`, `train-{000..127}.tar`, `{train,val}/*`).
             `hf://datasets/ORG/NAME[@REVISION]/...` is a dataset of the Hugging Face Hub, at its current commit. A plain
-            path is local, and `~` is the home folder. A list of these in one bucket (or below one local folder) also
-            forms one dataset: its objects are ordered by name, and each is read once.
-        manifest: A manifest file from `penstock index`, used instead of a listing; reads are pinned to its versions.
+            path is local, and `~` is the home folder. A list of these in one bucket (or below one local folder) is one
+            dataset, whose objects are ordered by name, each only once.
+        manifest: A manifest file from `penstock index`, used instead of a listing. Reads are pinned to the versions in
+            the manifest.
         format: A name (`"tfrecord"`) or one of `penstock.formats`; by default detected from the object names, otherwise
             from the first bytes of one object.
         records_per_object: Number of records in every object, if known; by default it is determined.
         indexes: A folder with index files of other programs (DALI's `.idx`, wids' `index.json`); by default, the files
             beside the objects are used.
-        indexed: False disables record counts: TFRecords, tars and JSON lines are read as streams. Each rank reads a
-            different set of whole objects, records are mixed within 32 MiB of their object, a loader has no length, and
-            ranks have different numbers of batches. A state is valid only for the same rank and the same
-            number of ranks.
+        indexed: False disables record counts: TFRecords, tars and JSON lines are read as streams. Each rank reads
+            different whole objects, records are mixed only within 32 MiB of an object, a loader has no length, and
+            ranks have different numbers of batches. A state is valid only for the same rank and the same number of
+            ranks.
     Raises:
-        NotFound: No object matches, or an object that a list or braces name is missing.
+        NotFound: No object matches, or an object that is named in a list or in braces is missing.
         Unsupported: The format of the objects is not supported; the message contains its name.
         ConfigError: The folder contains an object and its decompressed copy, so that each sample would be read twice.
         Denied, Unreachable, Throttled: The store rejected a request or did not respond.
@@ -81,8 +82,8 @@ def open(  # noqa: A001 - the verb is the API
         None if indexes is None else _located(indexes, "indexes"),
     )
     if declared is not None and (declared.labels is not None or declared.classes is not None):
-        # Labels and classes refer to paths below the listed folder, which is known only now. The folder is not listed
-        # again.
+        # Labels and classes refer to paths below the listed folder, which is known only after the listing. Open the
+        # same listing again with them.
         if declared.classes is not None:
             facts = class_folders.labels(source, declared.classes)
         elif declared.labels is not None:
@@ -120,7 +121,7 @@ def _warn_of_ignored(source: _native.Source, *, is_chosen: bool) -> None:
             kind,
         )
         return
-    # Warn, not only log: this is probably not the folder that the user meant, and a program may hide its log.
+    # Warn instead of log, because programs often hide logs, and the user probably meant another folder.
     warnings.warn(
         f"{source.url}: {source.objects:,} of {source.objects + ignored:,} objects are read as {kind}; "
         f"the other {ignored:,} are ignored. To avoid this, select objects by a pattern (`*.suffix`) or set "
@@ -141,7 +142,7 @@ def _located(url: str | os.PathLike[str], what: str) -> str:
         ) from None
     if "://" not in text:
         tail = "/" if text.endswith("/") else ""
-        text = str(Path(os.path.expanduser(text)).absolute()) + tail  # noqa: PTH111 - `~NAME` of nobody stays, as in shells
+        text = str(Path(os.path.expanduser(text)).absolute()) + tail  # noqa: PTH111 - an unknown `~NAME` stays, as in shells
     return text
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Selections: choose samples of a dataset before it is shuffled, by position (`select`) or by a function (`filter`).
 
-Owns which stored samples remain after `take`, `shard`, `select` and `filter`. The order of the remaining samples is
-computed in the core, in which a selection takes one bit per stored sample. `resample` draws from the remaining samples.
+Computes which stored samples remain after `take`, `shard`, `select` and `filter`. The core computes the order of the
+remaining samples, from one bit per stored sample. `resample` draws from the remaining samples.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def digest_of(*parts: bytes | memoryview) -> str:
 
 
 def add(dataset: Dataset, name: str, payload: Any) -> Dataset:
-    """Return `dataset` with another step in stored order. If it is already shuffled, the step goes before the shuffle.
+    """Return `dataset` with another step in stored order. If the dataset is already shuffled, the step is inserted
+    before the shuffle.
 
     Raises:
         ConfigError: Another step follows the shuffle or a `repeat`.
@@ -147,7 +148,7 @@ class Select:
         """Return the selected ones of these positions.
 
         Raises:
-            ConfigError: A mask of another length, or a position that does not exist.
+            ConfigError: A mask has another length, or a position does not exist.
         """
         count = len(chosen)
         if isinstance(self._index, slice):
@@ -171,7 +172,7 @@ class Select:
 
 @dataclass(slots=True)
 class _Predicate:
-    """Function of a scan: whether a sample is kept."""
+    """Function that a scan calls for each sample. It returns whether the sample is kept."""
 
     penstock_step: ClassVar = "filter"
     """Name of the step in messages."""
@@ -199,7 +200,8 @@ class Filter:
     _kept: list[Any] = field(default_factory=list)
 
     def __reduce__(self) -> Any:
-        # The function may not be picklable, and the other process needs only its result.
+        # Pickle the result without the function: the other process does not need the function, and some functions
+        # cannot be pickled.
         return (_restored, (self.dataset, self.kept().tobytes(), repr(self)))
 
     def __repr__(self) -> str:

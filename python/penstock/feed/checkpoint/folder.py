@@ -5,8 +5,8 @@
     URL/000000001200/<attempt>.json           names, shapes and checksums (`penstock.feed.checkpoint.metadata`)
     URL/000000001200/commit.json              written last; a checkpoint without it does not exist
 
-Each attempt to write a step has a random name, so that the files of a killed attempt never mix with the next one.
-Needs no torch.
+Each attempt to write a step has a random name, so that files of a killed attempt are never mixed with those of the next
+attempt. Needs no torch.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _COMMIT = "commit.json"
 _FORMAT, _VERSION = "penstock-checkpoint", 1
 _NAME = re.compile(r"(\d{12})/([^/]+)")
 _MIN_RATE_BYTES_PER_S = 1e6
-"""Rate that sets the time limit of a large upload: one that is slower than this fails."""
+"""Minimum rate of a large upload, which determines its time limit. A slower upload fails."""
 
 
 def data_name(attempt: str, rank: int) -> str:
@@ -103,7 +103,7 @@ class FileWriter(Protocol):
 class CheckpointFolder:
     """The folder at a URL (`s3://`, `gs://`, `az://`, `file://`) or path, with its checkpoints.
 
-    One training may write to a folder at a time.
+    Only one training run can write to a folder at a time.
 
     Raises:
         ConfigError: The URL is empty.
@@ -114,7 +114,7 @@ class CheckpointFolder:
         if not text:
             raise ConfigError("checkpoint: the URL must not be empty", where="url")
         text = text.removeprefix("file://localhost").removeprefix("file://")
-        self.url = text if "://" in text else str(Path(os.path.expanduser(text)).absolute())  # noqa: PTH111 - `~NAME` of nobody stays, as in shells
+        self.url = text if "://" in text else str(Path(os.path.expanduser(text)).absolute())  # noqa: PTH111 - an unknown `~NAME` stays, as in shells
         self.path = None if "://" in text else Path(self.url)
         self._timeout_s = timeout_s
         self._variables = dict(env.read())
@@ -151,8 +151,8 @@ class CheckpointFolder:
         return [one for step, files in sorted(self._listed().items()) if (one := self._if_whole(step, files))]
 
     def latest(self) -> Checkpoint | None:
-        """Return the complete checkpoint with the highest step, or None. `damaged` then describes newer ones that were
-        committed, but are not whole any more.
+        """Return the complete checkpoint with the highest step, or None. `damaged` then describes newer checkpoints
+        that were committed, but have become incomplete.
 
         Raises:
             Corrupt: A newer version of Penstock wrote the checkpoint.
@@ -172,7 +172,7 @@ class CheckpointFolder:
 
         Raises:
             NotFound: The checkpoint does not exist, or was not completed.
-            Corrupt: It is damaged, or is not a checkpoint of Penstock.
+            Corrupt: The checkpoint is damaged, or Penstock did not write it.
         """
         return _described(self._found(step))
 
@@ -344,8 +344,8 @@ class CheckpointFolder:
         return _described(commit)
 
     def prune(self, keep: int) -> int:
-        """Delete all but the newest `keep` complete checkpoints, and what killed attempts left at older steps; return the
-        number of deleted checkpoints. Never deletes the newest complete checkpoint.
+        """Delete all but the newest `keep` complete checkpoints, and the files of killed attempts at older steps.
+        Return the number of deleted checkpoints. Never deletes the newest complete checkpoint.
         """
         listed = self._listed()
         whole = [one for step, files in sorted(listed.items()) if (one := self._if_whole(step, files))]
@@ -360,7 +360,8 @@ class CheckpointFolder:
             if step in kept:
                 gone = [name for name in files if not name.startswith((kept[step], _COMMIT))]
             else:
-                # Delete the commit first: if this process is killed now, the rest is not a complete checkpoint.
+                # Delete the commit first. If this process is then killed, the remaining files are not a complete
+                # checkpoint.
                 if _COMMIT in files:
                     self._delete(step, [_COMMIT])
                 gone = [name for name in files if name != _COMMIT]
@@ -389,8 +390,8 @@ def _described(commit: _Commit) -> Checkpoint:
 
 
 class _LocalFile:
-    """File of a checkpoint in a local folder. It is written under its final name, because only the commit makes it
-    part of a checkpoint. The core's writer would hold the whole file in memory.
+    """File of a checkpoint in a local folder. It is written under its final name, because the file belongs to a
+    checkpoint only after the commit. The core's writer is not used, because it would hold the whole file in memory.
     """
 
     def __init__(self, path: Path, size: int) -> None:

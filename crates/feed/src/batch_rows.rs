@@ -45,13 +45,13 @@ pub(crate) struct Row<'a> {
 pub enum Column {
     /// A field with the same type and shape in every row.
     Tensor(Tensor),
-    /// A field of variable length. Row i is `values[offsets[0][i]..offsets[0][i + 1]]`; with several levels of offsets,
-    /// it is the lists in this range of the next level, and so on.
+    /// A field of variable length. Row i is `values[offsets[0][i]..offsets[0][i + 1]]`. With several levels of offsets,
+    /// this range selects lists of the next level instead of values.
     Ragged {
         /// Items of all rows, concatenated.
         values: Tensor,
-        /// Offsets as int64, the outermost level first: one more than there are rows, or lists of that level. The last
-        /// level of byte strings in lists is the offsets of the strings in `values`.
+        /// Offsets (int64) of each level, the outermost level first. A level has one offset more than it has rows or
+        /// lists. For byte strings in lists, the last level has the offsets of the strings in `values`.
         offsets: Vec<Tensor>,
         /// True if the rows are byte strings rather than numbers.
         is_bytes: bool,
@@ -258,7 +258,7 @@ impl Rows {
         Ok(columns)
     }
 
-    /// Number of items to which the rows of a field are padded, if it does not depend on the rows.
+    /// Number of items to which the rows of a field are padded. `None` if it depends on the rows.
     fn width(&self, padding: &Padding) -> Option<usize> {
         match padding.to {
             PadTo::Length(length) => Some(length),
@@ -339,7 +339,7 @@ impl Rows {
             unsafe { slot.row(1 + level, at) }.copy_from_slice(&(offset as i64).to_le_bytes());
         };
         (0..counts.len()).for_each(|level| put(level, 0, 0));
-        // Number of bytes, and of the lists of each level, in the rows so far.
+        // Number of bytes in the rows so far, and number of lists of each level.
         let (mut at, mut begun) = (0, vec![0; counts.len()]);
         for (row, value) in loose.iter_mut().map(std::mem::take).enumerate() {
             // SAFETY: the slot is not shared yet, and the layout has room for all values.

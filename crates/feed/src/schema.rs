@@ -40,7 +40,7 @@ const RECORD: &str = "record";
 /// A value found in the first records.
 #[derive(Debug, Clone)]
 pub struct Seen {
-    /// Description of its first content, with numbers.
+    /// Description of the first value of this name, with numbers.
     pub holds: String,
     /// Default field for the value.
     pub field: Field,
@@ -278,8 +278,8 @@ fn look(source: &Source, object: u64, start: &Start) -> Result<Schema> {
     if survey.has_no_value()
         && let Some(len) = whole
     {
-        // For example, TFRecords whose messages are not tf.Examples. A few of these can be parsed as a tf.Example whose
-        // features have no values.
+        // This happens, for example, with TFRecords whose messages are not tf.Examples. A few such messages can be
+        // parsed as a tf.Example whose features have no values.
         let holds = format!("{} bytes", with_separators(len as u64));
         let field = Field::of_kind(RECORD, Kind::Record);
         return Ok(Schema { seen: vec![Seen { holds, field }], left_out: Vec::new() });
@@ -420,7 +420,7 @@ fn joined(known: Kind, other: &Kind) -> Kind {
         // A column of text may contain texts that look like numbers.
         (Kind::Text(_), Kind::Tensor(spec)) if spec.shape.is_empty() => known,
         (Kind::Tensor(spec), Kind::Text(errors)) if spec.shape.is_empty() => Kind::Text(*errors),
-        // In JSON, a list of numbers in one record may be other text in the next.
+        // A JSON value may be a list of numbers in one record and other text in the next.
         (Kind::Ragged(_), Kind::Text(errors)) => Kind::Text(*errors),
         (Kind::Tensor(a), Kind::Tensor(b)) if a.shape == b.shape && is_wider(b.dtype, a.dtype) => other.clone(),
         (Kind::Ragged(a), Kind::Ragged(b)) if a.shape == b.shape && is_wider(b.dtype, a.dtype) => other.clone(),
@@ -452,8 +452,8 @@ fn joined(known: Kind, other: &Kind) -> Kind {
     }
 }
 
-/// Returns the kind, or text for a list of numbers in JSON that this kind cannot read. Lists of lists whose lengths differ
-/// are text in JSON.
+/// Returns `kind`, or text if the value is a JSON list of numbers that `kind` cannot read. JSON lists of lists whose
+/// lengths differ are text.
 fn of_json(kind: Kind, part: &Value<'_>) -> Kind {
     let Value::Numbers(numbers) = part else { return kind };
     if numbers.shape().is_empty() {
@@ -471,7 +471,7 @@ fn is_wider(wide: DType, narrow: DType) -> bool {
     matches!((narrow, wide), (DType::I64, DType::U64) | (DType::I64 | DType::U64, DType::F64))
 }
 
-/// Returns the field for a value that some records lack. For a record without it, the field has no numbers or no bytes.
+/// Returns the field for a value that some records lack. In those records, the field is empty.
 fn optional(field: Field) -> Field {
     match &field.kind {
         Kind::Tensor(spec) => Field { kind: rows_of(spec), ..field },
@@ -480,7 +480,7 @@ fn optional(field: Field) -> Field {
     }
 }
 
-/// Kind of arrays like this one with any number of rows.
+/// Kind of arrays that differ from this one only in their number of rows.
 fn rows_of(array: &TensorSpec) -> Kind {
     Kind::Ragged(TensorSpec { dtype: array.dtype, shape: array.shape.get(1..).unwrap_or_default().to_vec() })
 }

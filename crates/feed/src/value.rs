@@ -30,7 +30,7 @@ pub enum Value<'a> {
     Numbers(Numbers<'a>),
     /// Another JSON array or an object, as stored.
     Json(&'a str),
-    /// An empty cell of a table, or an empty JSON array, as it is stored.
+    /// The stored text of an empty CSV cell or of an empty JSON array.
     Empty(&'static str),
     /// A list of byte strings.
     Strings(Vec<&'a [u8]>),
@@ -142,7 +142,7 @@ impl<'a> Value<'a> {
             Self::Null | Self::NullAs(_) => true,
             Self::Feature(feature) => feature.is_empty(),
             Self::Steps(steps) => steps.is_empty(),
-            // An empty cell of CSV; an empty list of JSON is a value.
+            // An empty CSV cell is missing. An empty JSON array is a value.
             Self::Empty(text) => text.is_empty(),
             _ => false,
         }

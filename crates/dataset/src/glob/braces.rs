@@ -2,8 +2,9 @@
 //! Expands the braces of a pattern as shells and WebDataset do: `{a,b}`, `{000..127}`, `{a..f}`, `{0..90..10}`,
 //! and nested braces.
 //!
-//! A range of numbers becomes a few patterns with character classes: `{08..12}` becomes `0[8-9]` and `1[0-2]`. Their
-//! number does not grow with the range. A brace without a comma or a range is literal.
+//! A range of numbers without a step becomes a few patterns with character classes: `{08..12}` becomes `0[8-9]` and
+//! `1[0-2]`. The number of patterns grows only with the number of digits. A brace without a comma or a range is
+//! literal.
 
 /// Maximum number of patterns that one pattern expands to. Beyond it, the remaining braces stay unexpanded.
 const MAX_PATTERNS: usize = 1 << 20;
@@ -26,7 +27,7 @@ pub(super) fn expand(pattern: &[u8]) -> Vec<Vec<u8>> {
     expand_by(pattern, MAX_PATTERNS, |range| range.patterns())
 }
 
-/// Like [`expand`], but a range becomes its numbers or letters, one by one. `None` if there are more than `max`.
+/// Like [`expand`], but each number or letter of a range becomes a pattern. `None` if this gives more than `max`.
 pub(super) fn expand_each(pattern: &[u8], max: usize) -> Option<Vec<Vec<u8>>> {
     let all = expand_by(pattern, max, |range| range.members(max));
     (all.len() <= max && all.iter().all(|each| first(each).is_none())).then_some(all)
@@ -85,7 +86,7 @@ struct Range {
 }
 
 impl Range {
-    /// `None` for other text. A descending range has the same members as the ascending one: a pattern has no order.
+    /// Parses a range; `None` for other text. A descending range becomes an ascending one, as patterns have no order.
     fn new(inner: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(inner).ok()?;
         let mut parts = text.split("..");

@@ -102,7 +102,7 @@ pub enum FormatSpec {
         delimiter: Option<String>,
         /// True if the first row of each object contains the names of the columns.
         header: bool,
-        /// Names of the columns; empty for those of the header.
+        /// Names of the columns; empty to use the names in the header.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         columns: Vec<String>,
     },
@@ -202,7 +202,7 @@ impl FormatSpec {
             // `.tgz` is a single suffix, so no codec suffix was removed from the name.
             Self::Tar {} => ends(&[b".tar", b".tgz"]),
             Self::Parquet {} => ends(&[b".parquet"]),
-            // Many datasets have `.json` files of metadata, so that name alone shows nothing.
+            // Many datasets have `.json` files of metadata, so the suffix `.json` does not show JSON lines.
             Self::Jsonl {} => ends(&[b".jsonl", b".ndjson"]),
             Self::Csv { .. } => ends(&[b".csv", b".tsv"]),
             // `Dataset.filter` and `Dataset.map` of Hugging Face keep results beside the data, as `cache-*.arrow`.
@@ -339,7 +339,7 @@ impl FormatSpec {
     }
 }
 
-/// The blocks of arrays, as far as the sample order needs them.
+/// Blocks of arrays, with only the data that the sample order needs.
 #[derive(Debug, Clone)]
 pub struct ArrayBlocks {
     /// Units that the sample order treats as objects.
@@ -429,7 +429,7 @@ pub(crate) type Each<'a> = &'a mut dyn FnMut(&dyn Record) -> Result<()>;
 pub(crate) enum TrailerCount {
     /// Number of records.
     Count(u64),
-    /// More bytes are needed: this many of the object's last bytes.
+    /// Number of the object's last bytes that are needed to find the count.
     Wants(u64),
 }
 
@@ -440,7 +440,7 @@ pub(crate) enum NextGroup {
     Rows(u64, u64),
     /// The table ends here.
     End,
-    /// More bytes from this position on are needed.
+    /// More bytes are needed, from this position on.
     Wants(u64),
 }
 
@@ -452,8 +452,8 @@ pub(crate) trait Table {
     /// Number of records in the table.
     fn records(&self) -> u64;
 
-    /// Reads `records` (ascending) and passes each to the callback. `parts` are the values that the callback will
-    /// request: for each of them a list of names, of which the first that exists is used. The result for a record
+    /// Reads `records` (ascending) and passes each to the callback. `parts` lists the values that the callback will
+    /// request, each as a list of alternative names; the first name that exists is used. The result for a record
     /// depends only on the object, not on the other requested records. Decodes at most `limit` bytes at a time.
     fn each(&self, records: &[u64], parts: &[&[String]], limit: u64, each: EachRow<'_>);
 }
@@ -504,7 +504,7 @@ pub(crate) trait Framing: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Number of bytes at the start of an object that contain its record count. `None` if the start contains none.
+    /// Number of bytes at the start of an object that contain its record count. `None` if the start lacks the count.
     fn head_for_count(&self) -> Option<u64> {
         None
     }

@@ -25,23 +25,23 @@ const OWN_MANIFEST: &[u8] = b".penstock/manifest.json";
 /// Settings that a writer stores in the folder before its first shard. The manifest follows its last shard.
 const OWN_WRITE: &[u8] = b".penstock/write/settings.json";
 
-/// Penstock's own state in a folder that a listing met.
+/// Penstock's own state in a folder of a listing.
 #[derive(Default)]
 struct Own {
     manifest: Option<Meta>,
     has_writer: bool,
 }
 
-/// Folders with own state, by key: empty, or with a slash at the end.
+/// Folders with Penstock's own state, by key. A key is empty, or ends with a slash.
 type OwnFolders = BTreeMap<Key, Own>;
 
 /// Maximum number of manifests that are read with a listing.
 const MAX_OWN: usize = 1000;
 
-/// Manifests that are read at the same time.
+/// Maximum number of manifests that are read concurrently.
 const READS_IN_FLIGHT: usize = 16;
 
-/// Maximum size of a folder's own manifest that is read with its listing. Manifests of many objects are Parquet files.
+/// Maximum size of a manifest that is read with a listing. A larger one is ignored.
 const MAX_OWN_BYTES: u64 = 64 << 20;
 
 /// Lists all objects under `prefix` (a folder or one object) once, and returns a manifest. Opens no object: codec and
@@ -129,7 +129,7 @@ pub async fn index_written(
         let Some((known, is_same_place)) = known.get(&entry.key).filter(|(known, _)| known.size == entry.size) else {
             continue;
         };
-        // A copy of the dataset in another place has other versions.
+        // In a copy of the dataset in another place, the objects have other versions.
         if !is_same_place || entry.version.is_none() || known.version.is_none() || known.version == entry.version {
             entry.records = known.records;
         }
@@ -279,7 +279,7 @@ pub async fn list(
     index_selected(&*opened.store, &opened.prefix, &url, &select, deadline).await
 }
 
-/// Folder of a file of Penstock's own state. `None` if the key is not of a file with this path in a folder.
+/// Folder that contains the file `file` of Penstock's own state. `None` if `key` is the key of another object.
 fn folder_of(key: &Key, file: &[u8]) -> Option<Key> {
     let folder = key.as_bytes().strip_suffix(file)?;
     (folder.is_empty() || folder.ends_with(b"/")).then(|| Key::new(folder.to_vec()))

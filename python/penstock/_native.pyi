@@ -137,7 +137,9 @@ def tar_member(name: str, data: bytes) -> bytes:
     """Encode one tar member, without a time and an owner."""
 
 def record_offsets(path: str | PathLike[str], name: str) -> bytes:
-    """Entry of the file in the log of record offsets (`.penstock/records-*.bin`). Empty if its records have none."""
+    """Entry of the file in the log of record offsets (`.penstock/records-*.bin`). Empty if its records have no
+    offsets.
+    """
 
 @final
 class Emulator:
@@ -205,9 +207,9 @@ class CudaDevice:
     def __new__(cls, number: int) -> CudaDevice: ...
     def hold(self, tensor: Tensor) -> bool: ...
 
-# A field of a delivered batch whose samples vary in length: row i is values[offsets[0][i]:offsets[0][i + 1]]. Lists of
-# lists have one more level of offsets for each level of lists, and lists of byte strings one more for the strings: row i
-# consists of the lists (or strings) j in range(offsets[0][i], offsets[0][i + 1]) of the next level.
+# A field of a delivered batch whose samples vary in length: row i is values[offsets[0][i]:offsets[0][i + 1]]. Nested
+# lists have one more level of offsets for each further level of lists, and byte strings have one more for the strings.
+# Then row i consists of the lists (or strings) j in range(offsets[0][i], offsets[0][i + 1]) of the next level.
 @final
 class RaggedTensor:
     @property
@@ -225,19 +227,19 @@ class RaggedTensor:
 
 @final
 class BytePairs:
-    """A byte-level BPE tokenizer whose every step the core knows."""
+    """A byte-level BPE tokenizer, all of whose steps the core supports."""
 
     @staticmethod
     def of_json(json: str) -> BytePairs | None:
-        """Read a tokenizer from its JSON. None if the core does not know all of its steps."""
+        """Read a tokenizer from its JSON. None if the core does not support all of its steps."""
     def encode(
         self, values: _Memory, offsets: _Memory, before: Sequence[int], after: Sequence[int], threads: int
     ) -> tuple[bytes, bytes, list[int]]:
         """Encode the texts between consecutive `offsets` (int64) of `values` (UTF-8), each with the tokens `before` and
         `after` it.
 
-        Returns the tokens of all texts and the number of tokens of each (both uint32), and the numbers of the texts that
-        have no tokens here, because only the tokenizer itself knows them.
+        Returns the tokens of all texts and the number of tokens of each (both uint32), and the numbers of the texts
+        that only the tokenizer itself can encode, which get no tokens here.
 
         Raises:
             ValueError: The offsets are not ascending, or beyond the values.
@@ -292,7 +294,7 @@ class Source:
         cache: str | PathLike[str] | None = None,
         reads_objects: bool = True,
     ) -> tuple[Counted | None, list[str]]: ...
-    # In the order in which an epoch reads them.
+    # Numbers of the objects, in the order in which an epoch reads them.
     def object_order(self, seed: int | None, epoch: int = 0) -> list[int]: ...
     def object_bytes(self, number: int) -> int: ...
     def subset(self, objects: Sequence[int]) -> Source: ...
@@ -348,7 +350,7 @@ class PartialCounts:
     def scan_start(self, number: int, records: int) -> int: ...
     def learn(self, counted: Sequence[tuple[int, int]]) -> None: ...
     def count(self, number: int) -> int | None: ...
-    # Whether single records of all these objects can be read.
+    # Whether ranged reads can fetch single records of all these objects.
     def reads_ranges(self, objects: Sequence[int]) -> bool: ...
     @property
     def complete(self) -> int: ...

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 from torch.utils.data import DataLoader
 
 import penstock
@@ -15,7 +16,10 @@ from penstock.torch import MapDataset, StreamDataset
 from . import mapped
 from .conftest import batches, dataset
 
-pytestmark = pytest.mark.needs_torch
+pytestmark = [
+    pytest.mark.needs_torch,
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),  # more workers than cores
+]
 
 
 @pytest.fixture
@@ -25,6 +29,12 @@ def shuffled(made):
 
 def ids(batch):
     return [int(y) for y in batch["y"][:, 0]]
+
+
+def rows_of_epoch(shuffled, epoch):
+    loader = penstock.Loader(shuffled, batch_size=2)
+    loader.set_epoch(epoch)
+    return [row for batch in batches(loader) for row in batch]
 
 
 def number(sample):
@@ -51,6 +61,36 @@ def test_stream_dataset_with_workers_gives_each_sample_once_and_other_epochs(shu
     epochs = [[row for batch in loader for row in ids(batch)] for _ in range(2)]
     assert [sorted(epoch) for epoch in epochs] == [list(range(21))] * 2
     assert epochs[0] != epochs[1]
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+def test_stream_dataset_with_changing_numbers_of_workers_gives_each_sample_once_in_every_pass(shuffled, seed):
+    stream = StreamDataset(shuffled, batch_size=2)
+    next(iter(DataLoader(stream, batch_size=2)))  # an unfinished pass in this process only
+    for epoch, workers in enumerate((2, 0, 2, 1, 3, 0, 3, 2, 2), start=1):
+        if seed is not None:
+            torch.manual_seed(seed)  # gives the workers of all these passes the same seed
+        got = [row for batch in DataLoader(stream, batch_size=2, num_workers=workers) for row in ids(batch)]
+        assert sorted(got) == list(range(21)), (epoch, workers)
+        if workers == 0:
+            assert got == rows_of_epoch(shuffled, epoch)
+
+
+def test_stream_dataset_with_persistent_workers_goes_on_after_unfinished_passes(shuffled):
+    stream = StreamDataset(shuffled, batch_size=2)
+    loaders = [DataLoader(stream, batch_size=2, num_workers=n, persistent_workers=True) for n in (3, 2)]
+    for loader in [*loaders, *loaders]:
+        next(iter(loader))
+        for _ in range(2):
+            assert sorted(row for batch in loader for row in ids(batch)) == list(range(21))
+    assert [number(sample) for sample in stream] == rows_of_epoch(shuffled, 12)
+
+
+def test_stream_dataset_read_twice_at_the_same_time_gives_each_sample_once_to_each_reader(shuffled):
+    loader = DataLoader(StreamDataset(shuffled, batch_size=2), batch_size=2, num_workers=2)
+    pairs = [(ids(one), ids(two)) for one, two in zip(loader, loader, strict=True)]
+    for reader in (0, 1):
+        assert sorted(row for pair in pairs for row in pair[reader]) == list(range(21))
 
 
 def test_stream_dataset_of_several_ranks_gives_equally_many_samples(shuffled):

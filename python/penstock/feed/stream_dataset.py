@@ -31,6 +31,10 @@ VERSION = 1
 
 _MAX_WORKERS = 1024
 
+_GROUPS = 16
+_PASSES = 64
+"""Lengths of the shared tables: groups of workers and passes that can overlap, such as of two DataLoaders."""
+
 
 class _WorkerLoader(Loader):
     """Loader of one worker of a DataLoader."""
@@ -67,8 +71,11 @@ class StreamDataset(torch.utils.data.IterableDataset):  # type: ignore[misc]  # 
         self.rank, self.world = checked.rank, checked.world
         is_equal = self.world > 1 and arguments.get("on_error") != "skip"
         self._arguments = {"tail": "drop" if is_equal else "ragged", **arguments}
-        # Next epoch of each worker, in memory that they share under any start method.
-        self._next = torch.zeros(_MAX_WORKERS, dtype=torch.int64).share_memory_()
+        # Memory that workers share under any start method: the epoch of the next pass; by group and worker, the group
+        # and its number of passes; by pass, its identity and epoch.
+        self._next = torch.zeros(1, dtype=torch.int64).share_memory_()
+        self._begun = torch.zeros((_GROUPS, _MAX_WORKERS, 2), dtype=torch.int64).share_memory_()
+        self._passes = torch.zeros((_PASSES, 2), dtype=torch.int64).share_memory_()
         self._loader: tuple[tuple[int, int, int], Loader] | None = None
         self._resume: Mapping[str, Any] | None = None
         self._resumed_in = 0  # process that loaded the state
@@ -83,7 +90,8 @@ class StreamDataset(torch.utils.data.IterableDataset):  # type: ignore[misc]  # 
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._next.share_memory_()  # unpickling copies the tensor out of shared memory
+        for table in (self._next, self._begun, self._passes):
+            table.share_memory_()  # unpickling copies the tensor out of shared memory
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass read `epoch`, in all workers. A loaded state of the same epoch is kept.
@@ -134,12 +142,37 @@ class StreamDataset(torch.utils.data.IterableDataset):  # type: ignore[misc]  # 
         self._loader = key, loader
         return loader
 
+    def _begin_pass(self, resumed: int | None) -> int:
+        """Return the epoch of the pass that begins here: that of a resumed state, or that of the workers of this pass
+        that began before, or the next.
+
+        Workers start at different times, and a pass may begin before the last worker of an earlier one, so a pass is
+        identified by the seed of its group of workers and its number within the group. The seed alone is not enough:
+        it stays the same for persistent workers, and after a program sets torch's seed again.
+        """
+        # No lock is needed: `_next` is read before `_passes` but written after it, so workers that begin a pass at the
+        # same time find the same epoch.
+        epoch = int(self._next) if resumed is None else resumed
+        info = torch.utils.data.get_worker_info()
+        if info is not None:
+            group = hash((info.seed - info.id, info.num_workers))
+            begun = self._begun[group % _GROUPS, info.id]
+            number = int(begun[1]) + 1 if int(begun[0]) == group else 1
+            begun[0], begun[1] = group, number
+            identity = hash((group, number))
+            known = self._passes[identity % _PASSES]
+            if int(known[0]) == identity and resumed is None:
+                return int(known[1])
+            known[1], known[0] = epoch, identity
+        self._next.fill_(epoch + 1)
+        return epoch
+
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Start the next epoch or, once after `load_state_dict`, go on from the state."""
-        loader, worker = self._own_loader(), self._mine()["worker"]
+        loader = self._own_loader()
         skip = 0
         if self._resume is None:
-            loader.set_epoch(int(self._next[worker]))
+            loader.set_epoch(self._begin_pass(None))
         else:
             if self._resumed_in != os.getpid():
                 raise ConfigError(
@@ -149,7 +182,7 @@ class StreamDataset(torch.utils.data.IterableDataset):  # type: ignore[misc]  # 
                 )
             loader.load_state_dict(self._resume["loader"])
             skip, self._resume = self._resume["row"], None
-        self._next[worker] = loader.epoch + 1
+            self._begin_pass(loader.epoch)
         batches = iter(loader)
         self._place = loader.state_dict(), skip
         return self._samples(loader, batches, skip)
@@ -168,13 +201,12 @@ class StreamDataset(torch.utils.data.IterableDataset):  # type: ignore[misc]  # 
 
         It is valid for the same rank, world, number of workers and batch size.
         """
-        mine = self._mine()
         if self._place is None:  # no pass has begun in this process
             loader = self._own_loader()
-            loader.set_epoch(int(self._next[mine["worker"]]))
+            loader.set_epoch(int(self._next))
             self._place = loader.state_dict(), 0
         state, row = self._place
-        return {"version": VERSION, **mine, "row": row, "loader": state}
+        return {"version": VERSION, **self._mine(), "row": row, "loader": state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next pass in this process go on at `state`.

@@ -5,6 +5,7 @@ and errors name the part that a format cannot store.
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
 
@@ -32,10 +33,16 @@ def test_convert_between_formats_keeps_every_value(tmp_path, source, target):
     penstock.write(some(11), tmp_path / "a", format=source, shard_bytes=600, compress="gzip")
     written = convert(tmp_path / "a", tmp_path / "b", format=target, shard_bytes=900)
     assert written.samples == 11
-    same(read(tmp_path / "b"), list(some(11)))
+    want = list(some(11))
+    is_text = source == target == "parquet"
+
+    def check(url):
+        same([{**row, "text": row["text"].encode()} if is_text else row for row in read(url)], want)
+
+    check(tmp_path / "b")
     # Back again, and the same bytes as the first time.
     convert(tmp_path / "b", tmp_path / "c", format=source, shard_bytes=600, compress="gzip")
-    same(read(tmp_path / "c"), list(some(11)))
+    check(tmp_path / "c")
 
 
 def test_convert_of_foreign_tfrecords_without_counts_reads_them_once(tmp_path, caplog):
@@ -98,7 +105,7 @@ def test_convert_of_class_folders_and_mds(tmp_path):
     rows = [{"x": at.to_bytes(8, "little"), "t": b"t%d" % at} for at in range(5)]
     write_mds(tmp_path / "mds", {"x": "int", "t": "str"}, [rows[:3], rows[3:]])
     convert(tmp_path / "mds", tmp_path / "d", format="parquet")
-    same(read(tmp_path / "d"), [{"x": at, "t": b"t%d" % at} for at in range(5)])
+    assert read(tmp_path / "d") == [{"x": at, "t": f"t{at}"} for at in range(5)]
 
 
 def test_convert_absent_members_stay_absent(tmp_path):
@@ -244,6 +251,80 @@ def test_convert_of_parquet_to_parquet_keeps_types_and_nulls(tmp_path):
     assert pq.read_table(tmp_path / "b/shard-000000.parquet").equals(table)
     # `open` reads the copy as the source, except that text is text.
     same([{**row, "text": row["text"].encode()} for row in read(tmp_path / "b")], read(tmp_path / "a"))
+
+
+@pytest.mark.parametrize("target", FORMATS)
+def test_convert_of_columns_that_only_some_files_have_keeps_them(tmp_path, target):
+    (tmp_path / "a").mkdir()
+    pq.write_table(pa.table({"k": [1, 2], "list": [[1], []]}), tmp_path / "a/a.parquet")
+    later = {"k": [3, 4], "n": [5, None], "ok": [True, None], "words": [["a"], None], "x.y": [0.5, None]}
+    pq.write_table(pa.table(later), tmp_path / "a/b.parquet")
+    pq.write_table(pa.table({"k": [5], "d": pa.array([1], pa.decimal128(5, 2))}), tmp_path / "a/c.parquet")
+    plan = plan_conversion(tmp_path / "a", target)
+    lists = (("words", "a list of bytes or texts, which a tar member cannot store"),) if target == "tar" else ()
+    assert plan.left_out == (("d", "decimal128(5, 2) in c.parquet, which no field reads"), *lists)
+    convert(plan, tmp_path / "b", format=target)
+    convert(tmp_path / "b", tmp_path / "c", format="parquet")
+    found = pq.read_table(tmp_path / "c/shard-000000.parquet").to_pydict()
+    assert found["k"] == [1, 2, 3, 4, 5]
+    assert (found["n"], found["ok"]) == ([None, None, 5, None, None], [None, None, True, None, None])
+    assert found["x.y"] == [None, None, 0.5, None, None]
+    none = [] if target == "tfrecord" else None
+    assert found["list"] == [[1], [], none, none, none]
+    assert found.get("words", "") == ([none, none, [b"a" if none == [] else "a"], none, none] if not lists else "")
+
+
+def test_convert_of_columns_without_early_values_keeps_their_types(tmp_path):
+    nulls = [None] * 120
+    table = pa.table(
+        {
+            "k": list(range(121)),
+            "text": pa.array([*nulls, "a"]),
+            "int": pa.array([*nulls, 1], pa.int16()),
+            "flag": pa.array([*nulls, True]),
+            "at": pa.array([*nulls, 1], pa.timestamp("us")),
+            "raw": pa.array([*nulls, b"x"]),
+            "float": pa.array([*nulls, 0.5], pa.float32()),
+        }
+    )
+    pq.write_table(table, tmp_path / "a.parquet")
+    assert plan_conversion(tmp_path / "a.parquet", "parquet").left_out == ()
+    convert(tmp_path / "a.parquet", tmp_path / "b", format="parquet")
+    found = pq.read_table(tmp_path / "b/shard-000000.parquet")
+    assert found.select(table.column_names).equals(table)
+
+
+@pytest.mark.parametrize("between", ["tfrecord", "tar"])
+def test_convert_of_numbers_with_nulls_by_way_of_another_format_keeps_them_single(tmp_path, between):
+    table = pa.table({"k": [1, 2], "i": [1, None], "b": [True, None], "f": [None, 0.5]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    convert(tmp_path / "a.parquet", tmp_path / "b", format=between)
+    convert(tmp_path / "b", tmp_path / "c", format="parquet")
+    assert pq.read_table(tmp_path / "c/shard-000000.parquet").equals(table)
+
+
+def test_convert_of_texts_of_other_formats_to_parquet_keeps_them_text(tmp_path):
+    (tmp_path / "mds").mkdir()
+    rows = [{"s": b"a", "b": b"b"}]
+    write_mds(tmp_path / "mds", {"s": "str", "b": "bytes"}, [rows])
+    (tmp_path / "hive/lang=en").mkdir(parents=True)
+    pq.write_table(pa.table({"n": [1]}), tmp_path / "hive/lang=en/a.parquet")
+    (tmp_path / "a.jsonl").write_text('{"words": ["a", "b"]}\n')
+    want = {"mds": {"s": ["a"], "b": [b"b"]}, "hive": {"n": [1], "lang": ["en"]}, "a.jsonl": {"words": [["a", "b"]]}}
+    for source, columns in want.items():
+        convert(tmp_path / source, tmp_path / f"to-{source}", format="parquet")
+        assert pq.read_table(tmp_path / f"to-{source}/shard-000000.parquet").to_pydict() == columns
+
+
+def test_convert_of_compressed_parquet_notes_the_types_that_it_loses(tmp_path):
+    table = pa.table({"at": pa.array([1], pa.timestamp("us"))})
+    pq.write_table(table, tmp_path / "a.parquet")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/a.parquet.gz").write_bytes(gzip.compress((tmp_path / "a.parquet").read_bytes()))
+    plan = plan_conversion(tmp_path / "a", "parquet")
+    assert [name for name, note in plan.notes if "a compressed file, whose column types are not read" in note] == [
+        "a.parquet.gz"
+    ]
 
 
 @pytest.mark.parametrize("target", FORMATS)
@@ -453,6 +534,10 @@ def test_convert_command_prints_plan_result_and_exit_codes(tmp_path, run_cli):
     assert not (tmp_path / "b").exists()
     shown = run_cli("convert", tmp_path / "a", tmp_path / "b", "--format", "tar", "--dry-run")
     assert "field    x: int16 [2, 3]" in shown.out
+    assert "records after the first 100" not in shown.out
+    (tmp_path / "x.jsonl").write_text('{"n": 1}\n')
+    rule = run_cli("convert", tmp_path / "x.jsonl", tmp_path / "b", "--format", "tar", "--dry-run")
+    assert "parts that only records after the first 100 have are left out" in rule.out
     done = run_cli("convert", tmp_path / "a", tmp_path / "b", "--format", "tar", "--shard-bytes", "4KB", "--json")
     assert (done.code, json.loads(done.out)["shards"] > 1) == (0, True)
     again = run_cli("convert", tmp_path / "a", tmp_path / "b", "--format", "tar", "--shard-bytes", "4KB")

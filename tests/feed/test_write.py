@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import penstock
 from penstock import _native
 from penstock.errors import ConfigError, Unsupported
-from penstock.writer import convert
+from penstock.writer import convert, plan_conversion
 
 from .written import DTYPES, FORMATS, files, read, same, some
 
@@ -266,9 +266,12 @@ def test_write_names_with_a_semicolon_are_read_back(tmp_path, kind):
     assert found["t;u"] == (b'["x","y"]' if kind == "tar" else [b"x", b"y"])
 
 
-def test_write_arrays_of_any_shape_are_kept_in_a_tar_only(tmp_path):
-    samples = [{"x": np.zeros((2, 3))}, {"x": np.zeros((4, 5))}]
+def test_write_arrays_of_any_shape_are_kept_in_a_tar_only(tmp_path, caplog):
+    samples = [{"x": np.zeros((2, 3)), "n": 1}, {"x": np.zeros((4, 5)), "n": 2}]
     assert penstock.write(samples, tmp_path / "t", format="tar").left_out == ("x",)
+    assert "no field reads `x`: its arrays differ in more than their first dimension" in caplog.text
+    plan = plan_conversion(tmp_path / "t", "tar")
+    assert plan.left_out == (("x", "its arrays differ in more than their first dimension"),)
     with pytest.raises(Unsupported, match=r"sample 1: `x` has the shape \[4, 5\], after \[2, 3\]; only the first side"):
         penstock.write(samples, tmp_path / "r")
 

@@ -150,7 +150,7 @@ def _names(text: str) -> list[str]:
 
 @contextmanager
 def _flags() -> Iterator[None]:
-    """Name flags in the hints of errors, in place of Python's arguments."""
+    """Replace the names of Python arguments in hints by the names of flags."""
     try:
         yield
     except PenstockError as error:
@@ -211,6 +211,8 @@ def _readable(plan: Conversion, facts: dict[str, Any]) -> str:
     lines += [f"  field    {name}: {spec}" for name, spec in facts["fields"].items()]
     lines += [f"  left out {name}: {reason}" for name, reason in facts["left_out"].items()]
     lines += [f"  note     {name}: {note}" for name, note in facts["notes"].items()]
+    if plan.dataset.format in ("tfrecord", "tar", "jsonl") and plan.dataset.source.fields is None:
+        lines.append("  note     parts that only records after the first 100 have are left out")
     if facts["money"] is not None:
         money = facts["money"]
         text = f"  reading  {facts['requests']:,} requests, {usd(money['requests_usd'])}"

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from penstock.feed import Dataset, FieldSpec
     from penstock.writer.run import IfExists
     from penstock.writer.settings import Compress, Format
+    from penstock.writer.source_types import ColumnType
 
 __all__ = ["Conversion", "convert", "plan_conversion"]
 
@@ -48,6 +49,11 @@ _NULLABLE = ("parquet", "arrow", "jsonl", "csv", "tar", "tfrecord")
 
 _NUMBER = re.compile(r"\w+, a Hive|(\w+ \[\]|the text `|[-\d]|true|false).*; a value in")
 """A schema's description of a single number that some records lack."""
+
+_COMPRESSED = (
+    "a compressed file, whose column types are not read: times are stored as integers, booleans as uint8, and texts in "
+    "lists as bytes"
+)
 
 _BATCH_BYTES = 8 << 20
 _MAX_BATCH = 256
@@ -175,6 +181,8 @@ def _with_default(spec: FieldSpec) -> FieldSpec:
         return replace(made, default=0)
     if isinstance(made, RawSpec) and made.default is None and not made.record:
         return replace(made, default=b"")
+    if isinstance(made, (RaggedSpec, RawListSpec, NestedSpec)):
+        return replace(made, default=())
     return replace(made, default="") if isinstance(made, TextSpec) and made.default is None else made
 
 
@@ -198,16 +206,25 @@ def plan_conversion(
     dataset = open_dataset(source)
     schema, columns = dataset.schema(), columns_of(dataset)
     types = columns.types
-    known: dict[str, FieldSpec] = {}
-    for (name, spec), held in zip(schema.specs, schema.holds, strict=True):
-        if isinstance(spec, PresentSpec):
-            continue
-        known[name] = spec
-        column = types.get(spec.parts[0] if spec.parts else name)  # type: ignore[attr-defined]
-        # The default field of a number that some records lack is ragged, but the column is not a list.
-        if isinstance(spec, RaggedSpec) and spec.shape == ():
-            if _NUMBER.match(held) if column is None else not column.depth:
-                known[name] = TensorSpec(spec.dtype, (), spec.parts, presence=spec.presence)
+    written = _written(dataset)
+    numbers = written.get("numbers", ())
+    known = {
+        name: TensorSpec(spec.dtype, (), spec.parts, presence=spec.presence)
+        if isinstance(spec, RaggedSpec) and name in numbers
+        else _typed(spec, held, types.get((getattr(spec, "parts", ()) or (name,))[0]), dataset.format, format)
+        for (name, spec), held in zip(schema.specs, schema.holds, strict=True)
+        if not isinstance(spec, PresentSpec)
+    }
+    left_out = dict(schema.left_out) | written.get("left_out", {})
+    absent = columns.later() | {name: "" for name, why in left_out.items() if why.startswith("null or empty")}
+    for name, key in absent.items():
+        column = types.get(name)
+        spec = None if column is None else column.spec
+        if column is not None and spec is not None:
+            known[name] = _typed(spec, "", column, dataset.format, format)
+            left_out.pop(name, None)
+        elif column is not None and key:
+            left_out[name] = f"{column.element} in {key}, which no field reads"
     refused = {name: reason for name, spec in known.items() if (reason := _refused(spec, format))}
     chosen: dict[str, FieldSpec] = {}
     used = set()
@@ -239,17 +256,14 @@ def plan_conversion(
     if not chosen:
         why = "".join(f"; `{name}` is {reason}" for name, reason in refused.items()) if fields is None else ""
         raise ConfigError(f"fields: no part of {dataset.url} is selected{why}", where="fields")
-    left_out = list(schema.left_out)
-    if fields is None:
-        left_out += refused.items()
-    else:
-        left_out += [(name, "not selected") for name in known if name not in used]
-    columns = {
+    left_out |= refused if fields is None else {name: "not selected" for name in known if name not in used}
+    columns_read = {
         new: parts[0] for new, spec in chosen.items() if (parts := getattr(spec, "parts", ())) and parts[0] in types
     }
-    check_equal(dataset, columns.values(), types)
-    elements, notes = {}, []
-    for new, column_name in columns.items():
+    columns.check_equal(columns_read.values())
+    elements = {}
+    notes = [(key, _COMPRESSED) for key, found in columns.objects if not found][:1]
+    for new, column_name in columns_read.items():
         kept = types[column_name].kept if format == "parquet" else None
         if kept is not None:
             elements[new] = kept
@@ -259,7 +273,37 @@ def plan_conversion(
         # Counting would read the dataset a second time.
         dataset = replace(dataset, indexed=False)
     samples = dataset.samples if dataset.indexed else None
-    return Conversion(dataset, chosen, tuple(left_out), samples, tuple(notes), elements, _absolute(source))
+    return Conversion(dataset, chosen, tuple(left_out.items()), samples, tuple(notes), elements, _absolute(source))
+
+
+def _written(dataset: Dataset) -> dict[str, Any]:
+    """Return what the manifest of a written dataset states about its fields; empty for another dataset."""
+    if dataset.source.fields is None:
+        return {}
+    files = _native.Files(dataset.url, dict(env.read()))
+    found = files.described(MANIFEST.encode())
+    if not found:  # the manifest is elsewhere
+        return {}
+    name, size, _version, _modified = found[0]
+    return dict(json.loads(files.read(name, [(0, size)])[0]).get("written", {}))
+
+
+def _typed(spec: FieldSpec, held: str, column: ColumnType | None, source: str, format: Format) -> FieldSpec:  # noqa: A002
+    """Return the field with the type that the source states: texts, booleans and single numbers."""
+    if column is not None and str(column.element) == "bool" and isinstance(spec, (TensorSpec, RaggedSpec, NestedSpec)):
+        spec = replace(spec, dtype="bool")
+    if format == "parquet" and isinstance(spec, RawSpec) and not spec.record:
+        is_text = held.startswith(("a text of", "text, a Hive")) or (source == "mds" and held.startswith("the text `"))
+        if is_text if column is None else column.is_text:
+            default = None if spec.default is None else spec.default.decode()
+            return TextSpec(parts=spec.parts, default=default, presence=spec.presence)
+    if format == "parquet" and source == "jsonl" and isinstance(spec, (RawListSpec, NestedSpec)):
+        return replace(spec, errors="strict") if getattr(spec, "dtype", None) is None else spec
+    # The default field of a number that some records lack is ragged, but the column is not a list.
+    is_number = bool(_NUMBER.match(held)) if column is None else not column.depth
+    if isinstance(spec, RaggedSpec) and spec.shape == () and is_number:
+        return TensorSpec(spec.dtype, (), spec.parts, presence=spec.presence)
+    return spec
 
 
 def _refused(spec: FieldSpec, format: Format) -> str:  # noqa: A002 - as in `open`

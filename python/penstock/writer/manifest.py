@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import _native, env
 from penstock.errors import Changed
-from penstock.feed.fields import to_json
+from penstock.feed.fields import TensorSpec, to_json
 from penstock.writer.destination import OWN
 from penstock.writer.journal import MANIFEST
 from penstock.writer.settings import shard_names
@@ -21,8 +21,12 @@ if TYPE_CHECKING:
     from penstock.feed.fields import FieldSpec
     from penstock.writer.destination import Destination
     from penstock.writer.journal import ShardRecord
+    from penstock.writer.values import Field
 
-__all__ = ["write_manifest"]
+__all__ = ["LEFT_OUT", "write_manifest"]
+
+LEFT_OUT = "its arrays differ in more than their first dimension"
+"""Reason why no field reads a stored field."""
 
 _OFFSETS = f"{OWN}/records-0-of-1.bin"
 
@@ -32,7 +36,7 @@ def write_manifest(
     settings: dict[str, Any],
     shards: list[ShardRecord],
     specs: dict[str, FieldSpec],
-    names: list[str],
+    fields: list[Field],
 ) -> None:
     """Check that all shards exist, and write the manifest and the log of record offsets.
 
@@ -64,8 +68,16 @@ def write_manifest(
         digest = f"crc32c:{shard.crc32c}"
         entry["digests"] = sorted({*entry.get("digests", ()), digest})
     document["fields"] = json.loads(to_json(specs.items()))
-    document["written"] = {"settings": settings, "samples": sum(shard.samples for shard in shards)}
-    document["statistics"] = {name: _merged(shards, number) for number, name in enumerate(names)}
+    # The fields of these are ragged, because some samples lack them.
+    numbers = [
+        field.name
+        for field in fields
+        if field.is_absent and isinstance(field.spec, TensorSpec) and field.spec.shape == ()
+    ]
+    samples = sum(shard.samples for shard in shards)
+    left_out = {field.name: LEFT_OUT for field in fields if field.name not in specs}
+    document["written"] = {"settings": settings, "samples": samples, "numbers": numbers, "left_out": left_out}
+    document["statistics"] = {field.name: _merged(shards, number) for number, field in enumerate(fields)}
     head = json.dumps(document)
     lines = ",\n".join(json.dumps(entry, ensure_ascii=False) for entry in objects)
     at.put(MANIFEST, f'{head[:-1]},"objects":[\n{lines}\n]}}\n'.encode())

@@ -6,6 +6,7 @@ Memory is limited: one shard is filled while at most `workers` shards are compre
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections import deque
@@ -19,6 +20,7 @@ from penstock.extras import require
 from penstock.feed.number_arguments import as_int
 from penstock.writer.destination import OWN, Destination
 from penstock.writer.journal import MANIFEST, Journal, ShardRecord
+from penstock.writer.manifest import LEFT_OUT, write_manifest
 from penstock.writer.settings import Settings, shard_names
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ __all__ = ["IfExists", "Written", "existing", "run", "write"]
 
 IfExists = Literal["resume", "error", "overwrite"]
 _MAX_WORKERS = 4
+_LOG = logging.getLogger("penstock.writer")
 
 
 @dataclass(frozen=True)
@@ -344,11 +347,13 @@ class _Writer:
         """Write the manifest, and remove the journal."""
         from penstock.feed.fields import with_masks
         from penstock.writer.encoders import encoder_of
-        from penstock.writer.manifest import write_manifest
 
         shards = [self._shards[number] for number in range(len(self._shards))]
         known = with_masks(dict(encoder_of(self._settings, fields).specs()))
-        write_manifest(self._at, self._settings.to_dict(), shards, known, [field.name for field in fields.fields])
+        left_out = tuple(field.name for field in fields.fields if field.name not in known)
+        write_manifest(self._at, self._settings.to_dict(), shards, known, fields.fields)
+        for name in left_out:
+            _LOG.warning("%s: no field reads `%s`: %s", self._at.url, name, LEFT_OUT)
         self._journal.remove()
         return Written(
             url=self._at.url,
@@ -357,7 +362,7 @@ class _Writer:
             bytes_stored=sum(shard.bytes for shard in shards),
             skipped=self.skipped,
             fields=known,
-            left_out=tuple(field.name for field in fields.fields if field.name not in known),
+            left_out=left_out,
         )
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Types of the columns of Parquet and Arrow files. A loader reads times as integers, booleans as bytes and texts in lists
-as byte strings; the writer of Parquet restores their types.
+"""Types of the columns of Parquet and Arrow files. A loader reads times as integers, booleans as bytes, and texts in
+lists as byte strings. The Parquet writer restores the original types.
 """
 
 from __future__ import annotations
@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from penstock import _native, env
 from penstock.errors import Unsupported
+from penstock.feed.fields import FieldSpec, NestedSpec, RaggedSpec, RawListSpec, RawSpec, TensorSpec
 from penstock.feed.ranged_file import RangedFile
 
 if TYPE_CHECKING:
@@ -19,10 +21,16 @@ if TYPE_CHECKING:
 
     from penstock.feed import Dataset
 
-__all__ = ["ColumnType", "check_equal", "column_types"]
+__all__ = ["ColumnType", "Columns", "columns_of"]
+
+_TEXTS = ("string", "large_string", "string_view")
+_DTYPES = {"bool": "bool", "halffloat": "float16", "float": "float32", "double": "float64"} | {
+    name: name for name in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+}
+"""NumPy's name of each Arrow type of numbers."""
 
 _READERS = 16
-"""Number of objects whose schema is read at the same time, because reading it is mostly latency."""
+"""Number of schemas that are read concurrently, because the time of a read is mostly latency."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +39,11 @@ class ColumnType:
 
     Attributes:
         element: Arrow type of the innermost elements.
-        is_list: Whether the column consists of lists.
+        depth: Number of levels of lists.
     """
 
     element: Any
-    is_list: bool
+    depth: int
 
     @property
     def is_time(self) -> bool:
@@ -46,50 +54,89 @@ class ColumnType:
 
     @property
     def kept(self) -> Any:
-        """Type of the elements in written Parquet; None if it is that of the values that a loader reads."""
+        """Type of the elements in written Parquet; None if a loader's type is kept."""
         import pyarrow as pa
 
         kind, types = self.element, pa.types
-        # Parquet stores these in another unit, so that the integers would change.
+        # Parquet stores these times in another unit, so the integers would change.
         if types.is_date64(kind) or kind in (pa.timestamp("s", getattr(kind, "tz", None)), pa.time32("s")):
             return None
         if self.is_time or types.is_boolean(kind):
             return kind
-        return kind if self.is_list and (types.is_string(kind) or types.is_large_string(kind)) else None
+        return kind if self.depth and (types.is_string(kind) or types.is_large_string(kind)) else None
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the elements are texts."""
+        return str(self.element) in _TEXTS
+
+    @property
+    def spec(self) -> FieldSpec | None:
+        """Default field of the column if the first records contain no value; None if no field can read it."""
+        kind = self.element
+        if self.is_text or "binary" in str(kind):
+            return (
+                RawSpec() if not self.depth else NestedSpec(None, (), self.depth) if self.depth > 1 else RawListSpec()
+            )
+        dtype = f"int{kind.bit_width}" if self.is_time else _DTYPES.get(str(kind))
+        if dtype is None:
+            return None
+        if self.depth > 1:
+            return NestedSpec(dtype, (), self.depth)
+        return RaggedSpec(dtype) if self.depth else TensorSpec(dtype, ())
 
 
-def column_types(dataset: Dataset) -> dict[str, ColumnType]:
-    """Return the types of the columns in the first object, by the names of `schema()`. Empty for other formats than
-    Parquet and Arrow, for compressed objects, and without pyarrow.
+@dataclass(frozen=True)
+class Columns:
+    """Columns of all objects.
+
+    Attributes:
+        objects: Key and columns of each object. Empty for other formats than Parquet and Arrow, and without pyarrow.
     """
-    if dataset.format not in ("parquet", "arrow"):
-        return {}
-    return next(_of_objects(dataset, [_objects(dataset)[0]]))
 
+    objects: list[tuple[str, dict[str, ColumnType]]]
 
-def check_equal(dataset: Dataset, names: Iterable[str], types: dict[str, ColumnType]) -> None:
-    """Check that the times and booleans among these columns have one type in all objects. Sends a request for each.
+    @cached_property
+    def types(self) -> dict[str, ColumnType]:
+        """Type of each column in the first object that has it."""
+        merged: dict[str, ColumnType] = {}
+        for _key, found in self.objects:
+            merged = found | merged
+        return merged
 
-    Raises:
-        Unsupported: A column has another type in one of them.
-    """
-    names = [name for name in names if types[name].is_time or str(types[name].element) == "bool"]
-    objects = _objects(dataset)
-    if not names or len(objects) == 1:
-        return
-    for entry, found in zip(objects, _of_objects(dataset, objects), strict=True):
+    def later(self) -> dict[str, str]:
+        """Columns that the first object lacks, each with the key of an object that has it."""
+        if not self.objects:
+            return {}
+        first = self.objects[0][1]
+        return {name: key for key, found in reversed(self.objects) for name in found if first and name not in first}
+
+    def check_equal(self, names: Iterable[str]) -> None:
+        """Check that the times and booleans among these columns have one type in all objects.
+
+        Raises:
+            Unsupported: A column has another type in one of the objects.
+        """
         for name in names:
-            if name in found and found[name] != types[name]:
-                raise Unsupported(
-                    f"fields: `{name}` is {types[name].element} in {objects[0]['key']}, but {found[name].element} in "
-                    f"{entry['key']}",
-                    where="fields",
-                    hint="convert the files of each type to a folder of their own, or leave the part out by fields=",
-                )
+            if not (self.types[name].is_time or str(self.types[name].element) == "bool"):
+                continue
+            have = [(key, found[name]) for key, found in self.objects if name in found]
+            for key, column in have:
+                if column != have[0][1]:
+                    raise Unsupported(
+                        f"fields: `{name}` is {have[0][1].element} in {have[0][0]}, but {column.element} in {key}",
+                        where="fields",
+                        hint="convert the files of each type to a folder of their own, or leave the part out by fields=",
+                    )
 
 
-def _objects(dataset: Dataset) -> list[dict[str, Any]]:
-    return [entry for entry in json.loads(dataset.source.manifest())["objects"] if entry["size"]]
+def columns_of(dataset: Dataset) -> Columns:
+    """Read the columns of all objects, by the names of `schema()`. A compressed object has none here."""
+    if dataset.format not in ("parquet", "arrow"):
+        return Columns([])
+    entries = [entry for entry in json.loads(dataset.source.manifest())["objects"] if entry["size"]]
+    keys = [entry.get("key") or entry["key_hex"] for entry in entries]
+    return Columns(list(zip(keys, _of_objects(dataset, entries), strict=False)))
 
 
 def _of_objects(dataset: Dataset, objects: list[dict[str, Any]]) -> Iterator[dict[str, ColumnType]]:
@@ -98,7 +145,6 @@ def _of_objects(dataset: Dataset, objects: list[dict[str, Any]]) -> Iterator[dic
         import pyarrow.ipc
         import pyarrow.parquet as pq
     except ImportError:
-        yield from ({} for _ in objects)
         return
     files = _native.Files(dataset.url, dict(env.read()))
 
@@ -130,7 +176,7 @@ class _File(RangedFile):
         """Do nothing: nothing is open."""
 
 
-def _columns(name: str, kind: Any, *, is_list: bool = False) -> Iterator[tuple[str, ColumnType]]:
+def _columns(name: str, kind: Any, *, depth: int = 0) -> Iterator[tuple[str, ColumnType]]:
     """Yield the columns of a field, with their paths as in the core."""
     import pyarrow as pa
 
@@ -141,12 +187,11 @@ def _columns(name: str, kind: Any, *, is_list: bool = False) -> Iterator[tuple[s
         kind = kind.value_type
     if types.is_struct(kind):
         for field in kind:
-            yield from _columns(f"{name}.{field.name}", field.type, is_list=is_list)
+            yield from _columns(f"{name}.{field.name}", field.type, depth=depth)
     elif types.is_map(kind):
-        for path in (name, f"{name}.key_value"):  # in Arrow and in Parquet
-            yield from _columns(f"{path}.key", kind.key_type, is_list=True)
-            yield from _columns(f"{path}.value", kind.item_type, is_list=True)
+        yield from _columns(f"{name}.key", kind.key_type, depth=depth + 1)
+        yield from _columns(f"{name}.value", kind.item_type, depth=depth + 1)
     elif types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        yield from _columns(name, kind.value_type, is_list=True)
+        yield from _columns(name, kind.value_type, depth=depth + 1)
     else:
-        yield name, ColumnType(kind, is_list)
+        yield name, ColumnType(kind, depth)

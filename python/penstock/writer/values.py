@@ -218,7 +218,8 @@ class Field:
                 f"write: sample {sample:,}: `{self.name}` has the shape {list(shape)}, after {list(self.shape)}; "
                 "only the first side may differ, because the format stores no shapes",
                 where="samples",
-                hint='use format="tar", which stores each array with its shape, or encode the array yourself',
+                hint='store its bytes and its shape as two fields, or use format="tar", in which WebDataset reads such arrays, but '
+                "penstock.open does not",
             )
 
     def _shaped(self, shape: tuple[int, ...], want: str, sample: int) -> ConfigError:

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import penstock
-from penstock.feed.function_digest import function_digest
 from tests.feed import mapped
 
 from .conftest import batches, dataset, write
@@ -267,19 +266,3 @@ def test_substitutes_of_a_selection_are_selected(tmp_path):
     chosen = dataset(folder, records_per_object=4).select([0, 2, 5])
     loader = penstock.Loader(chosen, batch_size=3, on_error="substitute", threads=1)
     assert batches(loader) == [[0, 0, 5]]
-
-
-def test_function_digest_depends_on_what_a_function_uses():
-    def made(limit, *, default=1):
-        def function(sample, more=default):
-            return sample > limit + more + len(COUNTS)
-
-        return function
-
-    digest = function_digest(made(1))
-    assert digest == function_digest(made(1))
-    others = [function_digest(one) for one in (made(2), made(1, default=2), lambda sample: sample > 1, is_even, print)]
-    assert None not in others
-    assert len({digest, *others}) == 6
-    unhashable = (each for each in ())
-    assert function_digest(lambda _: unhashable) is None

@@ -1,14 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Digest of a Python function: its code, defaults, closure and the globals that it uses. Results of a function are kept
-under this digest.
+"""Digest of a Python function and of everything in the user's own code that it uses. Results of a function are kept
+under this digest, so two functions that may differ in a result must never have the same one.
 """
 
 from __future__ import annotations
 
+import copyreg
+import dis
 import functools
 import hashlib
-import pickle
-from types import CodeType, FunctionType, MethodType, ModuleType
+import importlib
+import importlib.util
+import operator
+import sys
+from itertools import takewhile
+from pathlib import Path
+from types import CodeType, EllipsisType, FunctionType, MappingProxyType, MethodType, ModuleType, NotImplementedType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,83 +23,295 @@ if TYPE_CHECKING:
 
 __all__ = ["function_digest"]
 
+_SCALARS = frozenset({type(None), bool, int, float, complex, str, EllipsisType, NotImplementedType})
+
+_WRAPPERS: dict[type, tuple[str, ...]] = {
+    MethodType: ("__func__", "__self__"),
+    staticmethod: ("__func__",),
+    classmethod: ("__func__",),
+    property: ("fget", "fset", "fdel"),
+    functools.cached_property: ("func", "attrname"),
+    type(functools.cache(len)): ("__wrapped__",),
+}
+"""Types that cannot be pickled, and their attributes that affect a result."""
+
+_IGNORED_MEMBERS = frozenset(
+    {
+        *("__dict__", "__weakref__", "__doc__", "__annotations__", "__annotate_func__", "__annotations_cache__"),
+        *("__firstlineno__", "__static_attributes__", "__orig_bases__", "__parameters__", "__type_params__"),
+        *("_abc_impl", "__abstractmethods__"),
+    }
+)
+"""Members of a class that do not affect a result, and differ between processes or cannot be pickled."""
+
+_DYNAMIC = frozenset({"eval", "exec", "globals", "__import__"})
+"""Built-in functions that can use any global name."""
+
+_IS_HEAP_TYPE = 1 << 9
+"""`Py_TPFLAGS_HEAPTYPE`: set for all classes except the static ones of C code, which may have other names."""
+
+_PYTHON = f"Python {sys.version}"
+
 
 def function_digest(function: Callable[..., Any]) -> str | None:
     """Return a digest of a function, or None if it uses a value that cannot be hashed.
 
-    Functions of the same top-level package that the function uses are included. Modules, classes and functions of other
-    packages are included by name, not by content. The digest differs between versions of Python.
+    Includes code, defaults, closure, and the globals that the function uses. Of the user's own modules and of the
+    function's own package, it includes the functions, classes and values that are used; of other packages, the version.
+    The digest differs between versions of Python.
     """
-    digest = hashlib.blake2b(digest_size=16)
-    package = str(getattr(function, "__module__", "")).partition(".")[0]
+    root = function
+    while isinstance(root, functools.partial):
+        root = root.func
+    hashed = _Hash(str(getattr(root, "__module__", "")).partition(".")[0], {})
     try:
-        for part in _parts(function, package, set()):
-            digest.update(len(part).to_bytes(8, "little"))
-            digest.update(part)
+        hashed.add(function)
     except Exception:
         return None
-    return digest.hexdigest()
+    return hashed.digest.hexdigest()
 
 
-def _parts(value: Any, package: str, seen: set[int]) -> Iterator[bytes]:
-    """Return the parts of a value that are hashed. `seen` contains the functions that are being hashed."""
-    if isinstance(value, FunctionType | type):
-        described = f"{type(value).__name__} {value.__module__}.{value.__qualname__}".encode()
-        if id(value) in seen or str(value.__module__).partition(".")[0] != package:
-            yield described
-            return
-        seen.add(id(value))
-    if isinstance(value, FunctionType):
-        yield b"function"
-        yield from _code(value.__code__)
-        cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        yield from _parts((value.__defaults__, value.__kwdefaults__, cells), package, seen)
-        for name in sorted(_names(value.__code__) & value.__globals__.keys()):
-            yield name.encode()
-            yield from _parts(value.__globals__[name], package, seen)
-    elif isinstance(value, MethodType):
-        yield from _parts((value.__func__, value.__self__), package, seen)
-    elif isinstance(value, functools.partial):
-        yield from _parts((value.func, value.args, value.keywords), package, seen)
-    elif isinstance(value, ModuleType):
-        yield f"module {value.__name__} {getattr(value, '__version__', '')}".encode()
-    elif isinstance(value, type):
-        yield described
-        for member_name, member in sorted(vars(value).items()):
-            member = getattr(member, "fget", None) or getattr(member, "__func__", member)
-            if isinstance(member, FunctionType):
-                yield member_name.encode()
-                yield from _parts(member, package, seen)
-    elif isinstance(value, dict):
-        yield b"dict"
-        for key, item in value.items():
-            yield from _parts((key, item), package, seen)
-    elif isinstance(value, list | tuple):
-        yield f"{type(value).__name__} {len(value)}".encode()
-        for item in value:
-            yield from _parts(item, package, seen)
-    elif isinstance(value, set | frozenset):
-        yield b"set"
-        yield from sorted(b"".join(_parts(item, package, set(seen))) for item in value)
-    elif hasattr(value, "__dict__") and callable(value):
-        yield from _parts((type(value), vars(value)), package, seen)
-    else:
-        yield pickle.dumps(value, protocol=5)
+class _Hash:
+    """Hash of values. `seen` contains the objects that are in it, each with its number."""
 
+    def __init__(self, package: str, seen: dict[int, tuple[int, Any]]) -> None:
+        self.digest = hashlib.blake2b(digest_size=16)
+        self._package, self._seen = package, seen
 
-def _code(code: CodeType) -> Iterator[bytes]:
-    yield code.co_code
-    yield repr((code.co_names, code.co_varnames, code.co_freevars, code.co_argcount, code.co_kwonlyargcount)).encode()
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _code(constant)
+    def add(self, value: Any) -> None:
+        """Add a value.
+
+        Raises:
+            Exception: The value cannot be pickled, or uses unknown parts of the user's modules.
+        """
+        kind = type(value)
+        if kind in _SCALARS:
+            self._put(kind.__name__, repr(value))
+        elif (known := self._seen.get(id(value))) is not None:
+            self._put("seen", str(known[0]))
         else:
-            yield repr(sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant).encode()
+            # Python itself may share equal constants, or not.
+            if kind not in (bytes, tuple, frozenset, CodeType):
+                self._seen[id(value)] = (len(self._seen), value)
+            self._add_object(value, kind)
+
+    def _put(self, *parts: str | bytes) -> None:
+        for part in parts:
+            data = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
+            self.digest.update(len(data).to_bytes(8, "little"))
+            self.digest.update(data)
+
+    def _add_object(self, value: Any, kind: type) -> None:
+        if isinstance(value, FunctionType):
+            self._add_function(value)
+        elif isinstance(value, type):
+            self._add_class(value)
+        elif isinstance(value, ModuleType):
+            if self._is_own(value.__name__):
+                raise TypeError(f"any part of {value.__name__} may be used")
+            self._add_version(value.__name__)
+        elif kind is CodeType:
+            self._add_code(value)
+        elif kind is bytes:
+            self._put("bytes", value)
+        elif kind in (list, tuple):
+            self._put(kind.__name__, str(len(value)))
+            for item in value:
+                self.add(item)
+        elif kind in (dict, MappingProxyType):
+            self._put("dict", str(len(value)))
+            for pair in value.items():
+                self.add(pair)
+        elif isinstance(value, set | frozenset):
+            self._put("set", str(len(value)), *sorted(self._digest_of(item) for item in value))
+            self.add((kind, getattr(value, "__dict__", None)))
+        elif kind in _WRAPPERS:
+            self._put(kind.__name__)
+            self.add(tuple(getattr(value, name) for name in _WRAPPERS[kind]))
+        elif isinstance(value, getattr(sys.modules.get("torch"), "Tensor", ())):
+            self._add_tensor(value, kind)
+        else:
+            self._add_pickled(value, kind)
+
+    def _digest_of(self, item: Any) -> bytes:
+        """Return the digest of an item of a set, which does not depend on the other items."""
+        hashed = _Hash(self._package, dict(self._seen))
+        hashed.add(item)
+        return hashed.digest.digest()
+
+    def _is_own(self, module: str) -> bool:
+        """True for code of the user, and of the function's own package."""
+        version = _version(module)
+        return version is None or (version is not _PYTHON and module.partition(".")[0] == self._package)
+
+    def _is_own_module(self, value: Any) -> bool:
+        return isinstance(value, ModuleType) and self._is_own(value.__name__)
+
+    def _is_own_class(self, kind: type) -> bool:
+        # A class that a function of a package makes, such as `make_dataclass`, is not in the package.
+        return self._is_own(kind.__module__) or (bool(kind.__flags__ & _IS_HEAP_TYPE) and not _is_found(kind))
+
+    def _add_version(self, module: str) -> None:
+        version = _version(module)
+        if version is None:
+            raise TypeError(f"{module} has no version")
+        self._put("version", module, version)
+
+    def _add_function(self, function: FunctionType) -> None:
+        module, cells = str(function.__globals__.get("__name__")), _cells(function)
+        self._put("function")
+        self._add_code(function.__code__)
+        self.add((function.__defaults__, function.__kwdefaults__, vars(function)))
+        for name, value in cells.items():
+            if not self._is_own_module(value):
+                self._put(name)
+                self.add(value)
+        if not self._is_own(module):
+            self._add_version(module)
+            return
+        for name, path in dict.fromkeys(_loads(function.__code__)):
+            found = [scope[name] for scope in (cells, function.__globals__) if name in scope]
+            if not found and name in _DYNAMIC:
+                raise TypeError(f"{name} may use any name")
+            for value in found:
+                self._put(name)
+                self._add_path(value, path)
+        for name, level, names in _imports(function.__code__):
+            self._add_import("." * level + name, function.__globals__.get("__package__"), names)
+
+    def _add_path(self, value: Any, path: tuple[str, ...]) -> None:
+        """Add a value or, if it is one of the user's modules, what `path` names in it."""
+        if "import_module" in path or value is importlib.import_module:
+            raise TypeError("import_module may import anything")
+        for name in path:
+            if not self._is_own_module(value):
+                break
+            self._put(name)
+            value = getattr(value, name)
+        self.add(value)
+
+    def _add_import(self, name: str, package: str | None, names: tuple[str, ...] | None) -> None:
+        module = importlib.util.resolve_name(name, package)
+        if not self._is_own(module):
+            self._add_version(module)
+            return
+        for each in names or ("",):
+            self._put(each)
+            self._add_path(importlib.import_module(module), (each,) if each else ())
+
+    def _add_code(self, code: CodeType) -> None:
+        names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+        counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
+        self._put("code", code.co_code, code.co_exceptiontable, repr((names, counts)))
+        self.add(code.co_consts)
+
+    def _add_class(self, value: type) -> None:
+        self._put("class", f"{value.__module__}.{value.__qualname__}")
+        if not self._is_own_class(value):
+            self._add_version(value.__module__)
+            return
+        self.add((type(value), value.__bases__))
+        for name, member in sorted(vars(value).items(), key=operator.itemgetter(0)):
+            if name not in _IGNORED_MEMBERS:
+                self._put(name)
+                self.add(member)
+
+    def _add_tensor(self, value: Any, kind: type) -> None:
+        torch = sys.modules["torch"]
+        if kind not in (torch.Tensor, torch.nn.Parameter) or value.is_quantized:
+            raise TypeError(f"{kind.__name__} has more than elements")
+        data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        self.add((kind, str(value.dtype), tuple(value.shape), value.requires_grad, data, vars(value)))
+
+    def _add_pickled(self, value: Any, kind: type) -> None:
+        """Add an object as what pickle stores of it. Of the user's classes, all attributes are added too."""
+        reduce = copyreg.dispatch_table.get(kind)
+        made = value.__reduce_ex__(4) if reduce is None else reduce(value)
+        if isinstance(made, str):
+            module = getattr(value, "__module__", None) or kind.__module__
+            if operator.attrgetter(made)(sys.modules[module]) is not value:
+                raise TypeError(f"{made} is not in {module}")
+            self._put("named", made)
+            self._add_version(module)
+            return
+        # Items 3 and 4 are iterators.
+        self.add((kind, *(list(part) if at in (3, 4) and part is not None else part for at, part in enumerate(made))))
+        if self._is_own_class(kind):
+            self.add(getattr(value, "__dict__", None))
 
 
-def _names(code: CodeType) -> set[str]:
-    names = set(code.co_names)
+def _is_found(kind: type) -> bool:
+    try:
+        return operator.attrgetter(kind.__qualname__)(sys.modules[kind.__module__]) is kind
+    except (KeyError, AttributeError):
+        return False
+
+
+@functools.cache
+def _version(module: str) -> str | None:
+    """Return the version of the package that contains a module, and None for code that is not installed."""
+    top = module.partition(".")[0]
+    try:
+        spec = None if top == "__main__" else importlib.util.find_spec(top)
+    except (ValueError, ImportError):
+        spec = None
+    if spec is None:
+        return None
+    if spec.origin in ("built-in", "frozen"):
+        return _PYTHON
+    places = [spec.origin] if spec.origin is not None else list(spec.submodule_search_locations or ())
+    if places and all({"site-packages", "dist-packages"} & set(Path(place).parts) for place in places):
+        version = vars(sys.modules.get(top, object)).get("__version__")
+        return f"{top} {version}" if isinstance(version, str) else _distributions(top)
+    is_standard = places and all(Path(place).is_relative_to(Path(dis.__file__).parent) for place in places)
+    return _PYTHON if is_standard else None
+
+
+def _distributions(package: str) -> str | None:
+    from importlib import metadata
+
+    names = sorted(set(metadata.packages_distributions().get(package, ())))
+    return " ".join(f"{name} {metadata.version(name)}" for name in names) or None
+
+
+def _cells(function: FunctionType) -> dict[str, Any]:
+    found = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    return found
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """Yield a code object and those of the functions that it defines."""
+    yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            names |= _names(constant)
-    return names
+            yield from _codes(constant)
+
+
+def _steps(code: CodeType) -> list[dis.Instruction]:
+    return [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
+
+
+def _loads(code: CodeType) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield each global name and name of an outer function that is read, with the names after it: `a.b.c` is `a` with
+    `b`, `c`.
+    """
+    for each in _codes(code):
+        steps = _steps(each)
+        for at, step in enumerate(steps, 1):
+            if step.opname.startswith("LOAD_") and step.opname.endswith(("GLOBAL", "GLOBALS", "NAME", "DEREF")):
+                after = takewhile(lambda one: one.opname in ("LOAD_ATTR", "LOAD_METHOD"), steps[at : at + 8])
+                yield step.argval, tuple(one.argval for one in after)
+
+
+def _imports(code: CodeType) -> Iterator[tuple[str, int, tuple[str, ...] | None]]:
+    """Yield the module, the level and the names of each import inside a function."""
+    for each in _codes(code):
+        steps = _steps(each)
+        for at, step in enumerate(steps):
+            if step.opname == "IMPORT_NAME":
+                yield step.argval, steps[at - 2].argval, steps[at - 1].argval

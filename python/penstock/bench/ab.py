@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A/B comparison of two commands: runs both until it has shown or excluded a difference, or reached the run limit.
+"""A/B comparison of two commands: runs both until a difference is shown or excluded, or the run limit is reached.
 
 Each block runs A B B A or B A A B, chosen by the seed. Steady drift (a warming machine, a filling cache, burst credits)
 therefore cancels in each block's ratio. `sequential` decides when the evidence is sufficient.
@@ -65,7 +65,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         interval: Confidence interval of the ratio, which is valid after any number of blocks. The verdict uses it.
         bootstrap: Narrower interval, for comparison with tools that fix the number of runs in advance. It must not
             decide when to stop.
-        evidence: How many times more likely the blocks are with a difference than without one.
+        evidence: Bayes factor: how many times more likely the blocks are with a difference than without one.
         stopped: Reason why no further block was run.
     """
 

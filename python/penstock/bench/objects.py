@@ -184,9 +184,7 @@ def below(url: str, folder: str) -> str:
 def _refuse_impossible(bench: ObjectBench, points: tuple[ObjectPoint, ...]) -> None:
     asked = set(bench.mix or {}) | set(bench.operations)
     if unknown := sorted(set(bench.operations) - set(OPERATIONS)):
-        raise ConfigError(
-            f"operations: `{', '.join(unknown)}` is not one of {', '.join(OPERATIONS)}", where="--operations"
-        )
+        raise ConfigError(f"operations: `{unknown[0]}` is not one of {', '.join(OPERATIONS)}", where="--operations")
     if bench.existing and (writes := sorted(asked & _WRITES)):
         raise ConfigError(
             f"existing: existing objects are never changed, so {' and '.join(writes)} cannot be measured",

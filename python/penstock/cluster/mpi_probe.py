@@ -49,7 +49,7 @@ def linked_library(program: str) -> str | None:
 
 
 def report(world: int | None, name: str) -> None:
-    """Print a line. MPI_Init may end the process, so the library is reported before it, with world null."""
+    """Print a line. MPI_Init may end the process, so a line with the library and `world` null precedes that call."""
     words = " ".join(name.split())
     found = _PRODUCT.search(words)
     library = found[0].replace(" Version:", "") if found else words[:60]

@@ -122,7 +122,7 @@ def _limit(record: RunRecord, share: float, parts: dict[str, float], *, mount: b
     classes = _seconds(record)
     worst = max(_WAITS, key=lambda name: classes[name])
     if mount and worst in _OF_THE_STORE:
-        # A reader of the mount reads one file at a time, without other requests in flight. It causes all these waits.
+        # The mount causes all these waits: each reader reads one file at a time, without other requests in flight.
         return "the mount: one file at a time at the rate of one reader"
     return _WAITS[worst][1]
 

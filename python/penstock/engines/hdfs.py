@@ -201,8 +201,8 @@ class HdfsEngine(AgentManagedEngine):
         text = agents.call("http", timeout_s, on=leader, each=pool_roots(pool), url=url, limit_s=timeout_s / 2)[
             leader[0].name
         ]
-        # Each line is `blk_1073741825<tab>/x`; newer versions add the number of copies between the two. The last line
-        # is a sentence.
+        # Each line is `blk_1073741825<tab>/x`. Newer versions insert the number of copies between block and path. The
+        # last line is a sentence.
         lines = (line.split("\t") for line in str(text).splitlines() if line.startswith("blk_"))
         names = {columns[-1].lstrip("/") for columns in lines if len(columns) > 1}
         return sorted(names)

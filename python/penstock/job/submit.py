@@ -41,7 +41,7 @@ class _System:
         cancel_pending: Cancels a job that is still pending; empty if the system has no such command.
         terminate: Sends SIGTERM to the job script. A cancelled Slurm job cannot start further steps, and so could not
             take its pool down; therefore its script gets SIGTERM first.
-        cancel: Cancels the job at once. Used if `terminate` fails, for example for a pending PBS job.
+        cancel: Cancels the job immediately. Used if `terminate` fails, for example for a pending PBS job.
     """
 
     submit: tuple[str, ...]
@@ -173,7 +173,7 @@ def _no_answer(program: str) -> Deadline:
 
 
 def _cancel(system: _System, job_id: str, running: subprocess.Popen[str], environment: Mapping[str, str]) -> None:
-    """Terminate the job. If it does not end in time, or on a second Ctrl-C, cancel it at once."""
+    """Terminate the job. If it does not end in time, or on a second Ctrl-C, cancel it immediately."""
 
     def call(line: tuple[str, ...]) -> bool:
         with suppress(OSError, subprocess.TimeoutExpired):

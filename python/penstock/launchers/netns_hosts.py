@@ -178,7 +178,7 @@ class Hosts:
     # ------------------------------------------------------------ internals
 
     def _pid(self, host: str) -> int:
-        """Process id of a host's first process. If it has ended, an impossible id, because the pid may be reused."""
+        """Process id of a host's first process, or an impossible id if it has ended, because its pid may be reused."""
         pid, at = self._state["pids"][host]
         return int(pid) if start_time(pid) == at else _NO_PID
 

@@ -13,7 +13,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         round: Number of the round, counted from 0; runs of one round are compared with each other.
-        wall_s: Duration, with the start of the ranks by the launcher.
+        wall_s: Duration, including the start of the ranks by the launcher.
         value: The figure of merit; None without a figure.
         cpus: CPUs that each rank could use, in rank order.
     """

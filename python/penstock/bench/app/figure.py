@@ -97,7 +97,7 @@ def read_figure(figure: Figure, outputs: list[str]) -> float:
         )
     if figure.pick == "only" and len(found) > 1:
         ranks = sum(1 for texts in by_rank if texts)
-        # Ranks that do not form one MPI job each print the result of a job of one rank.
+        # If the ranks do not form one MPI job, each of them prints the result of a one-rank job.
         spread = f", on {ranks} ranks" if ranks > 1 else ""
         raise ConfigError(
             f"{what}: {figure.pattern!r} matches {len(found)} times{spread}: {', '.join(found[:4])}",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PRESETS", "Prepared", "Preset", "prepare"]
 
-# Lennard-Jones melt, as the LAMMPS benchmark of that name: 32,000 atoms per unit of size, 100 steps, density 0.8442,
+# Lennard-Jones melt, as in the LAMMPS benchmark of that name: 32,000 atoms per unit of size, 100 steps, density 0.8442,
 # cutoff 2.5, temperature 1.44. The box grows along x, so weak scaling keeps the atoms per rank.
 # Source: https://www.lammps.org/bench.html, section "Lennard-Jones liquid benchmark".
 _LJ_INPUT = """\
@@ -43,9 +43,9 @@ fix             1 all nve
 thermo          50
 run             100
 """
-# Hard hexagons at packing fraction 0.7, N = 1024² = 1,048,576, with HOOMD-blue 3 or later. Moves, vertices and seed are
-# those of github.com/glotzerlab/hoomd-benchmarks, folder hexagon (README.md, bmark.py), as are 1,000 steps of warm-up and
-# 4 series of 50,000 steps of at most 20 s each. It starts from a lattice, not from the published equilibrated file.
+# Hard hexagons at packing fraction 0.7, N = 1024² = 1,048,576, with HOOMD-blue 3 or later. As in
+# github.com/glotzerlab/hoomd-benchmarks, folder hexagon (README.md, bmark.py): moves, vertices, seed, warm-up (1,000
+# steps) and measured series (4 of 50,000 steps, each at most 20 s). The start is a lattice, not the published file.
 _HEXAGON_PROGRAM = """\
 import math, sys, time
 import hoomd
@@ -97,7 +97,7 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         command: Arguments; empty if the user gives the command. `{folder}` is the folder of the input files.
         files: Input files, by name, which are written to that folder.
-        needs: Program of the command, which must be installed for the native runs.
+        needs: Program that the command starts. Native runs need it on this machine.
         module: Python module that must be importable.
         package: Advice for a missing program.
         note: Fact that the output states.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a scaling sweep: every size of every variant once per round, in alternating order.
 
-A run that fails is a row with its reason; its cell is not run again, and the sweep goes on.
+A failed run becomes a row with the reason. Its cell is not run again, and the sweep continues.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def measure(
     """Run the whole sweep.
 
     Args:
-        on_run: Called after each run (None for a failed one) with the number of runs so far, and of all.
+        on_run: Called after each run (None for a failed one) with the number of finished runs and the total number.
         into: List that receives the cells before the first run, so that a caller has them after an interruption.
     Raises:
         ConfigError: The launcher, its nodes or a variant is not valid. Failures of runs are in their cells.
@@ -249,7 +249,7 @@ def _check_all(spec: Spec, runners: dict[str, _Runner], sized: list[tuple[Cell, 
 
 
 def _note(cell: Cell, run: Run) -> None:
-    """Note a cell whose ranks share CPUs, because its figure is not that of an undisturbed rank."""
+    """Add a note to a cell whose ranks share CPUs: its figure is not that of an undisturbed rank."""
     from penstock.cpu_binding import parse_cpus
 
     per_node = cell.ranks // cell.nodes

@@ -65,7 +65,7 @@ class Variant(_Part, frozen=True):
 
 
 class Size(msgspec.Struct, frozen=True):
-    """Number of ranks, and of nodes that hold them in equal parts."""
+    """A number of ranks, and the number of nodes over which they are spread evenly."""
 
     ranks: int
     nodes: int
@@ -159,7 +159,7 @@ class Spec(_Part, frozen=True):
         return found
 
     def problem_size(self, size: Size) -> float:
-        """Value of `{size}` at this number of ranks; a whole number if `size` is one and the result is."""
+        """Value of `{size}` at this number of ranks; an int if the value is a whole number."""
         value = self.size * (size.ranks / min(self.ranks) if self.scaling == "weak" else 1)
         return int(value) if float(value).is_integer() else value
 

@@ -21,7 +21,7 @@ __all__ = ["CellSummary", "Fit", "Overhead", "Summary", "VariantSummary", "plura
 
 # Efficiency below which the verdict advises against more ranks; a usual threshold for strong scaling.
 _GOOD = 0.8
-# Deviation of a measured time from the fitted law above which the law does not explain it.
+# If a measured time deviates from the fitted law by more than this share, the law does not explain it.
 _FITS = 0.1
 _MIN_ROUNDS = 5
 _ALL_SERIAL = 0.995
@@ -136,7 +136,7 @@ def summarise(spec: Spec, cells: Sequence[Cell]) -> Summary:
 
 
 def _step_s(spec: Spec, cell: Cell, run: Run) -> float:
-    """Time in proportion to one step of the whole problem at this size, from the figure or the duration."""
+    """Value proportional to the time of one step of the whole problem at this size, from the figure or the duration."""
     if spec.figure is None or run.value is None:
         return run.wall_s
     if spec.figure.kind == "seconds":
@@ -197,7 +197,7 @@ def _cell(spec: Spec, cell: Cell, base: Cell | None) -> CellSummary:
 
 
 def _fit(spec: Spec, cells: list[Cell], base: Cell) -> Fit | None:
-    """Fit over the numbers of ranks. Of several numbers of nodes with the same ranks, the fewest count."""
+    """Fit over the numbers of ranks. If cells have the same number of ranks, the one with the fewest nodes is used."""
     chosen: dict[int, Cell] = {}
     for cell in sorted(cells, key=lambda c: c.nodes):
         if cell.error is None:

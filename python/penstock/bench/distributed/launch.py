@@ -58,10 +58,10 @@ class Fleet:
         self._max_skew_s = max_skew_s
         self._deadline_s = timeout_s
         self.clock_skew_s = 0.0
-        """Largest clock difference to the first node; starts are corrected by it."""
+        """Largest difference between a node's clock and the first node's clock. Start times are corrected for it."""
 
     def run(self, work: Storage | Objects, hooks: Hooks) -> tuple[list[Row], Provenance]:
-        """Measure on all nodes at once. Return the merged rows and the first node's provenance.
+        """Measure on all nodes at the same time. Return the merged rows and the first node's provenance.
 
         Raises:
             PenstockError: The first failure of a node, with the node's name. It is raised after all nodes have ended

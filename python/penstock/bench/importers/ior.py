@@ -205,7 +205,7 @@ def _ior_row(cells: dict[str, str], options: dict[str, str], source: str, began:
     one = int(block * 1024 * segments) if block else None
     rate = _number(cells.get("bw(MiB/s)", "-"), place)
     time_s = _number(cells.get("total(s)", "-"), place)
-    if time_s == 0 and rate and one:  # the printed time has four digits after the point, and this was shorter
+    if time_s == 0 and rate and one:  # IOR prints four decimals, so a very short time is printed as 0
         time_s = one * tasks / (rate * _MIB)
     if rate is None or not time_s:
         raise Corrupt(f"{place}: a result has no rate or no time", where=place)

@@ -37,10 +37,10 @@ class Compared(msgspec.Struct, frozen=True):
 
 
 def find_programs(plan: NetPlan, folder: Path | None) -> dict[str, str]:
-    """Paths of the installed programs of a plan's operations: in a folder, or below it, or on PATH.
+    """Find the installed programs of a plan's operations in a folder and its subfolders, or on PATH.
 
     Raises:
-        NotFound: A folder was given, and contains none of them.
+        NotFound: The given folder contains none of them.
     """
     found = {}
     for operation in plan.operations:
@@ -64,8 +64,8 @@ def run_program(
     """Run one program on the ranks of a plan; return its table and its output.
 
     Raises:
-        RankFailed: It ended with an error.
-        Corrupt: Its output is not that of OSU or nccl-tests.
+        RankFailed: The program ended with an error.
+        Corrupt: The output is not that of OSU or nccl-tests.
     """
     nodes, each = list(cluster.nodes), ranks_per_node
     if operation in POINT_TO_POINT:

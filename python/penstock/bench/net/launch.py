@@ -79,7 +79,7 @@ def run_as_rank(
     """Run this process as one rank of a job that another launcher has started. Only rank 0 gets a complete result.
 
     Args:
-        on_stage: Called with what the rank does next, for a caller that watches the time.
+        on_stage: Called with a description of the rank's next step, which a caller can print if the step times out.
 
     Raises:
         PenstockError: A setting, the library, another rank or the data is at fault.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures on one rank: OSU's tests, nccl-tests' tests, and the matrix of pairs. All ranks make the same calls.
 
-Clocks: OSU's point-to-point tests time all iterations on the first rank; its collectives time each call by itself on
-every rank, and a barrier that is not timed follows, so that the wait for a late rank does not count. nccl-tests times
+OSU's point-to-point tests time all iterations on the first rank. Its collectives time each call separately on every
+rank. A barrier that is not timed follows each call, so that the wait for a late rank does not count. nccl-tests times
 its calls back to back between two barriers, and averages over ranks.
 """
 
@@ -117,7 +117,7 @@ def _osu_point_to_point(plan: NetPlan, transport: Transport, operation: str, siz
         run(count.timed)
         took_s = perf_counter() - begin
     transport.rest()
-    # The first rank's clock is OSU's.
+    # As in OSU, the first rank's time counts.
     gathered = transport.gather((took_s, wrong))
     _refuse_wrong(operation, size, [each[1] for each in gathered])
     took_s = gathered[a][0]
@@ -238,7 +238,7 @@ def _nccl_half(
 
 
 def measure_matrix(plan: NetPlan, transport: Transport, emit: Emit, stage: Stage) -> None:
-    """Measure each pair of ranks, one pair at a time, in rounds. Emits one `{"pair": ...}` message for a pair and round:
+    """Measure each pair of ranks, one pair at a time, in rounds. Emits a `{"pair": ...}` message per pair and round, with
     the ranks a < b, the one-way latency, and the bandwidth in each direction.
     """
     pairs = [(a, b) for a in range(transport.world) for b in range(a + 1, transport.world)]

@@ -52,14 +52,14 @@ class Memory:
             return torch.zeros(size_bytes, dtype=torch.uint8, device=self.device)
         import numpy as np
 
-        # Not numpy's own memory: it asks for huge pages above 4 MiB, which OSU's programs do not.
+        # Not numpy's own memory: numpy requests huge pages above 4 MiB, and OSU's programs do not.
         pages = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         return np.frombuffer(pages, np.uint8)
 
 
 def bytes_of(rank: int, size_bytes: int, *, start: int = 0) -> Any:
-    """Bytes that a rank sends, from byte `start` on. Ranks differ, neighbouring bytes differ, and so do blocks of any
-    power of two, so that exchanged blocks are found.
+    """Bytes that a rank sends, from byte `start` on. They differ between ranks, between neighbouring bytes, and between
+    blocks of any power of two, so that swapped blocks are detected.
     """
     import numpy as np
 
@@ -75,7 +75,7 @@ def floats_of(rank: int, count: int) -> Any:
 
 
 def scatter_counts(count: int, world: int) -> list[int]:
-    """Elements that each rank gets in a reduce-scatter: OSU gives the first ranks one more where it does not divide."""
+    """Elements that each rank gets in a reduce-scatter. As in OSU, the first ranks get one element of the remainder."""
     return [count // world + (rank < count % world) for rank in range(world)]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages through MPI by mpi4py. Buffers are passed by address, the cheapest form that mpi4py has.
+"""Messages over MPI, with mpi4py. Buffers are passed by address, the cheapest form that mpi4py has.
 
 GPU buffers are torch tensors, which a CUDA-aware MPI reads by their CUDA array interface. **Experimental**: they have
 not run on a GPU yet.
@@ -40,7 +40,7 @@ def restart_with_mpich(argv: list[str]) -> None:
     """Replace this process by one that loads MPICH, if MPICH's mpiexec has started it and mpi4py would not find MPICH.
 
     mpi4py's wheels load `libmpi.so.12`, the name in MPICH's ABI, but Debian's MPICH is named `libmpich.so.12`. The new
-    process finds it through a folder with a link, which it removes once the library is loaded.
+    process finds the library through a link in a temporary folder, and removes the folder once the library is loaded.
     """
     environment = env.read()
     if "PMI_RANK" not in environment or "OMPI_COMM_WORLD_RANK" in environment or _LINK_VARIABLE in environment:
@@ -125,7 +125,7 @@ class MpiTransport:
         return int(self._comm.recv(None, peer, 7))
 
     def rest(self) -> None:
-        # MPI's barrier polls, which would take a core from the ranks that measure.
+        # Not MPI's barrier: it polls, and so would take a core from the ranks that measure.
         request = self._comm.Ibarrier()
         while not request.Test():
             time.sleep(_POLL_S)

@@ -98,7 +98,7 @@ def _half(half: NcclHalf | None) -> str:
 
 
 def _shrunk(value: float, width: int) -> str:
-    """A number with at most two decimals, as many as fit into the width, else in exponent form."""
+    """A number with as many decimals (at most two) as fit into the width; otherwise in exponent form."""
     for decimals in (2, 1, 0):
         text = f"{value:>{width}.{decimals}f}"
         if len(text) <= width:

@@ -134,7 +134,7 @@ def parse_osu(text: str) -> list[OsuTable]:
 
 
 def _split_titles(line: str) -> list[str]:
-    """Titles of the columns. They are separated by two or more blanks, and contain single ones."""
+    """Titles of the columns. Two or more blanks separate them, and a single blank is part of a title."""
     return [found.strip() for found in re.split(r"\s{2,}", line.strip()) if found.strip()]
 
 

@@ -63,7 +63,7 @@ class Count(msgspec.Struct, frozen=True):
 
 
 class NetPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One request. None means the default of the convention.
+    """The tests to run, and their settings. None means the default of the convention.
 
     Attributes:
         operations: Keys of `OSU_NAMES` or `NCCL_NAMES`.
@@ -72,7 +72,7 @@ class NetPlan(msgspec.Struct, frozen=True, kw_only=True):
         pair: Ranks of the point-to-point tests. OSU's programs use two ranks, 0 and 1.
         matrix: Measure latency and bandwidth of every pair of ranks.
         rounds: Repetitions of the matrix; a pair's figure is the median.
-        matrix_bytes: Message size of the matrix' bandwidth.
+        matrix_bytes: Message size for the bandwidths in the matrix.
         validates: Check the received data at each size, outside the clock.
         join_s: Time limit for all ranks to join.
     """
@@ -206,7 +206,8 @@ class NetPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def operations_of(names: tuple[str, ...], convention: str) -> tuple[str, ...]:
-    """Operations for names that a user gave: an operation, or its program. Without names, all of the convention.
+    """Convert a user's names, each of an operation or of its program, to operations. Without names, returns all
+    operations of the convention.
 
     Raises:
         ConfigError: A name is unknown, or belongs to the other convention.

@@ -64,7 +64,7 @@ class NetResult(msgspec.Struct, kw_only=True):
         return len(self.places)
 
     def table(self, operation: str) -> NetTable | None:
-        """Our own table of an operation."""
+        """Penstock's own table of an operation."""
         return next((each for each in self.tables if each.operation == operation and each.source == "penstock"), None)
 
     def take(self, message: dict[str, Any]) -> None:

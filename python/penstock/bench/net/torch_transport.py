@@ -184,7 +184,7 @@ class TorchTransport:
         if operation == "sendrecv":
             return None if in_place else self._exchange(size_bytes)
         if operation == "allreduce":
-            # torch reduces in place only. Out of place, its users copy first, and so does this.
+            # torch reduces only in place. For an out-of-place reduction, its users copy the input first, and so does this code.
             into, out = (
                 self._tensor("recv", size_bytes, self._torch.float32),
                 self._tensor("send", size_bytes, self._torch.float32),

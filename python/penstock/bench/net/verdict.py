@@ -2,8 +2,8 @@
 """Verdict on a network: the fit of time to size, what limits a message, and which pairs, links or bindings are at fault.
 
 A pair is slow if its best round is worse than the reference of its relation (within a socket, a node, between nodes) by
-more than the noise between rounds. The reference is the better quartile: with one bad host among three, two of three
-pairs are slow, so a median would be that of the bad ones.
+more than the noise between rounds. The reference is the better quartile, not the median: if one of three hosts is bad,
+two of the three pairs are slow, and the median would be the value of a slow pair.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Finding", "NetVerdict", "PairFigure", "judge", "wire_rate"]
 
-# A pair is slow from this ratio to the reference on, if the rounds agree; else from this many times their noise on.
+# A pair is slow if its ratio to the reference is at least `_SLOW` and at least 1 + `_NOISES` x the noise of the rounds.
 _SLOW = 1.10
 _NOISES = 4
 _SLOW_OF_ONE_ROUND = 2.0
-# Bytes of a frame beside its payload: Ethernet header 14, IPv4 20, TCP 20 with 12 of timestamps. Rate limits of Linux'
-# tc count these; preamble, frame check sequence and gap (24) are counted by the wire only.
+# Header bytes of a frame: IPv4 20, TCP 20 plus 12 of timestamps, Ethernet 14. The rate limits of Linux' tc count them, but
+# not the other 24 bytes that a frame takes on the wire (preamble, frame check sequence and gap).
 _HEADERS_BYTES = 52
 _ETHERNET_BYTES = 14
 
@@ -122,7 +122,7 @@ def _fits(result: NetResult) -> dict[str, LineFit]:
         points += [(row.size_bytes, row.out_of_place.time_us / 1e6) for row in table.nccl_rows() if row.out_of_place]
         points = [(size, time) for size, time in points if time > 0]
         if table.operation in ("bw", "bibw") and points:
-            # The rate of a stream: without the sizes that are limited by the time of each message.
+            # For the rate of a stream, leave out the sizes that are limited by the time per message.
             peak = max(size / time for size, time in points)
             large = [(size, time) for size, time in points if size / time >= peak / 2]
             points = large if len(large) >= 3 else points
@@ -240,7 +240,7 @@ def pair_figures(pairs: Sequence[Pair], places: Sequence[Place]) -> tuple[PairFi
 
 
 def _limit(rounds: Sequence[Sequence[float]]) -> float:
-    """Ratio to the reference from which a figure is slow, given the times of all pairs of a relation in each round."""
+    """Smallest ratio to the reference that counts as slow, given the times of a relation's pairs in each round."""
     if len(rounds[0]) == 1:
         return _SLOW_OF_ONE_ROUND
     noise = statistics.median(statistics.median(held) / min(held) - 1 for held in rounds)
@@ -367,7 +367,7 @@ def _affinity(places: Sequence[Place]) -> list[Finding]:
 
 
 def _device_numa(place: Place) -> tuple[str, int] | None:
-    """The device whose NUMA node a rank should be on: its GPU, else the only network interface with a NUMA node."""
+    """The device whose NUMA node a rank should be on: its GPU, or otherwise the only network interface with a node."""
     if place.gpu is not None:
         at = place.gpus.get(place.gpu)
         return None if at is None else (f"GPU {place.gpu}", at)

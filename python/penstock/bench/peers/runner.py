@@ -6,7 +6,7 @@ Run by path, `python -P runner.py`, with the interpreter of the participant's en
 library, never penstock. A driver is a file in this folder that defines
 
     DISTRIBUTIONS                      distributions whose versions are reported
-    begin(task) -> None                called once; may convert the dataset into task["work"], which is timed
+    begin(task) -> None                called once, and timed; may convert the dataset into task["work"]
     batches(task) -> iterator          one pass: dicts of field -> array (NumPy, torch), or list of bytes
     report() -> dict                   optional: details of the last pass
 """
@@ -101,7 +101,7 @@ class Seen:
         self.brightness = self.values = 0.0
 
     def touch(self, batch: dict[str, Any]) -> None:
-        """Counts a batch and reads one byte of each memory page, because a lazily mapped page would cost no time."""
+        """Counts a batch and reads one byte of each memory page, because a lazily mapped page costs nothing before."""
         for number, name in enumerate((*self.images, *self.others)):
             column = _rows(batch[name])
             if number == 0:

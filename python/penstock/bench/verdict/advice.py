@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Advice", "advise"]
 
-# Minimum gain that is worth a run, and the maximum extrapolation: predictions are limited to `_FURTHER` times the
-# measured range.
+# Minimum gain that is worth a run.
 _MIN_GAIN = 1.1
+# Maximum extrapolation: predictions go up to this multiple of the measured range.
 _FURTHER = 4
 _NEAR_ALL = 0.9
 _MAX_FILE = 1 << 32

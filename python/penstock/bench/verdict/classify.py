@@ -48,8 +48,8 @@ _CERTAIN_DROP = 0.12
 # the limit.
 _REFUSED = 0.02
 _LOST = 0.10
-# A throttled request backs off for a second or more, while other requests are as fast as before. The maximum latency is
-# then far above the mean.
+# Maximum latency (in seconds, and as a multiple of the mean) from which throttling is assumed. A throttled request backs
+# off for a second or more, while other requests are as fast as before.
 _BACKED_OFF_S = 0.5
 _BACKED_OFF_TIMES = 15.0
 # If reads or writes take at least this share of a file's time, opening files is not the limit.
@@ -60,11 +60,12 @@ _SMALL_FILE_BYTES = 512 * 1024
 _SMALL_BLOCK_BYTES = 256 * 1024
 # On any disk, direct I/O below this block size is limited by operations, because read-ahead does not merge the blocks.
 _TINY_BLOCK_BYTES = 64 * 1024
-# Speeds of hosts' network links, and the share that remains after Ethernet, TCP and HTTP headers.
+# Speeds of hosts' network links.
 _LINKS_GBIT = (1, 10, 25, 40, 50, 100, 200, 400)
+# Share of a full link that is payload: without the headers of Ethernet, TCP and HTTP.
 _LINK_SHARE = (0.86, 0.985)
-# Used if only one thread count was measured: this many workers queue at the server, but fewer are limited by their own
-# latency.
+# Used if only one thread count was measured: requests queue at the server if the ratio of mean to minimum latency is at
+# least `_QUEUES` or, if that is unknown, with at least `_MANY_WORKERS` workers.
 _MANY_WORKERS = 16
 _QUEUES = 3.0
 
@@ -250,10 +251,10 @@ def _throttled(cell: Cell, limit: str) -> str | None:
     if cell.worst is not None and cell.worst >= _BACKED_OFF_TIMES and (cell.worst_s or 0.0) >= _BACKED_OFF_S:
         return (
             f"the slowest request took {cell.worst:.0f} times the mean ({cell.worst_s:.1f} s): "
-            "typical of a store that throttles and is retried; refusals were not counted"
+            "typical of retries after throttling; throttled requests were not counted"
         )
     if limit == "op":
-        return "the request limit of an object store, which enforces it by refusals; they were not counted"
+        return "an object store enforces its request limit by throttling; throttled requests were not counted"
     return None
 
 

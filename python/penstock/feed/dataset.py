@@ -232,13 +232,13 @@ class Dataset(DatasetBase):
         is stored beside the record indexes, and is reused for the same objects, fields, earlier steps and function.
         Therefore, the length is exact, and a state resumes on any number of ranks.
 
-        `fn` reads the fields of this dataset. To read less, filter with few fields and set the others afterwards:
+        `fn` reads the fields of this dataset, without padding and its mask. To read less, filter with few fields and set the others afterwards:
         `ds.fields(label=...).filter(fn).fields(image=..., label=...)`.
 
         Args:
             workers: Number of processes that call `fn`; 0 calls it in this process.
-            key: Text that identifies `fn` and everything that it depends on; by default a digest of its code, defaults,
-                closure and globals.
+            key: Text that identifies `fn` and everything that it depends on; by default a digest of its code, and of the
+                values, functions and classes of the user's modules that it uses. Installed packages count by version.
             on_error: `skip` also leaves out the samples that cannot be read; not allowed with workers. A loader's
                 `on_error` does not apply here.
         Raises:

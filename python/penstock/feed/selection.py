@@ -221,7 +221,7 @@ class Filter:
             key = self.key if self.key is not None else function_digest(self.function)
             if key is None:
                 _LOG.warning(
-                    "%s: filter: the result is not kept, because the function uses values that cannot be hashed. "
+                    "%s: filter: the result is not kept, because the function uses values or modules that cannot be hashed. "
                     "Give filter(key=...) a text that identifies it.",
                     self.dataset.url,
                 )

@@ -37,7 +37,7 @@ impl<'a> StridedBytes<'a> {
         &self.shape
     }
 
-    /// Returns the part of the box that begins at `start` and is at most `sides` large. The last axis counts bytes.
+    /// Returns the part of the box that begins at `start` and has at most the shape `sides`. The last axis counts bytes.
     pub fn part(&self, start: &[usize], sides: &[usize]) -> Result<StridedBytes<'a>> {
         if start.len() != self.shape.len() || sides.len() != self.shape.len() {
             return Err(Error::bug(format!("a part at {start:?} of a box of {:?}", self.shape)));

@@ -228,7 +228,7 @@ fn no_space(place: &str, need: u64, free: u64) -> String {
     }
 }
 
-/// Advice for data that is not supported, by the start of the name of the component.
+/// Hints for unsupported data. The first text of each pair is the start of `by` in [`Error::Unsupported`].
 const UNSUPPORTED_HINTS: [(&str, &str); 16] = [
     ("penstock.open", "set format= if the names do not show the format; otherwise, convert the objects"),
     ("the Arrow reader", READ_OTHER_COLUMNS),

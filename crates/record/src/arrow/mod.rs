@@ -135,7 +135,7 @@ struct Batch {
     rows: u64,
     /// Byte range of each buffer in the object.
     buffers: Vec<(usize, usize)>,
-    /// Number of additional buffers of each column of views.
+    /// Number of additional buffers of each view column.
     views: Vec<usize>,
     codec: Option<Codec>,
 }

@@ -5,11 +5,11 @@ use penstock_types::DType;
 
 use super::flatbuffer::Table;
 
-/// Maximum number of structs and lists inside each other.
+/// Maximum nesting depth of structs and lists.
 const MAX_DEPTH: usize = 32;
 
-/// Maximum number of fields, including those inside of others. A wide table has some 10,000. A damaged schema may refer
-/// to the same fields again and again.
+/// Maximum number of fields, including nested ones. A wide table has about 10,000 fields. A damaged schema can refer to
+/// the same fields many times.
 const MAX_FIELDS: usize = 1 << 20;
 
 /// Type of a column's values.
@@ -44,9 +44,9 @@ pub(super) enum List {
 /// Number of a buffer of a record batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct BufferNumber {
-    /// Number without the additional buffers of views.
+    /// Number of the buffer, not counting the additional buffers of view columns.
     pub number: usize,
-    /// Number of columns of views before.
+    /// Number of view columns before the buffer. The number of their additional buffers differs between batches.
     pub views: usize,
 }
 
@@ -54,9 +54,10 @@ pub(super) struct BufferNumber {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Level {
     pub list: List,
-    /// Offsets of the lists, unless all have one length.
+    /// Offsets of the lists; not used if all lists have the same length.
     pub offsets: BufferNumber,
-    /// Validity of the items: that of the structs around them, and of the next level's lists or of the values.
+    /// Validity buffers of the items: those of the structs around them, and that of the next level's lists
+    /// or of the values.
     pub items: Vec<BufferNumber>,
 }
 
@@ -71,11 +72,11 @@ pub struct Column {
     pub text: bool,
     /// Levels of lists, the outermost first; empty if a row has one value.
     pub(super) lists: Vec<Level>,
-    /// Validity of each row: that of the structs around the column, and of the list or value.
+    /// Validity buffers of the rows: those of the structs around the column, and that of the list or value.
     pub(super) validity: Vec<BufferNumber>,
     /// First buffer of the values.
     pub(super) values: BufferNumber,
-    /// For values that are stored once: number of the dictionary, and type of the index.
+    /// For dictionary-encoded values: number of the dictionary, and type of the indices.
     pub(super) dictionary: Option<(i64, DType)>,
 }
 
@@ -96,7 +97,7 @@ struct Walk {
     schema: Schema,
 }
 
-/// Position of a field in its parents.
+/// Properties that a field gets from its parents.
 #[derive(Clone, Default)]
 struct Around {
     path: String,
@@ -108,7 +109,7 @@ struct Around {
 }
 
 impl Around {
-    /// Adds the validity of the field at this position.
+    /// Adds the validity buffer of a field below these parents.
     fn push_validity(&mut self, number: BufferNumber) {
         self.lists.last_mut().map_or(&mut self.validity, |level| &mut level.items).push(number);
     }
@@ -290,7 +291,7 @@ impl Walk {
         Some(name)
     }
 
-    /// Adds a column, whose values have `buffers` buffers including the validity, or one more with a dictionary.
+    /// Adds a column. Its values have `buffers` buffers, including the validity; with a dictionary, they have one more.
     fn leaf(
         &mut self,
         around: &Around,

@@ -39,15 +39,15 @@ const STREAM: u64 = 0x6175_6469_6f00_0000;
 pub struct AudioSpec {
     /// Sample rate of the output, in Hz; `None` for that of the file.
     pub sample_rate: Option<u32>,
-    /// Channels of the output. 1 is the mean of all channels; otherwise a file must have this number of them, or one.
+    /// Channels of the output. 1 is the mean of all channels; otherwise, a file must have this number of channels or one.
     pub channels: usize,
     /// Element type: float32, or int16 (multiplied by 32,768, rounded and clamped).
     pub dtype: DType,
     /// Part of the recording; `None` for all of it.
     pub clip: Option<ClipSpec>,
-    /// Maximum duration of a recording that is decoded whole, in seconds.
+    /// Maximum duration, in seconds, of a recording that is decoded whole.
     pub max_seconds: f64,
-    /// Only find the number of samples, by the file's headers.
+    /// True to find only the number of samples, from the file's headers.
     pub measures: bool,
 }
 
@@ -281,7 +281,7 @@ fn decode_file(
     Ok(Decoded { bytes: output.bytes, samples, rate })
 }
 
-/// Samples of the output, out of `total`, that the spec asks for.
+/// Range of output samples, out of `total`, that the spec requests.
 fn range(spec: &AudioSpec, key: u64, info: &Info, total: u64, place: &str) -> Result<Range<u64>> {
     let seconds = info.frames as f64 / f64::from(info.rate);
     let Some(ClipSpec { samples, start }) = spec.clip else {

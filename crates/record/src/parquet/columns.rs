@@ -44,7 +44,7 @@ pub(super) fn describe(schema: &SchemaDescriptor) -> Vec<Column> {
     for field in schema.root_schema().get_fields() {
         Path::default().walk(field, true, &mut paths);
     }
-    // Both follow the schema's leaves in order.
+    // Both lists contain the leaves of the schema in order.
     paths.into_iter().zip(schema.columns()).map(|(path, column)| path.column(column)).collect()
 }
 
@@ -105,8 +105,8 @@ impl Path {
     }
 }
 
-/// If a group is a list: whether its elements are one level below the repeated level. Follows the rules of Parquet's
-/// format for files of older writers.
+/// If a group is a list, returns whether its elements are one level below the repeated level. For files of older
+/// writers, follows the rules of the Parquet format.
 fn list_of(group: &Type) -> Option<bool> {
     let info = group.get_basic_info();
     let is_list =
@@ -132,8 +132,8 @@ fn list_of(group: &Type) -> Option<bool> {
     Some(element.is_some_and(|element| !is_tuple && (repeated.name() != "array" || element == "array_element")))
 }
 
-/// Numbers columns with equal names as `s.a#1`, `s.a#2`, so that no column is read in place of another. This happens if
-/// a column `s.a` exists beside a struct `s` with a field `a`.
+/// Numbers columns with equal names as `s.a#1`, `s.a#2`, so that no column is read in place of another. Names are equal
+/// if a column `s.a` exists beside a struct `s` with a field `a`.
 pub(super) fn number_namesakes(columns: &mut [Column]) {
     let mut times: HashMap<String, usize> = HashMap::new();
     for column in columns.iter() {

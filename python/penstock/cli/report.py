@@ -56,7 +56,7 @@ def command(
     """Create a page of results that can be opened offline. The verdict is computed again from the raw rows.
 
     DIR is a folder that `penstock bench`, `train`, `demo` or `study` wrote, or a folder of elbencho, fio, IOR or mdtest
-    results. Several folders are compared on one page: the first is the one that the others are compared with.
+    results. Several folders are compared on one page: all others are compared with the first.
 
     \b
     Examples:

@@ -55,10 +55,10 @@ class CopyDevice(Protocol):
         """Start a copy. The caller must keep `here` until the copy is complete."""
 
     def copies_begun(self) -> Event:
-        """Return an event that follows all copies started so far."""
+        """Return an event after all copies that have started."""
 
     def wait(self) -> None:
-        """Wait for all copies started so far."""
+        """Wait for all copies that have started."""
 
     def give(self, tensors: list[torch.Tensor], copied: Event) -> Event:
         """Make the consumer's stream wait for `copied` and become the owner of the tensors. Return an event that

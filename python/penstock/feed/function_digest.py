@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Digest of a Python function and of everything in the user's own code that it uses. Results of a function are kept
-under this digest, so two functions that may differ in a result must never have the same one.
+"""Digest of a Python function and of all the user's code that it uses. Results are stored under this digest, so two
+functions whose results can differ must have different digests.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ _PYTHON = f"Python {sys.version}"
 def function_digest(function: Callable[..., Any]) -> str | None:
     """Return a digest of a function, or None if it uses a value that cannot be hashed.
 
-    Includes code, defaults, closure, and the globals that the function uses. Of the user's own modules and of the
-    function's own package, it includes the functions, classes and values that are used; of other packages, the version.
-    The digest differs between versions of Python.
+    The digest covers code, defaults, closure, and the globals that the function uses. For the user's modules and the
+    function's package, it covers the used functions, classes and values; for other packages, only the version. It
+    differs between versions of Python.
     """
     root = function
     while isinstance(root, functools.partial):
@@ -72,7 +72,7 @@ def function_digest(function: Callable[..., Any]) -> str | None:
 
 
 class _Hash:
-    """Hash of values. `seen` contains the objects that are in it, each with its number."""
+    """Hash of values. `seen` contains the objects that are already hashed, each with its number."""
 
     def __init__(self, package: str, seen: dict[int, tuple[int, Any]]) -> None:
         self.digest = hashlib.blake2b(digest_size=16)
@@ -90,7 +90,7 @@ class _Hash:
         elif (known := self._seen.get(id(value))) is not None:
             self._put("seen", str(known[0]))
         else:
-            # Python itself may share equal constants, or not.
+            # Do not record objects of these types: equal constants are sometimes one object, and sometimes several.
             if kind not in (bytes, tuple, frozenset, CodeType):
                 self._seen[id(value)] = (len(self._seen), value)
             self._add_object(value, kind)
@@ -148,7 +148,8 @@ class _Hash:
         return isinstance(value, ModuleType) and self._is_own(value.__name__)
 
     def _is_own_class(self, kind: type) -> bool:
-        # A class that a function of a package makes, such as `make_dataclass`, is not in the package.
+        # Also True for a class that cannot be found in its package, because a function such as `make_dataclass` has
+        # created it.
         return self._is_own(kind.__module__) or (bool(kind.__flags__ & _IS_HEAP_TYPE) and not _is_found(kind))
 
     def _add_version(self, module: str) -> None:
@@ -180,7 +181,7 @@ class _Hash:
             self._add_import("." * level + name, function.__globals__.get("__package__"), names)
 
     def _add_path(self, value: Any, path: tuple[str, ...]) -> None:
-        """Add a value or, if it is one of the user's modules, what `path` names in it."""
+        """Add a value. If it is one of the user's modules, add what `path` refers to in this module instead."""
         if "import_module" in path or value is importlib.import_module:
             raise TypeError("import_module may import anything")
         for name in path:
@@ -224,7 +225,9 @@ class _Hash:
         self.add((kind, str(value.dtype), tuple(value.shape), value.requires_grad, data, vars(value)))
 
     def _add_pickled(self, value: Any, kind: type) -> None:
-        """Add an object as what pickle stores of it. Of the user's classes, all attributes are added too."""
+        """Add the parts of an object that pickle stores. For an instance of the user's classes, also add all
+        attributes.
+        """
         reduce = copyreg.dispatch_table.get(kind)
         made = value.__reduce_ex__(4) if reduce is None else reduce(value)
         if isinstance(made, str):
@@ -234,7 +237,7 @@ class _Hash:
             self._put("named", made)
             self._add_version(module)
             return
-        # Items 3 and 4 are iterators.
+        # Items 3 and 4 are iterators, so convert them to lists.
         self.add((kind, *(list(part) if at in (3, 4) and part is not None else part for at, part in enumerate(made))))
         if self._is_own_class(kind):
             self.add(getattr(value, "__dict__", None))
@@ -249,7 +252,7 @@ def _is_found(kind: type) -> bool:
 
 @functools.cache
 def _version(module: str) -> str | None:
-    """Return the version of the package that contains a module, and None for code that is not installed."""
+    """Return the version of the package that contains a module. None for code that is not installed."""
     top = module.partition(".")[0]
     try:
         spec = None if top == "__main__" else importlib.util.find_spec(top)
@@ -285,7 +288,7 @@ def _cells(function: FunctionType) -> dict[str, Any]:
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    """Yield a code object and those of the functions that it defines."""
+    """Yield a code object, and the code objects of the functions that it defines."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -297,8 +300,8 @@ def _steps(code: CodeType) -> list[dis.Instruction]:
 
 
 def _loads(code: CodeType) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield each global name and name of an outer function that is read, with the names after it: `a.b.c` is `a` with
-    `b`, `c`.
+    """Yield each name that is read from globals or an outer function, with the attribute names after it: for `a.b.c`,
+    `a` and (`b`, `c`).
     """
     for each in _codes(code):
         steps = _steps(each)

@@ -249,8 +249,8 @@ class BaseLoader(Generic[Batch]):
 
     @property
     def has_fixed_positions(self) -> bool:
-        """True if all ranks have the same number of batches. Otherwise, each rank knows its number only at the end of a
-        pass.
+        """True if all ranks have the same number of batches. Otherwise, the number of a rank is known only at the end
+        of a pass.
         """
         packing = self.dataset.packing
         return self.dataset.indexed and (packing is None or packing.count_tokens) and not self.dataset.rebatches

@@ -102,7 +102,7 @@ class RecordScan:
         self.start()
 
     def end_pause(self) -> None:
-        """Let a paused scan read the other objects."""
+        """End a pause, so that the scan reads the other objects."""
         with self._changed:
             if self._pauses:
                 self._order, self._pauses = [*self._order, *range(self._source.objects)], False

@@ -247,7 +247,7 @@ class Filter:
         return self._kept[0]
 
     def of(self, chosen: Positions) -> Positions:
-        """Return the kept ones of these positions."""
+        """Return those of these positions that are kept."""
         import numpy as np
 
         if isinstance(chosen, range):

@@ -143,14 +143,15 @@ class StreamDataset(torch.utils.data.IterableDataset):  # type: ignore[misc]  # 
         return loader
 
     def _begin_pass(self, resumed: int | None) -> int:
-        """Return the epoch of the pass that begins here: that of a resumed state, or that of the workers of this pass
-        that began before, or the next.
+        """Return the epoch of the pass that begins here. This is the epoch of a resumed state, otherwise the epoch of
+        workers that have already begun this pass, otherwise the next epoch.
 
-        Workers start at different times, and a pass may begin before the last worker of an earlier one, so a pass is
-        identified by the seed of its group of workers and its number within the group. The seed alone is not enough:
-        it stays the same for persistent workers, and after a program sets torch's seed again.
+        Workers start at different times, and a pass can begin before the last worker has begun an earlier pass.
+        Therefore, a pass is identified by the seed of its group of workers, and its number within the group. The seed
+        alone is not enough, because it is the same in all passes of persistent workers, and after a program sets
+        torch's seed again.
         """
-        # No lock is needed: `_next` is read before `_passes` but written after it, so workers that begin a pass at the
+        # No lock is needed: `_next` is read before `_passes`, but written after it. So workers that begin a pass at the
         # same time find the same epoch.
         epoch = int(self._next) if resumed is None else resumed
         info = torch.utils.data.get_worker_info()
@@ -168,7 +169,7 @@ class StreamDataset(torch.utils.data.IterableDataset):  # type: ignore[misc]  # 
         return epoch
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Start the next epoch or, once after `load_state_dict`, go on from the state."""
+        """Start the next epoch or, once after `load_state_dict`, continue from the state."""
         loader = self._own_loader()
         skip = 0
         if self._resume is None:
@@ -209,7 +210,7 @@ class StreamDataset(torch.utils.data.IterableDataset):  # type: ignore[misc]  # 
         return {"version": VERSION, **self._mine(), "row": row, "loader": state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Make the next pass in this process go on at `state`.
+        """Make the next pass in this process continue at `state`.
 
         Raises:
             ConfigError: The state belongs to another version, rank, world, number of workers or batch size.

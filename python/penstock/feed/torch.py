@@ -63,8 +63,8 @@ class Loader(BaseLoader[dict[str, Any]]):
             tail: As in `penstock.Loader`, but with another default on more than one rank: all ranks get the same number
                 of batches, and no rank gets an empty batch, whose loss would be NaN. For a shuffled dataset and with
                 `batch_by`, the default is `drop`, and each epoch omits different samples. In stored order, it is
-                `ragged`, but a last batch with fewer samples than ranks is left out, with a warning. If ranks know
-                their number of batches only at the end (`indexed=False`, `pack`, `decode(rebatch=True)`), the ranks
+                `ragged`, but a last batch with fewer samples than ranks is left out, with a warning. If the number of
+                batches of a rank is known only at the end (`indexed=False`, `pack`, `decode(rebatch=True)`), the ranks
                 communicate, and the epoch ends on all ranks together.
             device: Target device of the tensors; None leaves them on the CPU. Copies to a CUDA device run on a separate
                 stream while the consumer works on the previous batch. The device then stores about four batches at a

@@ -145,7 +145,7 @@ def _examined(files: _native.Files, url: str, video: Video) -> Video | str:
 
 
 def _kept(path: Path, count: int) -> list[Video | str] | None:
-    """Return an index that was kept; None if it is missing or damaged."""
+    """Return a stored index; None if it is missing or damaged."""
     try:
         stored = json.loads(zlib.decompress(path.read_bytes()))
         found = [

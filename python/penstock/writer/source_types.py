@@ -54,7 +54,7 @@ class ColumnType:
 
     @property
     def kept(self) -> Any:
-        """Type of the elements in written Parquet; None if a loader's type is kept."""
+        """Type of the elements in written Parquet; None for the type that a loader reads."""
         import pyarrow as pa
 
         kind, types = self.element, pa.types
@@ -71,10 +71,15 @@ class ColumnType:
         return str(self.element) in _TEXTS
 
     @property
+    def is_bytes(self) -> bool:
+        """Whether the elements are byte strings."""
+        return "binary" in str(self.element)
+
+    @property
     def spec(self) -> FieldSpec | None:
         """Default field of the column if the first records contain no value; None if no field can read it."""
         kind = self.element
-        if self.is_text or "binary" in str(kind):
+        if self.is_text or self.is_bytes:
             return (
                 RawSpec() if not self.depth else NestedSpec(None, (), self.depth) if self.depth > 1 else RawListSpec()
             )
@@ -91,17 +96,19 @@ class Columns:
     """Columns of all objects.
 
     Attributes:
-        objects: Key and columns of each object. Empty for other formats than Parquet and Arrow, and without pyarrow.
+        objects: Key and columns of each object. Empty for formats other than Parquet and Arrow, and without pyarrow.
     """
 
     objects: list[tuple[str, dict[str, ColumnType]]]
 
     @cached_property
     def types(self) -> dict[str, ColumnType]:
-        """Type of each column in the first object that has it."""
+        """Type of each column in the first object that has it. A column of texts is binary if another object's is."""
         merged: dict[str, ColumnType] = {}
         for _key, found in self.objects:
-            merged = found | merged
+            for name, column in found.items():
+                if name not in merged or (merged[name].is_text and column.is_bytes):
+                    merged[name] = column
         return merged
 
     def later(self) -> dict[str, str]:
@@ -112,7 +119,7 @@ class Columns:
         return {name: key for key, found in reversed(self.objects) for name in found if first and name not in first}
 
     def check_equal(self, names: Iterable[str]) -> None:
-        """Check that the times and booleans among these columns have one type in all objects.
+        """Check that those of these columns that contain times or booleans have the same type in all objects.
 
         Raises:
             Unsupported: A column has another type in one of the objects.
@@ -131,7 +138,7 @@ class Columns:
 
 
 def columns_of(dataset: Dataset) -> Columns:
-    """Read the columns of all objects, by the names of `schema()`. A compressed object has none here."""
+    """Read the columns of all objects, by the names of `schema()`. Compressed objects are listed without columns."""
     if dataset.format not in ("parquet", "arrow"):
         return Columns([])
     entries = [entry for entry in json.loads(dataset.source.manifest())["objects"] if entry["size"]]
@@ -173,7 +180,7 @@ class _File(RangedFile):
     closed = False
 
     def close(self) -> None:
-        """Do nothing: nothing is open."""
+        """Do nothing, because no file is open."""
 
 
 def _columns(name: str, kind: Any, *, depth: int = 0) -> Iterator[tuple[str, ColumnType]]:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock cluster run`: run a command on all nodes at once; print each line with its node's name, and each exit code."""
+"""`penstock cluster run`: run a command on all nodes at the same time. Prints each line with its node's name, and each
+exit code.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ def command(
     as_json: bool,
     argv: tuple[str, ...],
 ) -> int:
-    """Run a command on all nodes at once.
+    """Run a command on all nodes at the same time.
 
     Words are passed unchanged, without a shell; {rank}, {world}, {local_rank} and {node} are replaced by each rank's
     values. Exit code 1: a node failed; stderr shows which node, and the reason.

@@ -49,11 +49,11 @@ _OPEN_CALLS = (
 )
 _RECEIVE_CALLS = ("recvfrom", "recvmsg", "read", "readv")
 _PASSIVE = ("futex", "poll", "ppoll", "epoll_wait", "epoll_pwait", "select", "pselect6", "read", "recvfrom", "recvmsg")
-# A thread needs this many looks at its state before they correct its stacks.
+# Minimum number of readings of a thread's kernel state before they correct its stacks.
 _MIN_LOOKS = 15
-# Threads of a pipeline are grouped by what they do. The power makes the busiest group decide, and close ones share.
+# Exponent of a group's busy share in its weight: the busiest group decides, unless others are nearly as busy.
 _SHARPNESS = 4
-# Difference of two shares that may be sampling noise.
+# A difference of two shares below this can be sampling noise.
 _NOISE = 0.05
 
 
@@ -73,20 +73,20 @@ class ThreadTime:
 
     @property
     def total(self) -> float:
-        """Samples without start-up."""
+        """Number of samples, start-up excluded."""
         return sum(n for name, n in self.samples.items() if name != "startup")
 
     def share(self, *names: str) -> float:
-        """Share of the time without start-up that classes have."""
+        """Share of the named classes in the thread's time, start-up excluded."""
         return sum(self.samples[name] for name in names) / self.total if self.total > 0 else 0.0
 
     @property
     def busy_share(self) -> float:
-        """Share of the time in which it did not wait for another thread or process."""
+        """Share of the time in which the thread did not wait for another thread or process."""
         return 1.0 - self.share("wait") if self.total > 0 else 0.0
 
     def move(self, share: float, sources: Iterable[str], target: str) -> None:
-        """Move a share of its time from classes, in proportion to their sizes, to another one."""
+        """Move a share of the thread's time to the class `target`, from `sources` in proportion to their sizes."""
         names = [name for name in sources if self.samples[name] > 0 and name != target]
         have = sum(self.samples[name] for name in names)
         moved = min(share * self.total, have)
@@ -147,8 +147,8 @@ def correct(thread: ThreadTime, looks: int, calls: Mapping[tuple[str, str], int]
     """Correct a thread's classes by what the kernel saw it blocked in.
 
     Args:
-        looks: How often its state was looked at.
-        calls: Blocked calls with the kind of their descriptor, and how often each was seen.
+        looks: Number of readings of its kernel state.
+        calls: Blocked calls with the kind of their descriptor, and the number of readings with each.
         cpu_share: Share of the time on a core or ready for one; None if unknown.
     """
     thread.cpu_share = cpu_share
@@ -162,7 +162,7 @@ def correct(thread: ThreadTime, looks: int, calls: Mapping[tuple[str, str], int]
     thread.passive_share = sum(n for (name, _), n in calls.items() if name in _PASSIVE) / looks
     _resolve(thread, file_share, open_share)
     cpu_classes = [name for name in _CPU_CLASSES if name != "model"]
-    # Blocked in a file or a socket, while the stack showed code that would use a core.
+    # The kernel saw the thread blocked on a file or a socket, while its stack showed code that would use a core.
     for share, name, known in (
         (file_share, "file_read", ("file_read",)),
         (open_share, "metadata", ("metadata",)),
@@ -179,7 +179,7 @@ def correct(thread: ThreadTime, looks: int, calls: Mapping[tuple[str, str], int]
 
 
 def _resolve(thread: ThreadTime, file_share: float, open_share: float) -> None:
-    """Divide `open_or_read` as the blocked calls are divided; as reads if none was seen."""
+    """Divide `open_or_read` in proportion to the blocked calls; all of it is reads if no blocked call was seen."""
     both = file_share + open_share
     opens = open_share / both if both > 0 else 0.0
     share = thread.share("open_or_read")
@@ -188,7 +188,9 @@ def _resolve(thread: ThreadTime, file_share: float, open_share: float) -> None:
 
 
 def resolve_network(threads: Iterable[ThreadTime], receiving_share: float) -> None:
-    """Divide `network` between first byte and transfer: by the known samples, else by how steadily bytes arrived."""
+    """Divide `network` between first byte and transfer, in proportion to the known samples of the thread. If it has too
+    few of them, the share of intervals in which bytes arrived counts as transfer.
+    """
     for thread in threads:
         share = thread.share("network")
         if share <= 0:
@@ -202,7 +204,7 @@ def resolve_network(threads: Iterable[ThreadTime], receiving_share: float) -> No
 def find_collective_waits(consumer: ThreadTime, *, is_distributed: bool) -> None:
     """Move time from the model to other ranks: DistributedDataParallel waits for them within `backward`.
 
-    The thread is then blocked, and no class that waits explains it.
+    The thread is then blocked without a sample of a class that waits.
     """
     if not is_distributed:
         return
@@ -281,7 +283,7 @@ def bottleneck(threads: Iterable[tuple[ThreadTime, bool]]) -> Loaders:
 
 
 def critical_shares(consumer: ThreadTime, loaders: Loaders) -> dict[str, float]:
-    """Classes of a consumer's time after its waits were divided as its loaders' own time. They add up to 1."""
+    """Classes of a consumer's time, with its waits for loaders divided like the loaders' own time. They add up to 1."""
     shares = {name: n / consumer.total for name, n in consumer.samples.items() if name != "startup" and n > 0}
     waits = shares.pop("wait", 0.0)
     if loaders.shares:

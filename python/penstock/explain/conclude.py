@@ -43,7 +43,7 @@ _MAX_LISTED = 16
 
 
 class Price(NamedTuple):
-    """Price of what waits, and its source."""
+    """Price of the waiting nodes, and its source."""
 
     usd_per_hour: float
     source: str
@@ -59,7 +59,7 @@ def conclude(
     started: str,
     price: Price | None = None,
 ) -> Explanation:
-    """Draw the result from what was seen."""
+    """Build the result of an observation."""
     roles = assign(seen)
     endpoints = seen.connections.endpoints(seen.seen_s)
     systems = _file_systems(seen)
@@ -143,14 +143,14 @@ def _figures(seen: Observation, roles: Roles, endpoints: Sequence[Endpoint], sys
 
 
 def _ready_share(seen: Observation, roles: Roles) -> float:
-    """Share of the time in which the consumers' main threads and their workers' were ready but had no core: the highest."""
+    """Highest share of the time in which a main thread of a consumer or worker was ready but had no core."""
     wanted = [pid for pid, role in roles.by_pid.items() if role in ("consumer", "worker")]
     mains = [seen.records[pid].threads.get(pid) for pid in wanted]
     return max((one.ready_share(seen.since_s) for one in mains if one is not None), default=0.0)
 
 
 def _file_systems(seen: Observation) -> tuple[FileSystem, ...]:
-    """Mounts with data files of the tree, those on which threads were blocked first."""
+    """Mounts with data files of the tree, in descending order of the time for which threads were blocked on them."""
     files: dict[str, set[str]] = {}
     read: Counter[str] = Counter()
     blocked: Counter[str] = Counter()

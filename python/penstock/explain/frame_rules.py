@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Maps a Python stack to the class of time that it stands for. Pure functions; the table below is the knowledge.
+"""Maps a Python stack to the class of time that it stands for, by the rules in the tables below. Pure functions.
 
 A stack is read from its innermost frame outwards, and the first rule that matches a frame decides. A frame is matched by
 its file, its function and the text of its line, because calls into C (`zlib.decompress`) have no frame of their own.
@@ -31,11 +31,12 @@ class StackClass:
     """Class of a stack.
 
     Attributes:
-        name: One of `result.CLASSES` without `worker_wait` and `idle`, or: `startup`; `wait` (for another thread or
-            process); `network` (either `first_byte` or `transfer`); `open_or_read` (either `metadata` or `file_read`).
-        is_inline: It runs a DataLoader without workers.
-        is_worker: It is the stack of a worker process.
-        is_launcher: It belongs to a program that starts ranks and waits for them.
+        name: One of `result.CLASSES` without `worker_wait` and `idle`, or one of four others. `startup` is start-up,
+            and `wait` a wait for another thread or process. `network` is either `first_byte` or `transfer`, and
+            `open_or_read` is either `metadata` or `file_read`.
+        is_inline: The stack runs a DataLoader without workers.
+        is_worker: The stack is that of a worker process.
+        is_launcher: The stack belongs to a program that starts ranks and waits for them.
         origin: The function that the thread runs, to group threads that do the same.
     """
 
@@ -64,7 +65,7 @@ def _rule(name: str, file: str, function: str | None = None, text: str | None = 
 
 # A file matches anywhere in its path. The order matters: the first rule that matches decides.
 _LIBRARY = (
-    # Back-off of clients after a refusal. They sleep for other transient errors, too.
+    # Back-off of clients after throttling. Clients also sleep after other transient errors.
     _rule("throttle", r"botocore/endpoint\.py$", text=r"sleep\("),
     _rule("throttle", r"botocore/retries/|botocore/retryhandler\.py$", text=r"sleep\("),
     _rule("throttle", r"urllib3/util/retry\.py$", r"sleep|_sleep_backoff|sleep_for_retry"),
@@ -176,7 +177,7 @@ _LIBRARY = (
         "startup",
         r"torch/(_dynamo|_inductor|fx|jit|compiler|cuda/__init__)|<frozen importlib|importlib/|^<frozen zipimport",
     ),
-    # Waiting for a thread or a process: the callers may say more, so these come last among equals (see `_GENERIC`).
+    # Waits for a thread or a process. They are near the end of the table, because another rule may be more specific.
     _rule("wait", r"torch/utils/data/dataloader\.py$", r"_try_get_data|_get_data|_shutdown_workers"),
     _rule("python_workers", r"torch/utils/data/dataloader\.py$", r"_try_put_index|_process_data"),
     _rule(
@@ -197,14 +198,14 @@ _LIBRARY = (
     _rule("model", r"/tensorflow/python/(eager|keras|training|framework|util)"),
 )
 
-# Waits that say nothing about their reason. They decide only if no frame further out does.
+# Waits whose frame does not show the reason. They decide only if no frame further out does.
 _GENERIC = (
     _rule("wait", r"/queue\.py$", r"get|put|join"),
     _rule("wait", r"/threading\.py$", r"wait|acquire|join|_wait_for_tstate_lock|wait_for|__enter__"),
     _rule("wait", r"/selectors\.py$", r"select"),
     _rule("wait", r"/asyncio/"),
     _rule("wait", r"multiprocessing/connection\.py$"),
-    # Whether the caller waits for a status line, a body or a file descriptor is known only to the frames further out.
+    # Only frames further out show whether the caller waits for a status line, a body or a file descriptor.
     _rule("network", r"/(socket|ssl)\.py$"),
 )
 
@@ -265,7 +266,7 @@ def classify(stack: Sequence[Frame], text_of: Callable[[Frame], str], around: Ca
         around: Returns a few lines before and after it.
     """
     is_inline = any(_INLINE.search(f.file) and "SingleProcess" in f.function for f in stack)
-    # Before Python 3.11, functions have no qualified names. A fetch outside of a worker is a DataLoader's own.
+    # Before Python 3.11, functions have no qualified names. So a fetch outside of a worker stands for the inline case.
     is_worker = any(_WORKER.search(f.file) for f in stack)
     is_inline = is_inline or (not is_worker and any(_FETCH.search(f.file) for f in stack))
     is_spawned_rank = any(_SPAWNED_RANK.search(f.file) and _last(f.function) == "_wrap" for f in stack)
@@ -310,8 +311,8 @@ def _innermost(stack: Sequence[Frame], text_of: Callable[[Frame], str], around: 
             if generic is None and depth < 6:
                 generic = _match(_GENERIC, frame)
             continue
-        # The text of an outer line of one's own code names the call whose frames were seen already. It decides only if
-        # they are of the standard library or unknown, such as `queue.get` in `retry_after_503()`.
+        # A line of the program's own code contains the call to the frames further in, such as `retry_after_503()`. Its
+        # text decides only if no rule has matched those frames, not even a generic one.
         name = _by_own_text(frame, text_of, around, is_leaf=depth == 0)
         if name is not None and (generic is None or name == "other_ranks"):
             return name

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts the program that is observed, adopts its orphans, and ends it only if asked. Its streams stay its own."""
+"""Starts the observed program, adopts its orphans, and ends it only on request. The program keeps its own streams."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ObservedProgram:
 
         try:
             with deferred_signals():
-                # The program needs this permission before it runs, and nothing runs in other threads here.
+                # `preexec_fn` sets the permission before the program runs. It is safe: no other thread runs here.
                 self.child = subprocess.Popen(list(argv), preexec_fn=allow_reading)
         except OSError as error:
             libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
@@ -74,10 +74,10 @@ class ObservedProgram:
         return self.child.poll()
 
     def reap_orphans(self, known: Iterable[int]) -> None:
-        """Take in the adopted processes that have ended, so that they do not stay as zombies.
+        """Reap the adopted processes that have ended, so that they do not stay as zombies.
 
         Args:
-            known: Pids of children that others wait for.
+            known: Pids of children that other code reaps.
         """
         spared = {self.pid, *known}
         with suppress(OSError):

@@ -70,7 +70,7 @@ class Connections:
     def _note(self, one: TcpSocket, now_s: float) -> int:
         known = self._seen.get(one.inode)
         if known is None or known.local != one.local:
-            # Bytes that arrived before the first look at a new connection count, unless the program ran before.
+            # A connection that is found after the first reading is new, so all its bytes count.
             first = one.received_bytes if not self._rates else 0
             first_sent = one.sent_bytes if not self._rates else 0
             known = self._seen[one.inode] = _Connection(
@@ -86,7 +86,7 @@ class Connections:
         return max(0, arrived)
 
     def restart(self) -> None:
-        """Forget what was counted so far: the start-up has ended."""
+        """Reset the counters at the end of the start-up."""
         for known in self._seen.values():
             known.first_received, known.first_sent = known.received, known.sent
             known.samples = known.receiving = 0

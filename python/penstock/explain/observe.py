@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Observes a process tree for some seconds with all collectors, and keeps what they saw. Draws no conclusions."""
+"""Observes a process tree for some seconds with all collectors, and keeps their data. Draws no conclusions."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 __all__ = ["Observation", "Observer", "check_pid"]
 
 _LOOK_S, _SOCKETS_S, _REFRESH_S = 0.1, 0.2, 1.0
-# Attaching py-spy costs up to 0.1 s of CPU. Chunks during the start-up grow, and then one chunk lasts to the end, unless
-# more processes than `_SAMPLED` take turns.
+# Attaching py-spy costs up to 0.1 s of CPU, so chunks are long. In the start-up, each is longer than the one before.
+# Afterwards, one chunk lasts to the end, unless more than `_SAMPLED` processes take turns.
 _STARTUP_CHUNK_S, _STARTUP_GROWTH, _TURN_S = 1.5, 1.5, 12.0
 _STARTUP_SHARE = 0.2
 _AFTER_START_SHARE = 0.8
-# Start-up that is waited for: imports of large frameworks from a slow file system take minutes.
+# Maximum wait for the end of the start-up. Imports of large frameworks from a slow file system take minutes.
 _MAX_STARTUP_S = 180.0
 # One sample costs about 0.5 ms of CPU for a program with torch and three threads.
 _STACKS_PER_S = 20
@@ -185,7 +185,7 @@ class Observer:
         if free <= 0:
             return
         if self._started_s is None:
-            # The root first; behind programs that only start others, the first ones that do not.
+            # Sample the root or, if it only starts other programs, the first process that does not.
             live = [r for r in live if r.pid not in self._launchers]
             live = [r for r in live if r.pid == self.tree.root] or live[:1]
             free = 1 - len([r for r in live if stacks.is_recording(r.pid)])
@@ -230,7 +230,7 @@ class Observer:
                 self._launchers.add(pid)
             elif total and main.samples["startup"] / total < _STARTUP_SHARE:
                 self._started_s = began_s
-                # The workers are sampled from now on only, so most of the time must still follow.
+                # The workers' samples begin only now, so most of the observation must still be ahead.
                 self._ends_s = max(began_s + self._seconds, time.monotonic() + _AFTER_START_SHARE * self._seconds)
                 self._threads.clear()
                 self._connections.restart()
@@ -301,7 +301,7 @@ def _busy_s() -> float:
 
 
 def permission_note() -> str:
-    """Why stacks may not be read, and how to allow it."""
+    """Reason why stacks cannot be read, and how to allow it."""
     scope = ptrace_scope()
     if scope >= 1:
         return (

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranked remedies for a verdict, each with the gain that the step model predicts.
 
-Model: a step takes the longer of the loop's own work and the loaders' work, because they overlap; without loaders, it
-takes their sum. A remedy divides the share of one class by a factor; the gain ends where the next term limits.
+Model: the loop's own work and the loaders' work overlap, so a step takes the longer of the two. Without loaders, it
+takes their sum. A remedy divides the share of one class by a factor. The next term limits the gain.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ __all__ = ["StepModel", "remedies"]
 _WORTH_NAMING = 1.02
 # Rates on one core: zlib of Python 0.3 GB/s, libdeflate 2 to 2.6 GB/s (DESIGN, §4; results/ has the measurements).
 _LIBDEFLATE_FACTOR = 6.0
-# More requests in flight than one reader: limited by the sockets and the store, not by the model.
+# Requests in flight relative to one reader. An assumption: sockets and the store allow them.
 _IN_FLIGHT_FACTOR = 16.0
-# A local disk or the page cache against a store that limits. An assumption: `penstock bench storage` measures the disk.
+# Rate of a local disk or the page cache relative to a slow store. An assumption (`penstock bench storage` measures it).
 _LOCAL_FACTOR = 20.0
-# An assumption: native decoding of images at reduced size against Python's decoding at full size, on one thread.
+# Native decoding of images at reduced size relative to Python's decoding at full size, on one thread. An assumption.
 _DECODE_FACTOR = 2.0
 
 
@@ -54,7 +54,7 @@ class StepModel:
         if waits <= 0:
             return 1.0, "the model"
         if overlap:
-            # Overlapped loaders that limit are busy for the whole step, not only while the loop waits.
+            # If overlapped loaders are the limit, they are busy for the whole step, not only while the loop waits.
             scale = 1.0 / waits if self.is_overlapped else 1.0
             left = {name: share * scale / factors.get(name, 1.0) for name, share in self.classes.items()}
             step = max(self.own, sum(left.values()))

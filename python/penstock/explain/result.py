@@ -203,7 +203,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
         role: `store`, or `internal` (within the tree).
         connections: Most connections that were open at a time.
         opened: Connections seen over the whole time. Many short ones cost a handshake each.
-        receiving_share: Share of the samples with a connection in which bytes had arrived since the one before.
+        receiving_share: Share of a connection's samples in which bytes had arrived since the previous sample.
         rtt_s: Median round-trip time that TCP measured; None if TCP info is not available.
         retransmits: Segments sent again, in both directions where TCP can see them.
     """
@@ -278,7 +278,7 @@ _MAX_GAIN = 100
 
 
 class Remedy(msgspec.Struct, frozen=True, kw_only=True):
-    """One change. Remedies are sorted by their gain.
+    """One proposed change. Remedies are sorted by their gain.
 
     Attributes:
         gain: Predicted steps/s over the measured steps/s; 1.0 = no gain.
@@ -293,7 +293,7 @@ class Remedy(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gain_text(self) -> str:
-        """The gain for print. It is an estimate with assumed factors, so that large ones have no digits."""
+        """The gain as printed text. It is an estimate with assumed factors, so a large gain has no decimals."""
         if self.gain > _MAX_GAIN:
             return f"more than {_MAX_GAIN}x"
         return f"{self.gain:.1f}x" if self.gain < 10 else f"{self.gain:.0f}x"

@@ -98,7 +98,7 @@ def _ancestor(pid: int, records: Mapping[int, ProcessRecord], wanted: list[int])
 
 
 def _rank_of(record: ProcessRecord, roles: Roles) -> bool:
-    """Whether the process belongs to a group of ranks; notes its rank."""
+    """Whether the process belongs to a group of ranks; stores its rank in `roles`."""
     with suppress(ConfigError):
         found = detect(dict(pair.split("=", 1) for pair in record.environment.split("\0") if "=" in pair))
         if found.world > 1:
@@ -127,7 +127,7 @@ def _from_looks(pid: int, thread: ThreadRecord) -> ThreadTime:
     samples: Counter[str] = Counter()
     for (name, target), count in thread.calls.items():
         kind = blocked_class(name, target)
-        # A sleep may stand for a step. Other blocked calls wait for a thread or a process.
+        # A sleep may emulate a step. Other blocked calls wait for a thread or a process.
         samples[kind or ("model" if name in ("nanosleep", "clock_nanosleep") else "wait")] += count
     samples["model"] += max(0, thread.looks - sum(thread.calls.values()))
     found.samples = samples

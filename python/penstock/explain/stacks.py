@@ -103,7 +103,7 @@ class SourceLines:
 
 
 def host_threads(pid: int) -> dict[int, int]:
-    """Thread ids of a process in its own pid namespace, as Python records them, to those of this namespace.
+    """Map thread ids in the pid namespace of a process, which Python records, to those in this namespace.
 
     Empty if the process has ended, or if it is in the same namespace.
     """
@@ -168,7 +168,7 @@ class StackSampler:
         self._running[pid] = _Recording(child, pid, time.monotonic(), output, log, host_threads(pid))
 
     def collect(self, *, stop: bool = False, limit_s: float = 3.0) -> None:
-        """Take in the chunks that have ended. With `stop`, end the others and wait for them, at most `limit_s`."""
+        """Collect the chunks that have ended. With `stop`, end the others and wait for them, at most `limit_s`."""
         if stop:
             for recording in self._running.values():
                 with suppress(ProcessLookupError):
@@ -198,7 +198,7 @@ class StackSampler:
             self.cpu_s += usage.ru_utime + usage.ru_stime
         counts: Counter[ThreadStack] = Counter()
         with suppress(OSError):
-            # Threads may have started since; a process that has ended keeps those that were known.
+            # Threads may have started since then. If the process has ended, only the threads known before remain.
             numbers = recording.host_threads | host_threads(recording.pid)
             found = parse_raw(recording.output.read_text(errors="replace"))
             for stack, count in found.items():

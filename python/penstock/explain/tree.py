@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collects what the kernel counts about the processes of a tree: CPU, I/O, blocked calls, open files and sockets.
+"""Collects the kernel's data about the processes of a tree: CPU, I/O, blocked calls, open files and sockets.
 
-Reads /proc only. A process or a file that disappears while it is read is skipped; a file that may not be read (another
-user, another namespace) is counted in `denied`.
+Reads /proc only. A process or a file that disappears while it is read is skipped. A file without read permission
+(another user, another namespace) is counted in `denied`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from penstock.explain.proc_files import (
 
 __all__ = ["ProcessRecord", "ProcessTree", "Snapshot", "ThreadRecord", "read_text"]
 
-# Threads whose blocked calls are looked at in one turn. A look costs about 20 µs.
+# Maximum number of threads whose blocked calls are read at a time. Reading one thread's costs about 20 µs.
 _LOOKED_AT = 24
 _MAX_THREADS = 256
 _MACHINE = platform.machine()
@@ -49,7 +49,7 @@ class Snapshot:
 
 @dataclass(slots=True)
 class ThreadRecord:
-    """One thread: (time, ns on a core, ns of waiting for a core), and what it was blocked in when looked at."""
+    """One thread: (time, ns on a core, ns of waiting for a core), and the calls in which readings found it blocked."""
 
     tid: int
     comm: str
@@ -58,7 +58,7 @@ class ThreadRecord:
     calls: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def cpu_share(self, since_s: float = 0.0) -> float | None:
-        """Share of the time on a core or ready for one. The latter makes it independent of other load.
+        """Share of the time on a core or ready for one. Ready time counts, so that other load does not matter.
 
         None without two readings.
         """
@@ -69,7 +69,7 @@ class ThreadRecord:
         return min(1.0, (run_after - run + wait_after - wait) / 1e9 / (last_s - first_s))
 
     def ready_share(self, since_s: float = 0.0) -> float:
-        """Share of the time in which it was ready but had no core."""
+        """Share of the time in which the thread was ready but had no core."""
         spans = [one for one in self.times if one[0] >= since_s]
         if len(spans) < 2 or spans[-1][0] <= spans[0][0]:
             return 0.0
@@ -242,7 +242,7 @@ class ProcessTree:
             record.positions[fd, path] = position
 
     def look(self) -> None:
-        """Look at the state of a few threads of each process: what each one is blocked in."""
+        """Read the state of the next `_LOOKED_AT` threads in turn, and record the call in which each one is blocked."""
         threads = [(record, thread) for record in self.live() for thread in _main_first(record)]
         if not threads:
             return
@@ -295,7 +295,7 @@ def _is_data(path: str) -> bool:
 
 
 def read_text(path: str) -> str | None:
-    """Text of a file of /proc; None if it has disappeared or may not be read."""
+    """Text of a file of /proc; None if it has disappeared or cannot be read."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

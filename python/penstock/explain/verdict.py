@@ -22,7 +22,7 @@ HEALTHY_SHARE = 0.05
 """Share of waiting below which nothing is wrong, beside the noise of sampling; the same as in the report of a loader."""
 OWN = ("model", "other", "idle")
 STORAGE = ("first_byte", "transfer", "throttle", "metadata", "file_read")
-# The loaders of a healthy program are used at least this much; below, the model is the limit by a factor of two.
+# Minimum utilisation of the loaders in a healthy program. Below it, the model is the limit by a factor of two.
 _USED_SHARE = 0.5
 # Below this share, waiting for the handover of batches counts as time of the model, unless the loaders are busy.
 _HANDOVER_SHARE = 0.25
@@ -31,13 +31,13 @@ _THROTTLED_SHARE = 0.3
 _SMALL_READ_BYTES = 32 * 1024
 _SMALL_READS_PER_S = 100
 _LARGE_READ_BYTES = 512 * 1024
-# Samples of the training loops that a verdict needs; more if the program ended, because its start is not typical; and
-# those that a verdict with confidence needs.
+# Minimum numbers of samples of the training loops: for a verdict, for a verdict on a program that has ended (its start
+# is not typical), and for a verdict with confidence.
 _MIN_SAMPLES, _MIN_ENDED_SAMPLES, _SURE_SAMPLES = 5, 20, 40
 # Other ranks are the limit if the ranks' own waits for them differ by this share of the time.
 _IMBALANCE = 0.10
 _STEADY = 0.7
-# A thread that waits for a core delays its reader by about as much; half of it, because the others overlap.
+# Share of a thread's wait for a core by which its consumer is delayed: half, because the rest overlaps.
 _CONTENTION, _MAX_CONTENTION = 0.5, 0.15
 _BUSY_NODE_SHARE = 0.2
 _IN_FLIGHT = 2.0
@@ -60,7 +60,7 @@ class Figures:
 
     @property
     def contention(self) -> float:
-        """Share of the waiting that other programs of the node explain: they take cores from loaders and loop alike."""
+        """Share of the waiting that other programs of the node explain: they take cores from loaders and loop."""
         is_busy = self.other_cores_share >= _BUSY_NODE_SHARE
         return min(_MAX_CONTENTION, _CONTENTION * self.ready_share) if is_busy else 0.0
 
@@ -130,7 +130,7 @@ def _busy_share(consumers: Sequence[Attributed]) -> float:
 def _candidates(
     consumers: Sequence[Attributed], shares: Mapping[str, float], figures: Figures
 ) -> list[tuple[Kind, float]]:
-    """Kinds with the share of the time that each one would save, largest first."""
+    """Kinds, each with the share of the time that its removal would save, largest first."""
     storage = sum(shares.get(name, 0.0) for name in STORAGE)
     found: list[tuple[Kind, float]] = [
         ("decompression", shares.get("decompression", 0.0)),
@@ -168,7 +168,7 @@ def _storage_kind(
     first, transfer = shares.get("first_byte", 0.0), shares.get("transfer", 0.0)
     if shares.get("file_read", 0.0) >= first + transfer:
         return _file_kind(figures)
-    # A store at its rate delays the first bytes, too, once several requests share it.
+    # A store at its rate limit also delays the first bytes, if several requests share it.
     in_flight = max((one.loaders.in_flight for one in consumers), default=0.0)
     if transfer >= first or (
         in_flight >= _IN_FLIGHT and figures.steady_share >= _STEADY and transfer >= 0.25 * (first + transfer)
@@ -188,7 +188,7 @@ def _file_kind(figures: Figures) -> Kind:
 
 
 def _ranks(consumers: Sequence[Attributed]) -> tuple[Attributed, float] | None:
-    """The rank that the others wait for, and how much more they wait than it does; None if they hardly do."""
+    """The rank that the others wait for, and the share by which they wait longer than it; None if that is small."""
     if len(consumers) < 2:
         return None
     waits = [one.critical.get("other_ranks", 0.0) for one in consumers]
@@ -266,7 +266,7 @@ def _confidence(
 ) -> Literal["high", "medium", "low"]:
     if samples < _SURE_SAMPLES or not figures.has_stacks:
         return "low"
-    # What a loop without workers does inside its DataLoader is the same time again, by class.
+    # The other candidates divide the same time by class if the DataLoader has no workers, so they are not rivals.
     has_rival = len(candidates) > 1 and candidates[0][0] != "no-workers"
     distance = candidates[0][1] - (candidates[1][1] if has_rival else 0.0)
     return "high" if distance > 0.15 else "medium"

@@ -28,7 +28,7 @@ __all__ = ["Finding", "NetVerdict", "PairFigure", "judge", "wire_rate"]
 _SLOW = 1.10
 _NOISES = 4
 _SLOW_OF_ONE_ROUND = 2.0
-# Header bytes of a frame: IPv4 20, TCP 20 plus 12 of timestamps, Ethernet 14. The rate limits of Linux' tc count them, but
+# Header bytes of a frame: IPv4 20, TCP 20 plus 12 of timestamps, Ethernet 14. Rate limits of Linux' tc count them, but
 # not the other 24 bytes that a frame takes on the wire (preamble, frame check sequence and gap).
 _HEADERS_BYTES = 52
 _ETHERNET_BYTES = 14

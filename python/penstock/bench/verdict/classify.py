@@ -48,8 +48,8 @@ _CERTAIN_DROP = 0.12
 # the limit.
 _REFUSED = 0.02
 _LOST = 0.10
-# Maximum latency (in seconds, and as a multiple of the mean) from which throttling is assumed. A throttled request backs
-# off for a second or more, while other requests are as fast as before.
+# Maximum latency (in seconds, and as a multiple of the mean) from which throttling is assumed: a throttled request
+# backs off for a second or more, while other requests are as fast as before.
 _BACKED_OFF_S = 0.5
 _BACKED_OFF_TIMES = 15.0
 # If reads or writes take at least this share of a file's time, opening files is not the limit.

@@ -232,8 +232,8 @@ class Dataset(DatasetBase):
         is stored beside the record indexes, and is reused for the same objects, fields, earlier steps and function.
         Therefore, the length is exact, and a state resumes on any number of ranks.
 
-        `fn` reads the fields of this dataset, without padding and its mask. To read less, filter with few fields and set the others afterwards:
-        `ds.fields(label=...).filter(fn).fields(image=..., label=...)`.
+        `fn` reads the fields of this dataset, without padding and its mask. To read less, filter with few fields and set
+        the others afterwards: `ds.fields(label=...).filter(fn).fields(image=..., label=...)`.
 
         Args:
             workers: Number of processes that call `fn`; 0 calls it in this process.

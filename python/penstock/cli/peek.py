@@ -34,10 +34,10 @@ _KINDS = {b"\xff\xd8\xff": "JPEG", b"\x89PNG": "PNG", b"\x93NUMPY": "npy"}
 """Kinds of data by their first bytes, which are not text."""
 
 _MAX_COUNTED = 64
-"""Maximum number of objects whose own record counts are read."""
+"""Maximum number of objects from which `peek` reads the record count."""
 
 _IN_BLOCKS = ("hdf5", "zarr")
-"""Formats whose data are arrays in blocks, and not in objects of records."""
+"""Formats whose data are arrays in blocks instead of objects of records."""
 
 _COUNTED_BY_OBJECT = {
     "arrow": "a few requests per object, which read its footer or the headers of its batches",
@@ -56,8 +56,9 @@ _COUNTED_BY = {
 """Sources of record counts that are known without reading objects, by name."""
 
 _MAX_FIRST_READS = 3
-"""Maximum number of times that the first shuffled epoch reads each byte if it counts the records and no node cache holds
-the dataset: the scan, and an epoch in parts, each of which reads a window again that the part before it did not finish.
+"""Maximum number of times that the first shuffled epoch reads each byte if it also counts the records, and no node
+cache contains the dataset. The scan reads each byte once. The epoch runs in parts, and a part reads the window again in
+which the part before it ended.
 """
 
 
@@ -87,7 +88,7 @@ def _open(url: str, named: str | None) -> Dataset:
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of ignored objects, whose number is printed
+            warnings.simplefilter("ignore", UserWarning)  # about ignored objects, whose number is printed anyway
             return penstock.open(url, format=named)
     except (ConfigError, Unsupported) as error:
         where = error.where or ""
@@ -137,7 +138,7 @@ def _facts(dataset: Dataset, url: str, named: str | None) -> dict[str, Any]:
 
 
 def _cost_note(url: str, first_reads: int, *, is_priced: bool) -> str | None:
-    """Return why the epoch has no cost, or why the first one costs more."""
+    """Return the reason why the cost of an epoch is unknown, or why the first epoch costs more."""
     scheme = url.partition("://")[0] if "://" in url else "file"
     if scheme == "file":
         return "none: reads of local files are not billed"
@@ -152,12 +153,14 @@ def _cost_note(url: str, first_reads: int, *, is_priced: bool) -> str | None:
 
 
 def _counts(dataset: Dataset) -> tuple[int | None, str]:
-    """Return the number of records, if a few requests find it, and how records are counted."""
+    """Return the number of records if a few requests are enough to find it, otherwise None, and how records are
+    counted.
+    """
     how = _COUNTED_BY_OBJECT.get(dataset.format)
     if how is not None:
         counted = None
         if dataset.source.objects <= _MAX_COUNTED:
-            with suppress(Corrupt):  # an object is damaged, which the comparison of columns reports
+            with suppress(Corrupt):  # the comparison of columns reports a damaged object
                 counted = dataset.counted_without_scan()
         return (None, how) if counted is None else (counted.samples, "the objects")
     if dataset.scan() is None:
@@ -176,16 +179,16 @@ def _first(dataset: Dataset, records: int) -> list[dict[str, str]]:
     schema = dataset.schema()
     partitions: dict[str, str] = {}
     if dataset.format in _COUNTED_BY_OBJECT or dataset.scan() is not None:
-        chosen = _first_object(dataset)  # the other objects would only be counted
+        chosen = _first_object(dataset)  # the other objects are only counted
         partitions = peek_columns.partitions(dataset.source.key(chosen), schema)
         dataset = peek_columns.of_object(dataset, chosen)
         scan = dataset.scan()
         if scan is not None:
-            # A loader that asked for more records would scan the object, and store an index.
+            # Do not request more records from a loader, because it would scan the object and store an index.
             records = min(records, scan.counts.scan_start(0, records))
             if records == 0:
                 return []
-    # The fields are set, so that the parts left out are printed, but not logged.
+    # Set the fields explicitly, because the parts that are left out are printed here, and must not be logged, too.
     dataset = dataset.fields(**{name: spec for name, spec in schema.specs if name not in partitions})
     loader = penstock.Loader(dataset.take(records).cache(False), batch_size=records, prefetch_next_epoch=False)
     for batch in loader:

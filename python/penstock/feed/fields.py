@@ -61,8 +61,9 @@ _FORMATS = {
 
 @dataclass(frozen=True, slots=True)
 class FieldSpec:
-    """Base class of all field kinds. `parts` are the names of the record parts that a field can be read from. `presence`
-    is the name of another field of the batch, which is True for the samples that have the value (`mask=`).
+    """Base class of all field kinds. `parts` are the names of the record parts from which a field can be read.
+    `presence` (the argument `mask`) is the name of another field of the batch, which is True for the samples that have
+    the value.
     """
 
     presence: str | None = field(default=None, kw_only=True)
@@ -150,7 +151,7 @@ class RaggedSpec(FieldSpec):
         return spec_dict if self.default is None else {**spec_dict, "default": ""}
 
     def annotation(self) -> dict[str, Any]:
-        """Return what the core reads about a field that follows another."""
+        """Return the settings that the core reads for a field that follows another field."""
         return {"follows": self.follows, "annotation": {"kind": "items"}}
 
     def padded(
@@ -169,15 +170,15 @@ class RaggedSpec(FieldSpec):
         crop: `boxes("xyxy").like("image").padded(100, mask="is_box", truncate=True)`.
 
         Args:
-            to: Number of items per row; or `longest`, the longest sample of the batch on this rank; or `bucket`, the
-                largest length of the batch's bucket (`Loader(batch_by=)`), so that there are few shapes. In a bucket
-                without an upper bound, `bucket` is `longest`.
+            to: Number of items per row, `longest` or `bucket`. `longest` is the longest sample of the batch on this
+                rank. `bucket` is the largest length of the batch's bucket (`Loader(batch_by=)`), so that there are few
+                shapes; in a bucket without an upper bound, it is the same as `longest`.
             multiple_of: With `longest` and `bucket`, the number of items is rounded up to a multiple of this.
             value: Value of the padding.
             mask: Name of a second array in the batch (bool, rows x items): True for items of the sample, False for
                 padding. Without a name, there is no mask.
             truncate: Cut samples that are longer than their row to its first items. Otherwise, such a sample is an
-                error that names it (see `on_error`).
+                error (see `on_error`).
         Raises:
             ConfigError: A number is invalid, or the value is not of the field's type.
         """
@@ -245,7 +246,7 @@ class PaddedSpec(FieldSpec):
 
 @dataclass(frozen=True, slots=True)
 class RawSpec(FieldSpec):
-    """Field of stored bytes, unchanged: of a part or, with `record`, of the whole record."""
+    """Field of the unchanged stored bytes of a part or, with `record`, of the whole record."""
 
     parts: tuple[str, ...] = ()
     default: bytes | None = None
@@ -267,7 +268,7 @@ class RawSpec(FieldSpec):
 
 @dataclass(frozen=True, slots=True)
 class RawListSpec(FieldSpec):
-    """Field with any number of byte strings per sample, each unchanged; or of texts, if `errors` is set."""
+    """Field of any number of unchanged byte strings per sample or, if `errors` is set, of any number of texts."""
 
     parts: tuple[str, ...] = ()
     default: tuple[()] | None = None
@@ -285,8 +286,8 @@ class RawListSpec(FieldSpec):
 
 @dataclass(frozen=True, slots=True)
 class NestedSpec(FieldSpec):
-    """Field of lists in `depth` levels, at least 2. Their items have this element type (None for byte strings, which are
-    texts if `errors` is set) and shape. Created by `penstock.list`.
+    """Field of nested lists with at least 2 levels (`depth`). The items have this element type and shape; without an
+    element type, they are byte strings or, if `errors` is set, texts. Created by `penstock.list`.
     """
 
     dtype: str | None
@@ -344,8 +345,8 @@ class TextSpec(FieldSpec):
 
 def dtype_name(dtype: object) -> str:
     """Return the name of a dtype of NumPy or torch, or the given name."""
-    # `numpy.int16` is a class with that name, and `torch.int16` prints as its name. Neither library needs to be
-    # imported here.
+    # `numpy.int16` is a class with the name of the dtype, and `str(torch.int16)` ends with it, so neither library needs
+    # to be imported.
     return dtype.__name__ if isinstance(dtype, type) else str(dtype).removeprefix("torch.")
 
 
@@ -367,7 +368,7 @@ def or_default(default: object, mask: str | None) -> str:
 
 
 def _empty(default: object, mask: str | None) -> tuple[()] | None:
-    """Return the default of a list: `()`, if it was given or the field has a mask."""
+    """Return the default of a list: `()` if a default is given or the field has a mask, otherwise None."""
     if default is not None and default != ():
         raise ConfigError(f"default: must be `()`, an empty list (got {default!r})", where="fields")
     return () if default is not None or mask is not None else None
@@ -413,7 +414,7 @@ def ragged(
     A sample without a value (a missing feature of a tf.Example, a missing member of a tar, a null) has no items.
 
     Args:
-        default: `()`: a sample whose file lacks the column has no items, too.
+        default: `()`: samples of files without the column have no items.
         mask: As in `tensor`. The default is then `()`.
     Raises:
         ConfigError: A dimension is not an integer of at least 1, or the default is not `()`.
@@ -446,13 +447,15 @@ def raw(*, default: bytes | None = None, mask: str | None = None, record: bool =
 def text(*, errors: str = "strict", default: str | None = None, mask: str | None = None) -> TextSpec:
     """Create a field of UTF-8 text: one `str` per sample, and a list of these in batches.
 
-    It reads strings of JSON lines, Parquet and Arrow, cells of CSV, members of a tar, and byte features of a tf.Example.
-    Lists of numbers or lists, and objects of JSON are read as JSON text. `list(text())` reads lists of strings.
+    It reads strings of JSON lines, Parquet and Arrow, cells of CSV, members of a tar, and byte features of a
+    tf.Example. Of JSON, it also reads lists of numbers, nested lists and objects, as JSON text. `list(text())` reads
+    lists of strings.
 
     Args:
         errors: Treatment of bytes that are not UTF-8, as in `bytes.decode`: `strict` (the sample is `Corrupt`, which
-            `on_error` handles), `replace` or `ignore`. A line of JSON that is not UTF-8 is always `Corrupt`. So is a
-            string of JSON with an unpaired surrogate; lists and objects read as JSON text keep the escape.
+            `on_error` handles), `replace` or `ignore`. A JSON line that is not UTF-8 is always `Corrupt`, and so is a
+            JSON string with an unpaired surrogate. Lists and objects that are read as JSON text keep such a surrogate
+            as an escape sequence.
         default: Value if the sample has none, as in `tensor`.
         mask: As in `tensor`. The default is then `""`.
     Raises:
@@ -477,7 +480,7 @@ def raw_list(*, default: tuple[()] | None = None, mask: str | None = None) -> Ra
 def padded_length(
     to: SupportsIndex | str, multiple_of: SupportsIndex, mask: object, names: tuple[str, ...], where: str
 ) -> tuple[Any, int]:
-    """Check the arguments of `padded`: the length, which may be one of `names`. Returns it and `multiple_of`.
+    """Check the length and `multiple_of` of `padded`, and return both. The length can be one of `names`.
 
     Raises:
         ConfigError: One of them is invalid.

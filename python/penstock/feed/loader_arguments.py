@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments of loaders: checks each of them, and the combinations that a dataset does not support."""
+"""Arguments of loaders: checks each argument, and rejects combinations that a dataset does not support."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def global_size(batch_size: int | None, global_batch: int | None, world: int) ->
 
 
 def check_batch_by(batch_by: Any, *sizes: int | None) -> BatchBy | None:
-    """Return `batch_by`. `sizes` are those of batches of a constant size.
+    """Return `batch_by` after checks. `sizes` are the arguments for batches of a constant size.
 
     Raises:
-        ConfigError: It has another type, or is combined with a size.
+        ConfigError: `batch_by` has another type, or is combined with a size.
     """
     if batch_by is None:
         return None
@@ -84,7 +84,7 @@ def check_collate(collate: Any) -> Any:
     """Return `collate`.
 
     Raises:
-        ConfigError: It is not callable.
+        ConfigError: `collate` is not callable.
     """
     if collate is not None and not callable(collate):
         raise ConfigError(f"collate: {collate!r} is not callable", where="collate")
@@ -95,7 +95,7 @@ def check_policies(dataset: DatasetBase, tail: str | None, on_error: str) -> Non
     """Check the handling of the epoch's last batch and of damaged samples.
 
     Raises:
-        ConfigError: One is unknown, or they cannot be combined with each other or with the dataset's functions.
+        ConfigError: A value is unknown, or the two cannot be combined with each other or with the dataset's functions.
     """
     if tail is not None and tail not in _TAILS:
         raise ConfigError(f"tail: `{tail}` is not one of {', '.join(_TAILS)}", where="tail")
@@ -126,7 +126,7 @@ def check_combinations(dataset: DatasetBase, batch_by: BatchBy | None, on_error:
     """Check that the dataset's steps can be combined with `batch_by`, and with each other.
 
     Raises:
-        ConfigError: They cannot.
+        ConfigError: A combination is not supported.
     """
     if batch_by is not None and (not dataset.indexed or dataset.packing is not None):
         what = "opened with indexed=False" if not dataset.indexed else "packed"

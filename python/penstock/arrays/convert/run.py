@@ -102,13 +102,13 @@ def convert(
     """Convert a volume without loss. SEG-Y to Zarr or HDF5 and back gives the same bytes.
 
     If a conversion to Zarr or SEG-Y is killed, repeat the same call to resume it. Several ranks of one launch can share
-    a
-    conversion to Zarr: each rank writes different whole objects.
+    a conversion to Zarr. Each rank writes different whole objects.
 
     Args:
         to: `zarr`, `segy` or `hdf5`; by default from the destination's suffix.
         layout: Layout of a Zarr group: `plain` (default), or `mdio` (default for the suffix `.mdio`). MDIO v1 can open
-            the latter: it has MDIO's names, `headers`, `trace_mask` and chunks, and no shards unless they are given.
+            the layout `mdio`, which has MDIO's names, `headers`, `trace_mask` and chunks, and no shards unless they are
+            given.
         access: Access pattern for which chunks are chosen: dimensions across which slices are read, or `balanced`,
             `shots`, `train`.
         chunks, shards: Shapes to use (`64,64,64`); `shards="none"` stores each chunk as an object.
@@ -306,7 +306,7 @@ def _carry(
             stored += target.write(cell, place, samples[..., first - start : last - start], headers, own)
         return stored, len(exceptions)
 
-    # Each thread has one column in flight, and no further columns are read, so the number of threads limits the memory.
+    # Each thread has one column in flight, so the number of threads limits the memory.
     with ThreadPoolExecutor(threads, thread_name_prefix="penstock-convert") as pool:
         waiting: dict[Future[tuple[int, int]], list[tuple[int, ...]]] = {}
         todo = iter(left)
@@ -365,7 +365,9 @@ def _await_plan(target: ZarrDestination, plan: str, timeout_s: float) -> None:
 
 
 def _await_ranks(target: ZarrDestination, chunking: Chunking, stop: threading.Event) -> None:
-    """Wait until all objects are written. Give up if none is written for 300 s, because a rank has then ended early."""
+    """Wait until all objects are written. Raise an error if none is written for 300 s, because a rank has then ended
+    early.
+    """
     total, quiet_s, last = prod(chunking.grid), 0.0, -1
     while (count := len(target.done())) < total and not stop.is_set():
         quiet_s = quiet_s + 0.5 if count == last else 0.0

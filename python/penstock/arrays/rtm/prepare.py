@@ -53,7 +53,7 @@ def read_model(
         options: Arguments of `penstock.arrays.open`.
         unit: Unit of the velocities: km/s, m/s or ft/s. By default the unit that the volume states, else km/s.
     Returns:
-        Velocities in km/s, and the grid spacing in km that the volume's depths state (None without depths).
+        Velocities in km/s, and the grid spacing in km from the volume's depths (None without depths).
     Raises:
         ConfigError: The unit is unknown, or the volume does not have 2 or 3 dimensions.
     """
@@ -162,7 +162,7 @@ def _write(job: Job, volume: Volume, values: NDArray[np.float32], name: str, bac
     except (NotFound, PenstockError):
         existing = None
     if existing is not None:
-        # An equal volume was left by a killed call. Any other volume is an error.
+        # A killed call may have left an equal volume. Any other volume is an error.
         if digest(existing) != volume.sha256:
             raise Mismatch(
                 f"{location.url} already contains different velocities",
@@ -178,7 +178,7 @@ def _write(job: Job, volume: Volume, values: NDArray[np.float32], name: str, bac
         for dim, side in zip(dims, survey.shape, strict=True)
     }
     attrs = {"units": "km/s", "long_name": f"{name} model"}
-    # Chunks are chosen for a shot, which reads the full depth below its part of the surface.
+    # Choose chunks for the access of a shot, which reads the full depth below its part of the surface.
     access = dims[:-1]
     create_volume(
         location, values, dims, coords, to=to, name=name, attrs=attrs, codec=codec, access=access, is_sharded=False

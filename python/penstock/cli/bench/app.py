@@ -26,7 +26,7 @@ _KEYS = (
     *("launcher", "nodes", "ranks", "node_counts", "ranks_per_node", "scaling", "size", "repeats", "warm_up"),
     *("world", "seed", "checks_mpi"),
 )
-# Load average per core above which a note states that the machine was busy.
+# If the load average per core is above this, a note states that the machine was busy.
 _BUSY = 0.5
 
 

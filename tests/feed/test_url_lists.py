@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+
 import h5py
 import numpy as np
 import pytest
@@ -44,6 +46,21 @@ def test_list_of_objects_folders_and_patterns_is_one_dataset(shards):
 def test_list_that_names_what_is_not_there_is_refused(shards):
     with pytest.raises(NotFound, match=r"s-999\.npy \(one of the 2 objects that the URL names\) does not"):
         opened([shards / "train/s-000.npy", shards / "train/s-999.npy"])
+
+
+def test_list_with_a_url_whose_objects_are_all_of_other_formats_is_refused(shards):
+    (shards / "tars").mkdir()
+    for number in range(3):
+        (shards / f"tars/{number}.tar").write_bytes(bytes(1024))
+        (shards / f"train/{number}.idx").write_bytes(b"0 1")
+    (shards / "notes.md").write_bytes(b"words")
+    for other in ("tars", "tars/", "tars/1.tar", "tars/*.tar", "tars/[0-1].tar", "t*/{0..2}.tar", "notes.md"):
+        with pytest.raises(ConfigError, match=re.escape(f"/{other} has no object that is read as npy")) as caught:
+            opened([shards / "train", shards / "val/*.npy", f"{shards}/{other}"])
+        assert "penstock.mix" in caught.value.hint
+    both = [f"{shards}/t*/*", shards / "val", shards / "train/0.idx"]
+    assert opened(both).source.objects == 12
+    assert opened([f"{shards}/", shards / "val/s-008.npy"]).source.objects == 12
 
 
 @pytest.mark.parametrize(
@@ -110,6 +127,8 @@ def test_manifest_of_a_parent_folder_is_narrowed_to_the_url(shards, tmp_path_fac
     ("place", "problem"),
     [
         ([], "the list is empty"),
+        (None, r"must be a URL or a path \(got None\)"),
+        (["/data/x.npy", None], r"must be a URL or a path \(got None\)"),
         ("/data/\udcff.npy", r"'/data/\\udcff.npy' is not UTF-8"),
         (["s3://a/x.npy", "s3://b/x.npy"], "different stores or buckets"),
         (["s3://a/x.npy", "s3://a/x.npy"], "in the list twice"),
@@ -135,5 +154,5 @@ def test_home_and_other_programs_schemes_are_known(shards, monkeypatch, emulator
 
 
 def test_home_of_an_unknown_user_is_a_name_like_any_other():
-    with pytest.raises(NotFound, match="~nobody-here/data"):
-        penstock.open("~nobody-here/data/")
+    with pytest.raises(NotFound, match="~unknown-user/data"):
+        penstock.open("~unknown-user/data/")

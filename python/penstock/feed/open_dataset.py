@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import warnings
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,14 +59,17 @@ def open(  # noqa: A001 - the verb is the API
         NotFound: No object matches, or an object that is named in a list or in braces is missing.
         Unsupported: The format of the objects is not supported; the message contains its name.
         ConfigError: The folder contains an object and its decompressed copy, so that each sample would be read twice.
+            Or a list has a URL all of whose objects are of other formats than the rest of the list.
         Denied, Unreachable, Throttled: The store rejected a request or did not respond.
     Warns:
         UserWarning: No format is given, and more objects are ignored than read.
     """
-    if isinstance(url, (str, os.PathLike)):
+    several: list[str] = []
+    if isinstance(url, (str, bytes, os.PathLike)) or not isinstance(url, Iterable):
         text = _located(url, "url")
     else:
-        text = url_list_pattern.joined([_located(each, "url") for each in url])
+        several = [_located(each, "url") for each in url]
+        text = url_list_pattern.joined(several)
     if records_per_object is not None and records_per_object < 1:
         raise ConfigError(
             f"records_per_object: must be at least 1 (got {records_per_object})", where="records_per_object"
@@ -81,6 +85,8 @@ def open(  # noqa: A001 - the verb is the API
         None if declared is None else declared.to_json(),
         None if indexes is None else _located(indexes, "indexes"),
     )
+    if source.ignored and len(several) > 1:
+        _check_all_read(several, source)
     if declared is not None and (declared.labels is not None or declared.classes is not None):
         # Labels and classes refer to paths below the listed folder, which is known only after the listing. Open the
         # same listing again with them.
@@ -111,6 +117,26 @@ def open(  # noqa: A001 - the verb is the API
     )
 
 
+def _check_all_read(urls: list[str], source: _native.Source) -> None:
+    """Raise an error for a URL of a list none of whose objects is read, because all are of other formats."""
+    listing = source.manifest()
+    keys = [entry["key"] for entry in json.loads(listing)["objects"]]
+    unread, patterns = url_list_pattern.without_objects(urls, keys)
+    for pattern in patterns if unread is None else ():
+        try:
+            _native.Source.open(pattern, listing, dict(env.read()), formats.files().to_json())
+        except NotFound:
+            unread = pattern
+            break
+    if unread is not None:
+        raise ConfigError(
+            f"url: {unread} has no object that is read as {json.loads(source.format)['name']}, the format of the list's "
+            "other objects",
+            where="url",
+            hint="remove it from the list, or open it separately and use penstock.mix to read both",
+        )
+
+
 def _warn_of_ignored(source: _native.Source, *, is_chosen: bool) -> None:
     kind, ignored = json.loads(source.format)["name"], source.ignored
     if is_chosen or ignored <= source.objects:
@@ -130,7 +156,9 @@ def _warn_of_ignored(source: _native.Source, *, is_chosen: bool) -> None:
     )
 
 
-def _located(url: str | os.PathLike[str], what: str) -> str:
+def _located(url: object, what: str) -> str:
+    if not isinstance(url, (str, bytes, os.PathLike)):
+        raise ConfigError(f"{what}: must be a URL or a path (got {url!r})", where=what)
     text = os.fsdecode(url)
     if not text:
         raise ConfigError(f"{what}: must not be empty", where=what, hint="write `.` for the working directory")

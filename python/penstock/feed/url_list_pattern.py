@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-__all__ = ["joined"]
+__all__ = ["joined", "without_objects"]
 
 _MAX_URLS = 100_000
 _WILD = re.compile(r"[*?\[{]")
@@ -58,6 +58,25 @@ def joined(urls: Sequence[str]) -> str:
                 hint="give a pattern or a manifest",
             )
     return f"{folder}{{{','.join(names)}}}"
+
+
+def without_objects(urls: Sequence[str], keys: Iterable[str]) -> tuple[str | None, list[str]]:
+    """Return the first URL that selects none of the objects `keys` below the common folder, and the URLs that are
+    patterns, which are not checked. Index files are not checked either.
+    """
+    folder = _folder(urls)
+    selected = set(keys)
+    for key in list(selected):
+        selected.update(key[: at + 1] for at, character in enumerate(key) if character == "/")
+    unread, patterns = None, []
+    for url in urls:
+        name = _below(url, folder)
+        name = name.removesuffix("**") if name.endswith("/**") else name
+        if _WILD.search(name):
+            patterns.append(url)
+        elif unread is None and name not in selected and not name.endswith((".idx", "index.json")):
+            unread = url
+    return unread, patterns
 
 
 def _folder(urls: Sequence[str]) -> str:

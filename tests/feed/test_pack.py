@@ -241,6 +241,19 @@ def test_pack_takes_ready_tokens_of_fixed_and_varying_length(tmp_path: Path) -> 
         list(penstock.Loader(penstock.open(tmp_path / "b.jsonl").pack(3, fields=("x", "y")), batch_size=4))
 
 
+@pytest.mark.parametrize("count_tokens", [False, True])
+def test_pack_refuses_a_padded_field(tmp_path: Path, count_tokens: bool) -> None:
+    (tmp_path / "a.jsonl").write_text('{"x": [1, 2, 3], "t": "ab"}\n{"x": [4], "t": "c"}\n')
+    padded = penstock.ragged("int64").padded(value=9)
+    stored = penstock.open(tmp_path).fields(x=padded, t=penstock.text())
+    with pytest.raises(ConfigError, match=r"pack: `x` is padded .*, so its padding would be packed") as caught:
+        penstock.Loader(stored.pack(2, fields="x", count_tokens=count_tokens), batch_size=2)
+    assert "leave out .padded(...)" in str(caught.value.hint)
+    bare = penstock.open(tmp_path).fields(x=penstock.ragged("int64"), t=padded.of("x"))
+    (batch,) = penstock.Loader(bare.pack(2, fields="x", count_tokens=count_tokens), batch_size=2)
+    assert batch["x"].tolist() == [[1, 2], [3, 4]]
+
+
 def test_tokenize_alone_keeps_order_fields_and_resume_on_any_ranks(tmp_path: Path) -> None:
     texts = [f"t{number}" for number in range(20)]
     write(tmp_path, texts)

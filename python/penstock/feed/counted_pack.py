@@ -140,6 +140,7 @@ class CountedPacking:
                 where="pack",
                 hint="leave out count_tokens: each rank then packs its own documents",
             )
+        step.check_unpadded(dataset)
         self.dataset, self.step = dataset, step
         self.batch, self._rank, self._world = global_batch, rank, world
         self._is_full = tail == "drop"

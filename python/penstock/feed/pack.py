@@ -74,6 +74,17 @@ class PackStep:
         if {"segment_ids", "position_ids", "mask"} & set(self.fields):
             raise ConfigError("pack: segment_ids, position_ids and mask are added by pack itself", where="pack")
 
+    def check_unpadded(self, dataset: DatasetBase) -> None:
+        """Raise ConfigError if a stored field of documents is padded, because its padding would become tokens."""
+        made = dataset.tokenizing.into if dataset.tokenizing is not None else None
+        for name, spec in dataset.specs:
+            if name in self.fields and name != made and not dataset.map_steps and spec.unpadded != spec:
+                raise ConfigError(
+                    f"pack: `{name}` is padded ({spec}), so its padding would be packed as tokens",
+                    where="pack",
+                    hint=f"leave out .padded(...) in the field: .fields({name}=penstock.ragged(...))",
+                )
+
     @property
     def digest(self) -> str:
         """Hash of all settings that determine which tokens a window contains."""
@@ -108,6 +119,7 @@ class Packing:
                 f"{world} ranks)",
                 where="global_batch",
             )
+        step.check_unpadded(dataset)
         self.dataset, self.step, self.rank, self.world, self.tail = dataset, step, rank, world, tail
         self.batch, self._unindexed = global_batch // world, unindexed
 

@@ -99,7 +99,7 @@ def test_convert_of_class_folders_and_mds(tmp_path):
         Image.new("RGB", (2, 2), (at, 0, 0)).save(tmp_path / "pictures" / name)
     convert(tmp_path / "pictures", tmp_path / "b", format="tar")
     found = read(tmp_path / "b")
-    assert [(row["__key__"], row["cls"]) for row in found] == [(b"a/1", 0), (b"a/2", 0), (b"c/1", 1)]
+    assert [(row["__key__"], row["cls"]) for row in found] == [(b"a/1_b", 0), (b"a/2", 0), (b"c/1", 1)]
     assert found[2]["jpg"] == (tmp_path / "pictures/c/1.png").read_bytes()
     (tmp_path / "mds").mkdir()
     rows = [{"x": at.to_bytes(8, "little"), "t": b"t%d" % at} for at in range(5)]
@@ -421,6 +421,9 @@ def test_convert_of_a_list_with_a_null_is_left_out_or_fails(tmp_path, target):
     with pytest.raises(Mismatch, match="record 250: column `list` contains a null") as found:
         convert(tmp_path / "late.parquet", tmp_path / "b", format=target)
     assert found.value.hint == "leave the part out: select the others by fields="
+    with pytest.raises(Mismatch, match="record 250: column `list` contains a null") as found:
+        convert(tmp_path / "late.parquet", tmp_path / "c", format=target, fields=["list"])
+    assert found.value.hint == "correct this record in the source, because no other part is converted"
 
 
 @pytest.mark.parametrize("target", FORMATS)
@@ -495,6 +498,27 @@ def test_convert_inside_the_source_in_a_store_is_refused(tmp_path, emulator, mon
     assert convert(f"{store.url}/data", f"{store.url}/data-tars", format="tar").samples == 1
 
 
+def test_convert_of_text_in_one_file_and_bytes_in_another_keeps_bytes(tmp_path):
+    (tmp_path / "a").mkdir()
+    pq.write_table(pa.table({"x": ["é"], "list": [["a"]]}), tmp_path / "a/a.parquet")
+    pq.write_table(pa.table({"x": [b"\xff"], "list": [[b"\xfe"]]}), tmp_path / "a/b.parquet")
+    convert(tmp_path / "a", tmp_path / "b", format="parquet")
+    found = pq.read_table(tmp_path / "b/shard-000000.parquet").to_pydict()
+    assert found == {"x": ["é".encode(), b"\xff"], "list": [[b"a"], [b"\xfe"]]}
+
+
+def test_convert_of_a_list_of_urls_and_of_other_sources(tmp_path):
+    for name in "abc":
+        penstock.write([{"name": name}], tmp_path / name)
+    urls = [str(tmp_path / "c"), tmp_path / "a"]
+    assert convert(urls, tmp_path / "d", format="parquet").samples == 2
+    assert [row["name"] for row in read(tmp_path / "d")] == [b"a", b"c"]
+    with pytest.raises(ConfigError, match="contains objects of the source"):
+        convert(urls, tmp_path / "c", format="parquet", if_exists="overwrite")
+    with pytest.raises(ConfigError, match=r"source: must be a URL, .* \(got Dataset\)"):
+        convert(penstock.open(tmp_path / "a"), tmp_path / "e", format="tar")
+
+
 def test_convert_to_a_store_that_is_read_only_is_refused_before_reading(tmp_path):
     with pytest.raises(Unsupported, match="Hugging Face Hub, to which Penstock does not write") as found:
         convert(tmp_path / "nowhere", "hf://datasets/org/name", format="parquet")
@@ -506,7 +530,7 @@ def test_convert_to_a_store_that_is_read_only_is_refused_before_reading(tmp_path
 def test_convert_to_tar_accepts_keys_of_text_and_refuses_numbers(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"__key__": "x/a.b", "n": 1}\n{"__key__": "x/é", "n": 2}\n')
     convert(tmp_path / "a.jsonl", tmp_path / "b", format="tar")
-    assert read(tmp_path / "b") == [{"__key__": "x/a", "n": 1}, {"__key__": "x/é", "n": 2}]
+    assert read(tmp_path / "b") == [{"__key__": "x/a_b", "n": 1}, {"__key__": "x/é", "n": 2}]
     with pytest.raises(ConfigError, match="`__key__` is int64, instead of bytes or text"):
         penstock.write([{"__key__": 1, "n": 1}], tmp_path / "c", format="tar")
 
@@ -521,8 +545,43 @@ def test_convert_to_tar_of_a_sample_without_any_value_is_refused(tmp_path):
 def test_convert_equal_keys_in_a_shard_are_refused(tmp_path):
     rows = [{"__key__": "a", "txt": "1"}, {"__key__": "b", "txt": "2"}, {"__key__": "a", "txt": "3"}]
     penstock.write(rows, tmp_path / "a")
-    with pytest.raises(KeyRefused, match="sample 2: the key 'a' is the key of two samples"):
+    with pytest.raises(KeyRefused, match="sample 2: the key 'a' is the key of two samples") as refused:
         convert(tmp_path / "a", tmp_path / "b", format="tar")
+    assert refused.value.hint == "leave `__key__` out: select the other parts by fields=; then samples are numbered"
+    assert convert(tmp_path / "a", tmp_path / "b", format="tar", fields=["txt"]).samples == 3
+
+
+def test_convert_to_tar_keeps_the_keys_of_images_apart(tmp_path, monkeypatch):
+    names = [".hidden.jpg", "0-1.jpg", "0.jpg", "0.png", "a.b.jpg", "a.c.jpg", "a_b.jpg", "b..c.jpg"]
+    (tmp_path / "a/cat").mkdir(parents=True)
+    for at, name in enumerate(names):
+        Image.new("RGB", (2, 2), (at, 0, 0)).save(tmp_path / "a/cat" / name, "PNG")
+    keys = ["_hidden", "0-1", "0", "0-2", "a_b", "a_c", "a_b-1", "b__c"]
+
+    def stopped(self, start, read=Conversion.read):
+        for number, row in enumerate(read(self, start), start):
+            if number == 5:
+                raise RuntimeError("the source broke")
+            yield row
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Conversion, "read", stopped)
+        with pytest.raises(RuntimeError, match="the source broke"):
+            convert(tmp_path / "a", tmp_path / "b", format="tar", shard_bytes=3000)
+    # The keys are the same after an interruption.
+    assert convert(tmp_path / "a", tmp_path / "b", format="tar", shard_bytes=3000).skipped > 0
+    found = {row["__key__"].decode(): row["jpg"] for row in read(tmp_path / "b")}
+    assert {path.name: path.read_bytes() for path in (tmp_path / "a/cat").iterdir()} == {
+        name: found[f"cat/{key}"] for name, key in zip(names, keys, strict=True)
+    }
+
+
+def test_convert_to_tar_of_a_tar_of_a_folder_drops_the_dot_folder(tmp_path):
+    members = [("./0.cls", b"1"), ("./x.y/1.cls", b"2")]
+    content = b"".join(_native.tar_member(name, data) for name, data in members)
+    (tmp_path / "a.tar").write_bytes(content + bytes(1024))
+    convert(tmp_path / "a.tar", tmp_path / "b", format="tar")
+    assert [row["__key__"] for row in read(tmp_path / "b")] == [b"0", b"x.y/1"]
 
 
 def test_convert_command_prints_plan_result_and_exit_codes(tmp_path, run_cli):
@@ -612,6 +671,16 @@ def test_convert_command_names_flags_in_hints(tmp_path, call_cli):
     refused = call_cli(*line, "--fields", "n,tags")
     assert "hint: leave it out, or use --format tfrecord or parquet\n" in refused.err
     assert "`tags` is not converted: a list of bytes or texts" in call_cli(*line).err
+    pq.write_table(pa.table({"n": [1], "b/": [2], "m": [3], "o": [4]}), tmp_path / "a.parquet")
+    line[2] = str(tmp_path / "c")
+    assert call_cli(*line, "--fields", "n,b/").err.startswith("not selected: `m`, `o`\n")
+    assert "left out b/, m, o: not selected\n" in call_cli(*line, "--fields", "n", "--dry-run").out
+    assert "hint: rename the part by --fields: NEW=OLD\n" in call_cli(*line, "--fields", "n,b/").err
+    for name in ("x", "y", "z"):
+        (tmp_path / name).touch()
+    warned = call_cli("convert", str(tmp_path), str(tmp_path / "c"), "--format", "tar", "--dry-run").err
+    assert "objects" in warned
+    assert "UserWarning" not in warned
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -95,17 +96,17 @@ def command(
     use `penstock array convert`.
     """
     from penstock.writer import convert, plan_conversion
-    from penstock.writer.convert import stored_samples
+    from penstock.writer.convert import NOT_SELECTED, stored_samples
     from penstock.writer.destination import Destination
     from penstock.writer.settings import Settings
 
     with _flags():
         at = Destination(destination, timeout_s=timeout)
-        plan = plan_conversion(
-            source,
-            format_,
-            fields=None if fields is None else _names(fields),
-        )
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", UserWarning)
+            plan = plan_conversion(source, format_, fields=None if fields is None else _names(fields))
+        for warning in caught:
+            click.echo(warning.message, err=True)
         facts = _facts(plan, destination, format_)
         if_exists: IfExists = "overwrite" if overwrite else "resume"
         if dry_run:
@@ -117,7 +118,10 @@ def command(
                 click.echo(json.dumps(facts) if as_json else _readable(plan, facts))
             return 0
         for part, reason in plan.left_out:
-            click.echo(f"`{part}` is not converted: {reason}", err=True)
+            if reason != NOT_SELECTED:
+                click.echo(f"`{part}` is not converted: {reason}", err=True)
+        if others := [f"`{part}`" for part, reason in plan.left_out if reason == NOT_SELECTED]:
+            click.echo(f"{NOT_SELECTED}: {', '.join(others)}", err=True)
         for part, note in plan.notes:
             click.echo(f"`{part}`: {note}", err=True)
         try:
@@ -201,6 +205,7 @@ def _result(written: Written) -> dict[str, Any]:
 def _readable(plan: Conversion, facts: dict[str, Any]) -> str:
     from penstock.cli.stage_estimate import usd
     from penstock.units import format_bytes
+    from penstock.writer.convert import NOT_SELECTED
 
     count = "an unknown number of" if plan.samples is None else f"{plan.samples:,}"
     size = format_bytes(facts["bytes"])
@@ -209,7 +214,9 @@ def _readable(plan: Conversion, facts: dict[str, Any]) -> str:
         f"  to       {facts['destination']} ({facts['format']})",
     ]
     lines += [f"  field    {name}: {spec}" for name, spec in facts["fields"].items()]
-    lines += [f"  left out {name}: {reason}" for name, reason in facts["left_out"].items()]
+    lines += [f"  left out {name}: {reason}" for name, reason in plan.left_out if reason != NOT_SELECTED]
+    if others := [name for name, reason in plan.left_out if reason == NOT_SELECTED]:
+        lines.append(f"  left out {', '.join(others)}: {NOT_SELECTED}")
     lines += [f"  note     {name}: {note}" for name, note in facts["notes"].items()]
     if plan.dataset.format in ("tfrecord", "tar", "jsonl") and plan.dataset.source.fields is None:
         lines.append("  note     parts that only records after the first 100 have are left out")

@@ -11,20 +11,22 @@ import json
 import logging
 import os
 import re
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate
-from pathlib import Path
+from itertools import accumulate, count
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock import _native, env
-from penstock.errors import Changed, ConfigError, Mismatch, PreconditionFailed, Unsupported
+from penstock.errors import Changed, ConfigError, KeyRefused, Mismatch, PreconditionFailed, Unsupported
 from penstock.extras import require
 from penstock.feed import Loader, states
 from penstock.feed import open as open_dataset
 from penstock.feed.columns import rows
 from penstock.feed.fields import NestedSpec, PresentSpec, RaggedSpec, RawListSpec, RawSpec, TensorSpec, TextSpec
 from penstock.feed.number_arguments import as_int
+from penstock.feed.url_list_pattern import joined
 from penstock.stage import is_local, local_path
 from penstock.writer.destination import Destination
 from penstock.writer.journal import MANIFEST, Journal, difference
@@ -43,6 +45,9 @@ if TYPE_CHECKING:
 __all__ = ["Conversion", "convert", "plan_conversion"]
 
 _LOG = logging.getLogger("penstock.writer")
+
+NOT_SELECTED = "not selected"
+"""Reason why a part that `fields` does not name is left out."""
 
 _NULLABLE = ("parquet", "arrow", "jsonl", "csv", "tar", "tfrecord")
 """Formats whose records may lack a value."""
@@ -133,6 +138,21 @@ class Conversion:
         found = _native.Source.open(self.selection, json.dumps(listed).encode(), variables, as_files)
         return any(entry.get("key") == key for entry in json.loads(found.manifest())["objects"])
 
+    def image_keys(self) -> dict[str, str]:
+        """Return the key in a tar of each image file: its path without the extension, as `_tar_key`, with a number at the
+        end if another file has this key. Empty for other sources.
+        """
+        keys: dict[str, str] = {}
+        taken = set()
+        for path, _size, _version in self._objects if self.dataset.format == "images" else ():
+            key = stem = _tar_key(str(PurePosixPath(path).with_suffix("")))
+            numbers = count(1)
+            while key in taken:
+                key = f"{stem}-{next(numbers)}"
+            taken.add(key)
+            keys[path] = key
+        return keys
+
     def read(self, start: int) -> Iterator[dict[str, Any]]:
         """Read the samples from number `start` on, in stored order. A value that a sample lacks is None.
 
@@ -170,7 +190,8 @@ class Conversion:
                             row[name] = None
                     yield row
         except Mismatch as error:
-            error.__notes__ = ["leave the part out: select the others by fields="]
+            only = "correct this record in the source, because no other part is converted"
+            error.__notes__ = ["leave the part out: select the others by fields=" if len(self.fields) > 1 else only]
             raise
 
 
@@ -187,7 +208,7 @@ def _with_default(spec: FieldSpec) -> FieldSpec:
 
 
 def plan_conversion(
-    source: str | os.PathLike[str],
+    source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     format: Format,  # noqa: A002 - as in `open`
     *,
     fields: Sequence[str] | None = None,
@@ -199,10 +220,11 @@ def plan_conversion(
             format can store.
 
     Raises:
-        ConfigError: A name is not a part of the source, or nothing is selected.
+        ConfigError: A name is not a part of the source, or nothing is selected. Or the source is of another type.
         Unsupported: The format cannot store a selected part (only Parquet stores lists of lists, and a tar cannot store
             lists of bytes or texts), or the times of a part have different units in two objects.
     """
+    selection = _absolute(source)
     dataset = open_dataset(source)
     schema, columns = dataset.schema(), columns_of(dataset)
     types = columns.types
@@ -256,7 +278,7 @@ def plan_conversion(
     if not chosen:
         why = "".join(f"; `{name}` is {reason}" for name, reason in refused.items()) if fields is None else ""
         raise ConfigError(f"fields: no part of {dataset.url} is selected{why}", where="fields")
-    left_out |= refused if fields is None else {name: "not selected" for name in known if name not in used}
+    left_out |= refused if fields is None else {name: NOT_SELECTED for name in known if name not in used}
     columns_read = {
         new: parts[0] for new, spec in chosen.items() if (parts := getattr(spec, "parts", ())) and parts[0] in types
     }
@@ -273,7 +295,7 @@ def plan_conversion(
         # Counting would read the dataset a second time.
         dataset = replace(dataset, indexed=False)
     samples = dataset.samples if dataset.indexed else None
-    return Conversion(dataset, chosen, tuple(left_out.items()), samples, tuple(notes), elements, _absolute(source))
+    return Conversion(dataset, chosen, tuple(left_out.items()), samples, tuple(notes), elements, selection)
 
 
 def _written(dataset: Dataset) -> dict[str, Any]:
@@ -315,7 +337,14 @@ def _refused(spec: FieldSpec, format: Format) -> str:  # noqa: A002 - as in `ope
     return ""
 
 
-def _absolute(source: str | os.PathLike[str]) -> str:
+def _absolute(source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> str:
+    if isinstance(source, (list, tuple)):
+        return joined([_absolute(each) for each in source])
+    if not isinstance(source, (str, bytes, os.PathLike)):
+        raise ConfigError(
+            f"source: must be a URL, a path, a list of these or a Conversion (got {type(source).__name__})",
+            where="source",
+        )
     text = os.fsdecode(source)
     return text if "://" in text else str(Path(text).expanduser().absolute())
 
@@ -328,7 +357,7 @@ def _tar_name(name: str, source: str) -> str:
 
 
 def convert(
-    source: str | os.PathLike[str] | Conversion,
+    source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Conversion,
     url: str | os.PathLike[str],
     *,
     format: Format,  # noqa: A002 - as in `open`
@@ -361,24 +390,44 @@ def convert(
         return done
 
     def samples(start: int) -> Iterator[dict[str, Any]]:
+        names = plan.image_keys() if format == "tar" else {}
         for row in plan.read(start):
             if format == "tar" and isinstance(key := row.get(KEY), (bytes, str)):
                 text = key if isinstance(key, str) else key.decode(errors="surrogateescape")
-                folder, slash, base = text.rpartition("/")
-                text = folder + slash + base.partition(".")[0]
+                text = names.get(text) or _tar_key(text)
                 row[KEY] = text if isinstance(key, str) else text.encode(errors="surrogateescape")
             yield row
 
-    return run(
-        samples,
-        at,
-        settings,
-        schema=_schema(plan),
-        elements=plan.elements,
-        if_exists=if_exists,
-        workers=workers,
-        progress=progress,
-    )
+    with _hints():
+        return run(
+            samples,
+            at,
+            settings,
+            schema=_schema(plan),
+            elements=plan.elements,
+            if_exists=if_exists,
+            workers=workers,
+            progress=progress,
+        )
+
+
+@contextmanager
+def _hints() -> Iterator[None]:
+    """Replace the hints about the samples of `write`."""
+    try:
+        yield
+    except KeyRefused as error:
+        if error.hint is None:
+            error.add_note("rename the part by fields=: NEW=OLD")
+        elif f"`{KEY}`" in error.hint:
+            error.__notes__[0] = f"leave `{KEY}` out: select the other parts by fields=; then samples are numbered"
+        raise
+
+
+def _tar_key(key: str) -> str:
+    """Key of a sample in a tar: without `./`, and with `_` for dots in its last part."""
+    parts = [part for part in key.split("/") if part not in ("", ".")]
+    return "/".join([*parts[:-1], parts[-1].replace(".", "_")]) if parts else key
 
 
 def _schema(plan: Conversion) -> dict[str, FieldSpec]:
@@ -410,7 +459,8 @@ def stored_samples(
     found = existing(at, journal, listed)
     elements = plan.elements
     fields = Fields.of_schema(_schema(plan), frees=settings.format == "tar", may_be_absent=True, elements=elements)
-    encoder_of(settings, fields)
+    with _hints():
+        encoder_of(settings, fields)
     if found is None:
         return "empty", 0
     if if_exists == "overwrite":

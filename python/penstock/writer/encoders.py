@@ -196,7 +196,9 @@ class TarEncoder:
             part = "" if field.name == KEY else self._part(field)
             if part in seen:
                 raise ConfigError(
-                    f"write: `{seen[part]}` and `{field.name}` would both be the tar member `.{part}`", where="samples"
+                    f"write: `{seen[part]}` and `{field.name}` would both be the tar member `.{part}`",
+                    where="samples",
+                    hint="rename one of them",
                 )
             seen[part] = field.name
             self._parts.append(part)

@@ -103,7 +103,9 @@ class Columns:
 
     @cached_property
     def types(self) -> dict[str, ColumnType]:
-        """Type of each column in the first object that has it. A column of texts is binary if another object's is."""
+        """Type of each column in the first object that has it. A column with texts in one object and bytes in another
+        is binary.
+        """
         merged: dict[str, ColumnType] = {}
         for _key, found in self.objects:
             for name, column in found.items():

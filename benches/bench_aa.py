@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures the false alarm rate of `penstock bench ab`: compares a command with itself, many times.
+"""Measures the false alarm rate of `penstock bench ab` by comparing a command with itself many times.
 
 python benches/bench_aa.py [--comparisons 200] [--max-runs 40] [--metric wall] -- true
 """

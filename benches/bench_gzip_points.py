@@ -29,8 +29,8 @@ from penstock import _native
 
 POINT = 1 << 20
 STREAM_OF_WHOLE = 0.49
-"""Streaming over whole-object inflation, in bytes a CPU-second: `cargo run --release -p penstock-codec --example
-inflate_rate`, 1,133 over 2,320 (decision 0301)."""
+"""Rate of streaming inflation divided by that of whole-object inflation, both in bytes per CPU-second. Measured by
+`cargo run --release -p penstock-codec --example inflate_rate`: 1,133 / 2,320 (decision 0301)."""
 
 
 def cpu_s() -> float:

@@ -3,8 +3,8 @@
 
     python benches/bench_train.py [FOLDER]
 
-FOLDER holds CosmoFlow volumes of 32 voxels; without it, the second part is left out. Aims: the loop costs less than
-0.5 ms per step at 2 ranks, and real data reaches at least 0.98 of synthetic data.
+FOLDER holds CosmoFlow volumes of 32 voxels. Without it, the second part is left out. Aims: the loop costs less than
+0.5 ms per step at 2 ranks, and the rate on real data is at least 0.98 of that on synthetic data.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 
     .venv/bin/python benches/bench_transcode.py [VOLUMES] [--names 64] [--epochs 8] [--repeats 3] [--json]
 
-VOLUMES is a folder of gzip'd volumes of 128^3 voxels; without it, four are made. The variants run in turns, each in its own process with its own cache. The results are CPU-ms and wall-ms per sample of
-the first epoch and of the median later epoch, and the size of the cache. Only epochs from the
-fourth on count as later ones, since copies were still being made when the second epoch's objects were fetched. The
-bytes of all batches are hashed, and the hashes must be equal.
+VOLUMES is a folder of gzip'd volumes of 128^3 voxels; without it, four are made. The variants run in turns, each in its
+own process with its own cache. The results are CPU-ms and wall-ms per sample of the first epoch and of the median later
+epoch, and the size of the cache. Only epochs from the fourth on count as later ones, since copies were still being made
+when the second epoch's objects were fetched. The bytes of all batches are hashed, and the hashes must be equal.
 """
 
 from __future__ import annotations

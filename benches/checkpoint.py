@@ -6,9 +6,9 @@
 The state is a model of linear layers with AdamW's moments. Both programs write it to FOLDER and sync it to disk; the
 repeats alternate. Then the model trains: steps without a checkpoint, and steps during one, in turns. The stall is the
 time in which the training waits in `save` and before the optimiser's step; its share is relative to the time from the
-call of `save` to the commit. `slowdown_s` is the additional time of all steps during a checkpoint, with the stall: on a
-machine whose cores all train, the writer takes its CPU time from the training. Penstock computes checksums, and
-`torch.save` stores CRC-32s, too. The output states the load of the machine, because other processes change the figures.
+call of `save` to the commit. `slowdown_s` is the additional time of all steps during a checkpoint, including the stall.
+If all cores of the machine train, the writer takes its CPU time from the training. Penstock and `torch.save` both store
+checksums. The output states the load of the machine, because other processes change the figures.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def measure(folder: Path, size: int, repeats: int) -> dict[str, Any]:
         number += 1
         saver.save(number, state())
 
-    save()  # the first save takes the memory of the copy
+    save()  # the first save allocates the memory of the copy
     saver.finish()
     bytes_each = saver.times.bytes
     for _ in range(repeats):

@@ -10,8 +10,8 @@ two runs are the same; `--seed` is the first one. With a neighbour, another proc
 the cases is drawn anew in each round. `small_disk` needs root. The exit status is 1 if any case is named in fewer
 than 95 % of its runs.
 
-`--effect` runs each program with and without its limit. The rate without it must be at least 1.5 times as high, or the
-limit was not what held the program back; else the exit status is 1.
+`--effect` runs each program with and without its limit. If the rate without the limit is less than 1.5 times as high,
+the limit was not the program's bottleneck, and the exit status is 1.
 
 `--overhead` compares the rate of a program alone with its rate under `explain`, in ABBA blocks, until a difference is
 shown or a difference above 2 % is excluded.
@@ -98,7 +98,7 @@ def rate(program: Planted, argv: Sequence[str], seconds: float) -> float:
 
 
 def neighbour(*, busy: bool) -> AbstractContextManager[Any]:
-    """A process that keeps one core busy, if asked for."""
+    """Context manager: a process that keeps one core busy, if requested."""
     return child_process([sys.executable, "-c", "while True: pass"], grace_s=0.0) if busy else nullcontext()
 
 
@@ -151,7 +151,7 @@ def _noted(case: Case, seed: int, seconds: float, folder: Path, *, is_busy: bool
 
 
 def tally(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Right names by case and neighbour."""
+    """Number of correct verdicts, by case and neighbour."""
     groups = collections.defaultdict(list)
     for run in runs:
         groups[run.case, run.neighbour].append(run)

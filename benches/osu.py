@@ -27,7 +27,7 @@ _ROOT = {
 }
 # Sizes that are printed; the ratios below are over all sizes.
 _SHOWN = (0, 8, 1024, 8192, 65536, 1 << 20, 4 << 20)
-# The least that a ping-pong costs with mpi4py: the loop of `penstock bench net`, and nothing else.
+# Lower bound for a ping-pong with mpi4py: only the loop of `penstock bench net`.
 _FLOOR = """
 import sys
 from penstock.bench.net.mpi_transport import load_mpi, restart_with_mpich

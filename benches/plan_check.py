@@ -4,12 +4,12 @@
     .venv/bin/python benches/plan_check.py OUT [--samples 240] [--voxels 64]
 
 The stores are emulated tiers at a scale F, the accelerator is an emulated V100, and everything else is real: objects,
-requests, decompression, decoding, staging and the node cache. The plan file states the limits of the tiers times F, and
-the rates at which one core of this machine decompresses and decodes, which a probe measures first. The emulator gives an
-idle connection 20 ms of credit, which the plan does not have: a reader that waits 30 ms for each first byte gets it each
-time. F of that path is small, so that its transfers are long in comparison. OUT gets the plan
-file, `predictions.jsonl`, one folder per run, `errors.json` and `errors.md`. Takes about four minutes and 1 GB of disk
-for generated data, which is removed at the end.
+requests, decompression, decoding, staging and the node cache. The plan file states the limits of the tiers times F. It
+also states the rates at which one core of this machine decompresses and decodes; a probe measures them first. The
+emulator gives an idle connection 20 ms of credit, which the plan does not have: a reader that waits 30 ms for each
+first byte gets this credit each time. F of that path is small, so that its transfers are long in comparison. OUT gets
+the plan file, `predictions.jsonl`, one folder per run, `errors.json` and `errors.md`. Takes about four minutes and 1 GB
+of disk for generated data, which is removed at the end.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A loopback proxy in front of an S3 server with limits that the tier book cannot express.
 
-Burst credits of bytes, latency that grows with the requests in flight, refusals above a number of requests in flight,
-and a rate that rises slowly. Requests pass unchanged with their Host header, so signatures stay valid.
+The limits are burst credits of bytes, latency that grows with the requests in flight, refusals above a number of
+requests in flight, and a rate that rises slowly. Requests pass unchanged with their Host header, so signatures stay
+valid.
 
     with ShapedStore(emulator.endpoint, Shape(...)) as store: ...   # store.endpoint
 """
@@ -31,7 +32,8 @@ class Shape:
     Attributes:
         bytes_per_s: Base rate; 0 means no limit.
         burst_per_s, credits: Rate while there are credits, and their number in bytes. They are earned at the base rate.
-        latency_s, latency_per_request_s: First-byte latency: the first, plus the second for every request in flight.
+        latency_s, latency_per_request_s: First-byte latency is `latency_s` plus `latency_per_request_s` for every request
+        in flight.
         max_in_flight: Requests in flight above which the next one is refused with 503.
         ramp_from_per_s, doubling_s: Rate at the first request, and the time in which it doubles up to `bytes_per_s`.
     """
@@ -68,7 +70,7 @@ class _Pace:
             return now
         if not self._began:
             self._began = self._at = now
-        at = max(self._free, now - 0.02)  # timers are late; the long-term rate must not suffer
+        at = max(self._free, now - 0.02)  # 20 ms of credit, so that late timers do not lower the mean rate
         self._free = at + count / self._rate(max(at, now))
         if self._shape.credits:
             earned = max(0.0, self._free - self._at) * self._shape.bytes_per_s

@@ -6,8 +6,8 @@
 For each case: `penstock probe` measures the store, `penstock plan` predicts an epoch from the probe's card and logs the
 prediction, and then `penstock train` measures the epoch on an emulated accelerator. The store starts afresh before the
 epoch, so burst credits are full and ramps begin again, as for a job that starts on a rested store. The prediction is the
-median of `penstock plan --simulate`, which reads burst credits, ramps and refusals from the card's phases; the figure of
-the step model, which does not, stands beside it.
+median of `penstock plan --simulate`, which reads burst credits, ramps and refusals from the card's phases. The output
+also has the figure of the step model, which does not use them.
 
 The limits that the tier book can express are served by the emulator, the others by `shaped_store`, and those of the
 disk are set in the kernel (needs root). Two ordinary tiers are controls; `plan_check.py` measures more paths. Each case
@@ -119,7 +119,7 @@ def served(case: Case, folder: Path, data: Path) -> Iterator[tuple[str, str, dic
 
 
 def spec_text(case: Case, card: dict[str, Any], cpu: dict[str, Any], book: Path, stored: int) -> str:
-    """Plan file of a case: the limits are the card's, and the rates of the cores those of the first card."""
+    """Plan file of a case, with the limits of its card. The rates of the cores are from the first card."""
     found = [one["value"] for one in card["limits"] if (one["what"], one["scope"]) == ("read-bytes", "account")]
     reached = found[0] if found else 5e9
     ratio = cpu["decoded_bytes"] / cpu["stored_bytes"]

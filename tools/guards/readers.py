@@ -58,7 +58,7 @@ def find(root: Path) -> list[str]:
 
 
 def imported(path: Path) -> list[str]:
-    """Every module that a file imports, at any place. Imports for type checkers are left out, as they never run."""
+    """All modules that a file imports, also inside functions. Imports for type checkers never run, and are left out."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":

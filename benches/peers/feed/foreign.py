@@ -5,9 +5,9 @@
     uv pip install -p /tmp/foreign-peers/bin/python tensorflow-cpu webdataset pyarrow pillow h5py zarr soundfile av zstandard lz4
     PYTHONPATH=python /tmp/foreign-peers/bin/python benches/peers/feed/foreign.py FOLDER [--only FORMAT] [--json OUT]
 
-The files are not in this repository; docs/reference/foreign.md states where they are from. Each side reads in a child
-process with a time limit and a memory limit, which is replaced when it ends. A case is one file (or one Zarr array); its
-columns are compared one by one. Prints the cases that need a look, then the table:
+The files are not in this repository; docs/reference/foreign.md states where they are from. Penstock and the library
+each read in a child process with a time limit and a memory limit. A child that ends is replaced. A case is one file (or
+one Zarr array); its columns are compared one by one. Prints the cases that a person should check, then the table:
 
 - `agrees`: all columns are equal. `partly`: some are, and Penstock refuses the others with a clear error.
 - `both refuse`, `refuses`: a clear error of Penstock; the library refuses the file too, or reads it.
@@ -59,7 +59,7 @@ PROOFS = (
     "samples per frame, but a frame has",
     "minimum block length",
 )
-"""Texts by which a message is recognised as clear: it describes damage that some libraries accept, or gives advice."""
+"""Texts that make a message clear: they describe damage that some libraries accept, or give advice."""
 MEMORY_BYTES = 12 << 30
 Columns = dict[str, Any]
 
@@ -86,7 +86,7 @@ def serve(pipe: Connection, side: str, log: str) -> None:
 
 
 class Reader:
-    """One side's child process."""
+    """Child process of Penstock or of the library."""
 
     def __init__(self, side: str, timeout_s: float) -> None:
         self.side, self.timeout_s = side, timeout_s

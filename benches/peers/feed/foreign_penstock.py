@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Penstock's side of foreign.py: the columns of a case by Penstock, and their comparison with those of the library."""
+"""Penstock's part of foreign.py: reads the columns of a case, and compares them with those of the library."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LOSSY = 2e-5
-"""Difference of samples that decoders of MP3 and Vorbis may have."""
+"""Tolerance for samples that different decoders of MP3 and Vorbis return."""
 
 
 def ours(case: Case) -> Columns:
@@ -175,7 +175,7 @@ def difference(case: Case, mine: list[Any], peer: list[Any]) -> str:
 
 
 def _decoded(value: bytes, kind: type) -> Any:
-    """A stored value of MDS that Penstock delivers as bytes, and Streaming decodes: an image, a pickle or JSON."""
+    """A stored value of MDS (an image, a pickle or JSON) that Penstock delivers as bytes, but Streaming decodes."""
     from PIL import Image
 
     if kind is np.ndarray:
@@ -247,6 +247,6 @@ def aligned(case: Case, mine: Columns, peer: Columns) -> Columns:
 
 
 def generic(reason: str) -> str:
-    """A reason without its names and numbers."""
+    """Return the text of a reason without its names and numbers."""
     reason = re.sub(r"(?:/\S+|\S*\.\w{2,9})(?=[\s:,;)]|$)", "FILE", reason)
     return re.sub(r"-?\d[\d,.]*", "N", reason)[:260]

@@ -78,7 +78,7 @@ Columns = dict[str, Any]
 
 
 def failure(error: BaseException) -> Failure:
-    """The answer that an exception is."""
+    """Convert an exception to a failure."""
     from penstock.errors import PenstockError
 
     is_penstock = isinstance(error, PenstockError)

@@ -37,7 +37,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "ffcv": ("ffcv", TORCH, "torchvision", "opencv-python-headless", "numpy"),
     "datago": ("datago", "numpy", "pillow"),
 }
-"""By the names that --against takes."""
+"""Packages of each peer, by the names that --against accepts."""
 
 
 def install(name: str) -> str | None:

@@ -50,8 +50,8 @@ train: {{epochs: 1, computation_time: 0.13604}}
 metric: {{au: 0.90}}
 """,
 }
-# As much as DLIO's four readers have in flight. With more read-ahead, more of an epoch's waiting would fall into its
-# first step, which the published formula excludes.
+# Equal to the data that DLIO's four readers have in flight. With more read-ahead, more of an epoch's waiting would fall
+# into its first step, which the published formula excludes.
 READ_AHEAD = {"cosmoflow": "32MiB", "unet3d": "512MiB"}
 RATES_MB = {"cosmoflow": (60, 120), "unet3d": (150, 250)}
 

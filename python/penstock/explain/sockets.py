@@ -41,13 +41,13 @@ _MESSAGE_TAIL = struct.Struct("=IIIII")
 _MESSAGE_BYTES = _MESSAGE.size + _MESSAGE_TAIL.size
 _INODE = _HEADER.size + _MESSAGE_BYTES - 4
 _ATTRIBUTE = struct.Struct("=HH")
-# Offsets in struct tcp_info. Older kernels return a shorter structure, so each field is read only if it is there.
+# Offsets in struct tcp_info. Older kernels return a shorter structure, so each field is read only if it is present.
 _RTT, _TOTAL_RETRANS, _BYTES_ACKED, _BYTES_RECEIVED, _DELIVERY_RATE = 68, 100, 120, 128, 160
 
 
 @dataclass(frozen=True, slots=True)
 class TcpSocket:
-    """One connection. Counters are since it was opened.
+    """One connection. Its counters start when it is opened.
 
     Attributes:
         inode: Number of the socket, as in `socket:[N]` of /proc/PID/fd.

@@ -60,7 +60,7 @@ class Sensitivity(msgspec.Struct, frozen=True):
 
 
 class Demand(msgspec.Struct, frozen=True):
-    """Demand of the accelerators if they never wait: the size of a store, a network and CPUs that this needs.
+    """Demand of accelerators that never wait: the rates of the store and of the network, and the CPU cores.
 
     Attributes:
         bytes_per_s, opens_per_s: Stored bytes and objects (or parts) of all nodes, for a path that streams `form`.
@@ -98,7 +98,7 @@ class BreakEvenPoint(msgspec.Struct, frozen=True):
 
 
 class Target(msgspec.Struct, frozen=True):
-    """A wanted rate in samples/s, or a latest duration of the job in seconds; exactly one is set."""
+    """A minimum rate in samples/s, or a maximum duration of the job in seconds. Exactly one is set."""
 
     samples_per_s: float | None = None
     job_s: float | None = None
@@ -118,7 +118,7 @@ def limit_words(term: str) -> str:
 def frontier(rows: Sequence[ScenarioPrediction]) -> set[int]:
     """Indexes of the rows that no other row beats in both time and money (Pareto).
 
-    Rows that are impossible, or whose cost is unknown, are never on it. Of equal rows, all are.
+    Rows that are impossible, or whose cost is unknown, are never on it. Equal rows are all on it, or none is.
     """
     points = sorted(
         (row.finish_s, row.money.total, index)
@@ -136,7 +136,7 @@ def frontier(rows: Sequence[ScenarioPrediction]) -> set[int]:
 
 
 def best(rows: Sequence[ScenarioPrediction], goal: Goal) -> ScenarioPrediction | None:
-    """The cheapest or the fastest possible row. Of equal ones, the one that is better in the other respect."""
+    """The cheapest or the fastest possible row. If several are equal, the one that is better in the other respect."""
     possible = [row for row in rows if not row.impossible]
     if goal == "time":
         return min(possible, key=lambda row: (row.finish_s, row.money.known), default=None)
@@ -161,7 +161,7 @@ def _in_route(field: str) -> Callable[[Scenario, float], Scenario]:
 
 
 def _cores(scenario: Scenario, factor: float) -> Scenario:
-    """More or fewer cores, as a rate: a core count of 1.2 x 40 need not be whole."""
+    """The scenario with `factor` times the cores. Rates change, not the number of cores, which must be whole."""
     route, rate = scenario.route, 1 / factor
     return msgspec.structs.replace(
         scenario,
@@ -349,7 +349,7 @@ def parse_target(text: str, unit: str) -> Target:
 def choose(
     rows: Sequence[ScenarioPrediction], target: Target, goal: Goal
 ) -> tuple[ScenarioPrediction | None, ScenarioPrediction | None]:
-    """The best row that reaches a target, and, if none does, the row that comes nearest.
+    """Return the best row that reaches a target; if none does, None and the row that comes nearest.
 
     With the goal `cost`, rows of unknown cost are left out.
     """

@@ -75,7 +75,7 @@ class BreakEven(msgspec.Struct, frozen=True):
 def break_even(demand: JobDemand) -> BreakEven:
     """Compute whether a pool pays off, and the minimum numbers of nodes and epochs.
 
-    Source: STUDIES A: 0.25 GB/s per node and 50 Gbit/s for an account: "about 25 nodes at the measured rate".
+    Source: STUDIES A, with 0.25 GB/s per node and 50 Gbit/s for an account: "about 25 nodes at the measured rate".
     """
     one = demand.stored_bytes / demand.nodes / demand.epoch_s
     fed = min(demand.source_bytes_per_s, demand.nodes * demand.nic_bytes_per_s)

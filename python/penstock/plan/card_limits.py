@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds limits in the phases of a probe's card that change with time or load: burst credits, a slow ramp, refusals.
 
-The card's own limits are constant rates. A store that was faster early in the probe had burst credits; one that rose at
-an unchanged concurrency was still ramping up; one that refused requests before its byte rate stopped rising has no byte
-limit that the probe could reach. All three change the first minutes of a job, so the simulation uses them.
+The card's own limits are constant rates. If a store was faster early in the probe, it had burst credits. If its rate
+rose at an unchanged concurrency, it was still ramping up. If it refused requests before its byte rate stopped rising,
+the probe could not reach a byte limit. All three change the first minutes of a job, so the simulation uses them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class CardLimit(msgspec.Struct, frozen=True):
 
 
 class ProbeCard(msgspec.Struct, frozen=True):
-    """The parts of `card.json` that the planner reads. Rooms that read results do not import those that measure."""
+    """The parts of `card.json` that the planner reads. Packages that read results do not import those that measure."""
 
     name: str
     limits: tuple[CardLimit, ...] = ()
@@ -60,7 +60,7 @@ class ProbeCard(msgspec.Struct, frozen=True):
 
 
 def read_card(tier_file: Path, name: str) -> ProbeCard | None:
-    """Read the card beside a tier book that `penstock probe` wrote; None if there is none of this name.
+    """Read the card beside a tier book that `penstock probe` wrote; None if it is missing or has another name.
 
     Raises:
         Corrupt: `card.json` is not a card.
@@ -136,7 +136,7 @@ def _burst(
     for one in phases:
         if one is hold:
             break
-        # Credits that are earned while all are there are lost.
+        # Credits that are earned while the balance is at its maximum are lost.
         spent = max(0.0, spent + (_rate(one) - base) * one.seconds)
         most = max(most, spent)
     return most, peak

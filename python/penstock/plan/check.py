@@ -53,7 +53,7 @@ class Errors(msgspec.Struct, frozen=True, kw_only=True):
     """All compared runs.
 
     Attributes:
-        median_error, worst_error: Of the absolute errors of the epoch time.
+        median_error, worst_error: Median and maximum of the absolute errors of the epoch time.
         skipped: Runs that were left out, each with the reason.
     """
 
@@ -140,7 +140,7 @@ def _unusable(record: RunRecord) -> str:
 
 
 def _epoch_s(record: RunRecord) -> float:
-    """Mean duration of an epoch: of each epoch, the time of the slowest rank."""
+    """Mean duration of an epoch. Each epoch lasts as long as its slowest rank takes."""
     slowest: dict[int, float] = {}
     seen: dict[int, int] = {}
     for one in record.epoch_times:

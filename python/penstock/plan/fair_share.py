@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Max-min fair rates of transfers that share limits, as TCP connections share links. A pure function.
 
-All transfers rise at the same rate until one reaches its own cap or a limit is full. Those stop there, and the others
-go on. Equal transfers form one class, so the cost depends on the number of classes, not on the number of transfers.
+The rates of all transfers rise together. A transfer stops at its own cap, or when a limit that it uses is full; the
+others rise further. Equal transfers form one class, so the cost depends on the number of classes, not of transfers.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def fair_rates(
         for limit, units in enumerate(demand):
             if units > 0 and max(0.0, left[limit]) < level * units:
                 level, full = max(0.0, left[limit]) / units, limit
-        # Every class whose cap is below the level stops at its cap: what it leaves unused only raises the level.
+        # Every class whose cap is below the level stops at its cap. Its unused share can only raise the level.
         stopped = {index: classes[index].cap for index in rising if classes[index].cap <= level}
         bound = OWN_CAP
         if not stopped:

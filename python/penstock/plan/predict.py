@@ -163,7 +163,7 @@ def _epochs(scenario: Scenario) -> tuple[list[tuple[Step, int]], float]:
     """Steps of the epochs as (step, number of epochs), and the passes over the dataset that reach the store.
 
     A node cache keeps what its node has read. With a global shuffle over N nodes, a sample was on a node before with
-    probability 1 - (1 - 1/N)^(e-1) in epoch e. Local disks that are too small keep their share.
+    probability 1 - (1 - 1/N)^(e-1) in epoch e. Disks that are too small keep the part that fits.
     """
     job, route, disks = scenario.job, scenario.route, scenario.disks
     if scenario.kind != "node-cache" or disks is None:

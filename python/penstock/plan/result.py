@@ -152,7 +152,7 @@ def _refuse_impossible(rows: Sequence[ScenarioPrediction]) -> None:
 
 
 def _demands(found: Sequence[Scenario]) -> list[Demand]:
-    """Demand of each machine, form and number of nodes once: paths of one form, and spot machines, ask for the same."""
+    """Demand of each machine, form and number of nodes, once: it is the same for all paths of a form and for spot."""
     unique: dict[tuple[str, str, int], Demand] = {}
     for scenario in (each for each in found if each.spot is None):
         unique.setdefault((scenario.machine, scenario.form, scenario.nodes), demand(scenario))

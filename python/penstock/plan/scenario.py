@@ -240,7 +240,7 @@ def _scenario(
     )
     is_staged = path.kind in ("stage", "pool")
     requests = _requests(data.objects or total, stored, path)
-    # Two copies on one node would be no second copy.
+    # If a pool has fewer nodes than copies, each node has one copy.
     copies = {"stage": nodes, "pool": min(path.copies, nodes)}.get(path.kind, 1)
     crosses = place.crosses != "none" and not place.replicates
     inflate = _inflate_rate(path.form, work)
@@ -349,7 +349,7 @@ def _prices(spec: PlanSpec, machine: Machine, store: Store, book: PriceBook, *, 
     data_region = place.data_region or place.region
     egress: float | None = 0.0
     if place.crosses != "none":
-        # Between zones, some stores bill nothing and some as between machines, so that price must be given.
+        # Between zones, some stores bill nothing, others the price of traffic between machines. The plan must state it.
         cloud = _CLOUDS.get(tier.partition("-")[0], "")
         usual = in_book(f"{cloud}-egress-cross-region") if place.crosses == "region" else None
         egress = money(

@@ -45,7 +45,7 @@ class SimulatedScenario(msgspec.Struct, frozen=True):
 
 
 def chosen(scenarios: Sequence[Scenario]) -> list[Scenario]:
-    """The possible scenario with the most nodes of each path and machine: shared limits act there most."""
+    """The possible scenario with the most nodes of each path and machine, where shared limits have the most effect."""
     largest: dict[tuple[str, str], Scenario] = {}
     for scenario in scenarios:
         if predict(scenario).impossible:
@@ -57,7 +57,7 @@ def chosen(scenarios: Sequence[Scenario]) -> list[Scenario]:
 
 
 def conditions_of(spec: PlanSpec, scenario: Scenario) -> Conditions:
-    """Conditions of a scenario: those of `[simulation]`, and where it is silent, of `[spot]` and of the store's tier."""
+    """Conditions of a scenario, from `[simulation]`. Values missing there are from `[spot]` and the store's tier."""
     given = spec.simulation or SimulationSpec()
     names = Conditions.__struct_fields__
     found = Conditions(**{name: getattr(given, name) for name in names})

@@ -34,7 +34,8 @@ MAX_TRANSFERS = 300_000
 """Transfers of one replica. A longer epoch is simulated in part, and its time is extrapolated."""
 
 _MIN_STEPS = 200
-# Failures expected between two checkpoints. e^5 - 1 attempts are 147; with more, an epoch practically never ends.
+# Maximum number of failures expected between two checkpoints. At 5, the next checkpoint takes e^5 = 148 attempts on
+# average; with more failures, an epoch practically never ends.
 _MAX_FAILURES_PER_CHECKPOINT = 5.0
 _NAMED_NODES = 3
 _AGREES = 0.02

@@ -2,7 +2,7 @@
 """Simulates one epoch: the nodes read ahead over shared limits, compute, wait for each other, fail and restart.
 
 A node reads its part of a step as one transfer. With random servers, such as data nodes, every rank reads for itself.
-The simulated time of a step therefore has a few events per node, whatever the number of samples.
+A simulated step therefore has a few events per node, whatever the number of samples.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ WAITS = ("compute", "data", "slowest_node", "allreduce", "restart")
 
 _NORMAL = NormalDist()
 _Z99 = _NORMAL.inv_cdf(0.99)
-_CAP_STEP = 0.02  # caps that differ by less share a class, which keeps the number of classes small
-_PHASES = 5  # classes of clients between a refusal and their fair rate
+_CAP_STEP = 0.02  # caps with a smaller difference are in the same class, which keeps the number of classes small
+_PHASES = 5  # number of back-off levels of clients, from the last refusal to the fair rate
 
 
 @dataclass
@@ -130,7 +130,7 @@ class Epoch:
         seconds = self._job.compute_step_s * (self._conditions.slow_factor if node in self._slow else 1.0)
         if self._conditions.step_cv:
             sigma = math.sqrt(math.log1p(self._conditions.step_cv**2))
-            # The maximum of n equal draws has the quantile u^(1/n).
+            # u^(1/n), with uniform u, is the quantile of the largest of n equally distributed draws.
             highest = (1.0 - self._rng.random()) ** (1.0 / self._job.ranks_per_node)
             seconds *= math.exp(sigma * _NORMAL.inv_cdf(min(highest, 1 - 1e-12)) - sigma * sigma / 2)
         return seconds

@@ -234,7 +234,7 @@ class Place(_Section, frozen=True):
         link_bytes_per_s: Total rate between the two regions, if known.
         replicates: Copy the data to the nodes' region first, instead of reading it across.
         egress_price: Item of the price book, or a price per GiB, for bytes that cross; by default that of the store's
-            cloud between regions. A store's own one wins.
+            cloud between regions. The `egress_price` of a store takes precedence.
     """
 
     region: str | None = None

@@ -174,7 +174,7 @@ class _Client:
                 return body
 
     def _refused(self, error: Any, wait_s: float) -> float:
-        """Wait before the next attempt, and return the wait after that. Other refusals than throttling are raised."""
+        """Wait before the next attempt, and return the wait after that. Errors that a retry cannot fix are raised."""
         if error.code not in (429, 500, 502, 503, 504):
             text = error.read(300).decode(errors="replace").strip()
             raise ServerError(f"{self._endpoint} answered {error.code} {error.reason}: {text}")

@@ -117,7 +117,7 @@ def _mixed(price: Price) -> ConfigError:
 
 
 class PriceBook(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All prices, in order of precedence: of several prices for an item and region, the first one holds."""
+    """All prices, in order of precedence: if an item has several prices for a region, the first one applies."""
 
     schema_version: int
     price: tuple[Price, ...] = ()

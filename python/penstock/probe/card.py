@@ -233,7 +233,7 @@ class _Head(msgspec.Struct, frozen=True):
 
 def tier_name(url: str) -> str:
     """A name for the card of a URL: letters, digits and dashes of its host or bucket and the last part of its path."""
-    shown = redact(url)  # before its scheme is removed, which the patterns of `redact` need
+    shown = redact(url)  # the patterns of `redact` need the scheme, which the next line removes
     place = (shown.partition("://")[2] or shown).partition("?")[0]
     words = [word for word in re.split(r"[^A-Za-z0-9]+", place) if word]
     return "-".join(["probe", *words[:1], *words[1:][-1:]]).lower()

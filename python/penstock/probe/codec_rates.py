@@ -26,7 +26,7 @@ _MAX_BYTES = 48_000_000
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a folder in memory; the files get a private folder below it
 # Share of the probe's time for passes over the objects.
 _SHARE = 0.08
-_MIN_S = 2.0  # time left of the probe without which nothing more is copied
+_MIN_S = 2.0  # with less time left in the probe, no more objects are copied
 
 
 def measure(probe: Probe) -> None:
@@ -59,7 +59,7 @@ def measure(probe: Probe) -> None:
 
 
 def _copy(probe: Probe, folder: Path) -> tuple[int, int]:
-    """Copy objects until their limit. Their names keep the suffix, which shows the format."""
+    """Copy objects up to the limits; return their number and bytes. Names keep the suffix, which shows the format."""
     url = str(Path(probe.url).absolute()) if stage.is_local(probe.url) else probe.url
     files = _native.Files(url, dict(env.read()), timeout_s=60.0)
     try:

@@ -41,7 +41,7 @@ _DNS_S, _CONNECT_S, _ANSWER_S, _STORE_S, _LARGE_S = 10.0, 5.0, 8.0, 15.0, 15.0
 _MAX_ADDRESSES = 4
 _SLOW_DNS_S = 1.0
 _WARN_SKEW_S = 30.0
-# S3 and Azure refuse a signature that differs from their clock by more than 15 minutes.
+# S3 and Azure refuse a request whose signed time differs from their clock by more than 15 minutes.
 _MAX_SKEW_S = 15 * 60.0
 _WARN_CERTIFICATE_S = 14 * 86400.0
 _WARN_EXPIRY_S = 900.0
@@ -338,7 +338,7 @@ class Doctor:
         except ValueError:
             self._add("clock", "warn", "the store sent no date", hint="check the clock with timedatectl")
             return
-        # The header has whole seconds, so half a second is its middle.
+        # The header states whole seconds, so the store's time is half a second later on average.
         skew_s = (sent_s + came_s) / 2 - (theirs_s + 0.5)
         size_s = abs(skew_s) if abs(skew_s) > 1.0 + (came_s - sent_s) else 0.0
         side = "ahead of" if skew_s > 0 else "behind"
@@ -528,7 +528,7 @@ def _proxy_parts(endpoint: Endpoint) -> SplitResult:
 
 
 def _proxy_login(endpoint: Endpoint) -> str:
-    """Header line with the proxy's user name and password (RFC 7617), as the store layer sends it; empty without."""
+    """Header line with the proxy's credentials (RFC 7617), as the store layer sends it; empty without credentials."""
     parts = _proxy_parts(endpoint)
     if parts.username is None:
         return ""

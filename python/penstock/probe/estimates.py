@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 _BLOCKS = 8
-# Relative uncertainties below these are not credible: the clock and the sampling of the counters are not better.
+# Minimum relative uncertainties: the clock and the sampling of the counters are not more accurate.
 _MIN_RATE_ERROR = 0.005
 _MIN_LATENCY_ERROR = 0.01
 # Share of a phase that is left out at its start, while connections open and requests fill the pipeline.
@@ -116,7 +116,7 @@ def _tail_start(row: Row, points: Sequence[tuple[float, float]]) -> tuple[int, b
     end_s = points[-1][0]
     refused_s = next((sample.at_s for sample in row.series if sample.throttles), None)
     if refused_s is not None:
-        # The requests that were refused first come back within a back-off; then the bucket is empty.
+        # The first refused requests are sent again after a back-off. From then on, the bucket is empty.
         at_s = refused_s + max(0.3, 0.1 * end_s)
         start = next((i for i, (t, _) in enumerate(points) if t >= at_s), len(points))
         if start <= len(points) - 4:

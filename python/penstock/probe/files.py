@@ -129,7 +129,7 @@ class DiskProbe(Probe):
         return parts
 
     def read_latency(self) -> None:
-        # At a low rate, because a disk delays the reads above its limit.
+        # Measure at a low rate, because a disk delays reads above its limit.
         row = self._phase("latency", 1, _SMALL_BYTES, 0.12, rate_per_s=_LATENCY_PER_S)
         if fit := latency_fit(row.service_latency or row.io_latency):
             self.latency["read"] = fit
@@ -155,7 +155,7 @@ class DiskProbe(Probe):
             self.missing["writes"] = "the phase was too short for a rate"
 
     def _sweep(self, part: str, what: str, unit: Any, block: int, *, hold: float) -> None:
-        """Raise the number of threads until the rate stays, then hold it to see whether it lasts."""
+        """Raise the number of threads until the rate stops rising, then keep it to see whether the rate lasts."""
         points: list[tuple[int, float]] = []
         rows: list[Row] = []
         is_flat = False
@@ -169,12 +169,12 @@ class DiskProbe(Probe):
                 break
         if (at := knee(points)) is not None:
             self.knee["bytes" if unit == "bytes" else "requests"] = at
-        # With one thread, each delay of this machine is lost; so hold the last number that is as fast.
+        # Keep the largest number of threads that is about as fast: then a delay of one thread does not lower the rate.
         threads = max(count for count, rate in points if rate >= 0.9 * max(rate for _, rate in points))
         held = self._phase(part, threads, block, hold)
         found = sustained(held, unit)
         if found is not None and not found.burst:
-            # Other programs on this machine only lower a rate, so the highest is the nearest to the disk's limit.
+            # Other programs on this machine can only lower a rate, so the highest rate is nearest to the disk's limit.
             flat = [row for row, (_, rate) in zip(rows, points, strict=True) if rate >= 0.9 * max(r for _, r in points)]
             rates = [one for row in flat if (one := sustained(row, unit)) is not None and not one.burst]
             found = max([found, *rates], key=lambda one: one.per_s * (1 - one.error))

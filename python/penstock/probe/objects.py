@@ -262,7 +262,7 @@ class ObjectProbe(Probe):
 
     @property
     def pause_s(self) -> float:
-        """Pause after which a burst allowance of a second or so is whole again."""
+        """Pause after which a burst allowance of about a second is full again."""
         return min(3.0, 0.08 * self.meter.time_s)
 
     @property
@@ -282,7 +282,7 @@ class ObjectProbe(Probe):
         self.pause(self.pause_s)
         count = max(8, count // len(folders))
         try:
-            # Long enough for a time at the limit after the allowance that the pause has given back.
+            # Long enough to use up the allowance that the pause has restored, and then to run at the limit.
             row = self._phase(
                 "requests", "range", count, self.small_bytes, seconds=0.15, want=10**6, keys=keys, share=0.5
             )
@@ -363,7 +363,7 @@ class ObjectProbe(Probe):
             request_limit=limit,
             sample_s=max(0.05, limit_s / 80),
             attempt_limit_s=10.0,
-            # A phase ends by its own limit, and never because a store refuses for long.
+            # A phase ends at its own time limit, not because a store refuses requests for long.
             give_up_after_s=limit_s + 30.0,
             existing=not place,
             seed=self.settings.seed,
@@ -398,7 +398,7 @@ class ObjectProbe(Probe):
         """Add a limit or a rate.
 
         Args:
-            is_reached: More concurrency gave no more; None if no other concurrency was measured.
+            is_reached: More concurrency did not raise the rate; None if no other concurrency was measured.
         """
         note, is_limit = "", is_reached is True
         cpu = row.own_cpu or 0.0

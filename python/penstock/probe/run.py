@@ -40,9 +40,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of a probe.
 
     Attributes:
-        time_s: Most time, 5 to 300 seconds. The phases take shares of it.
-        budget_usd: Most money for requests and egress.
-        max_bytes: Most bytes to read and write.
+        time_s: Maximum time, 5 to 300 seconds. The phases take shares of it.
+        budget_usd: Maximum cost of requests and egress.
+        max_bytes: Maximum number of bytes to read and write.
         writes: Measure writes, to a new folder that is removed at the end.
         cpu: Measure inflating and decoding on this machine.
         workload: Measure the step time of a workload: `NAME` or `NAME:ACCELERATOR` (`cosmoflow:v100`).
@@ -169,13 +169,13 @@ class Probe(ABC):
             raise
         except PenstockError as error:
             if not self.rows and not self.missing:
-                raise  # the first request was refused: there is nothing to make a card of
+                raise  # the first request was refused, so there is no data for a card
             self.missing[name] = f"error[{error.code}]: {error}"
         if name in self.missing:
             self.say(f"{name}: {self.missing[name]}")
 
     def pause(self, seconds: float) -> float:
-        """Leave the store alone for some time, so that burst credits come back. Returns the time."""
+        """Send no requests for some time, so that burst credits recover. Return the actual time in seconds."""
         until = time.monotonic() + min(seconds, max(0.0, self.meter.left_s))
         began_s = time.monotonic()
         while (left_s := until - time.monotonic()) > 0:

@@ -104,13 +104,13 @@ def prices_of(
 
 
 class Meter:
-    """Counts what a probe has used, and refuses more than its limits.
+    """Counts what a probe has used, and raises `Spent` at its limits.
 
     Args:
         prices: Prices of the store; an unknown price counts as 0 and is reported.
-        budget_usd: Most money to spend.
-        max_bytes: Most bytes to read and write.
-        time_s: Most time, from now on.
+        budget_usd: Maximum cost.
+        max_bytes: Maximum number of bytes to read and write.
+        time_s: Maximum time, from now on.
     """
 
     def __init__(

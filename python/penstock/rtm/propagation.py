@@ -233,7 +233,7 @@ class Propagator:
             operator.apply(time_m=0, time_M=steps - 1, dt=self.survey.time_step_s, **arguments)
 
     def _count(self, steps: range) -> int:
-        """Snapshots of consecutive time steps, of which the first has one."""
+        """Number of snapshots in a range of time steps whose first step has a snapshot."""
         return -(-len(steps) // self.survey.snapshot_factor)
 
     def _medium(self) -> dict[str, Any]:
@@ -373,7 +373,7 @@ class _Operators:
         self._compiled: dict[str, Any] = {}
 
     def snapshots(self, grid: Any, count: int) -> Any:
-        """Devito's array of snapshots [count, *grid.shape]. Without halo, so that its memory is contiguous."""
+        """Devito's array of snapshots [count, *grid.shape]. It has no halo, so that its memory is contiguous."""
         return self._devito.TimeFunction(
             name="usave", grid=grid, time_order=0, space_order=0, save=count, time_dim=self._snapshot_time
         )

@@ -229,7 +229,7 @@ class Survey:
     def snapshots_per_segment(self) -> int:
         """Snapshots that migration by "disk" holds in memory: about 32 MiB.
 
-        A multiple of 3, so that each segment of time steps starts at the same of the three time levels of a wavefield.
+        A multiple of 3, so that all segments of time steps start at the same of a wavefield's three time levels.
         """
         return 3 * max(1, SEGMENT_BYTES // (12 * math.prod(self.padded_shape)))
 

@@ -112,7 +112,7 @@ def reflector_depths(model: NDArray[Any]) -> list[int]:
 
 
 def two_way_time_s(model: NDArray[Any], spacing_km: float, depth: int | None = None) -> float:
-    """Vertical travel time down to a depth and back, s, of the slowest column.
+    """Vertical travel time down to a depth and back in the slowest column, in s.
 
     Args:
         model: Velocities [x, z] or [x, y, z], km/s.

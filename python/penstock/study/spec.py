@@ -122,7 +122,7 @@ class Study(msgspec.Struct, frozen=True):
 
     @property
     def spec_hash(self) -> str:
-        """First 12 hex digits of the SHA-256 of both files."""
+        """First 12 hex digits of the SHA-256 of `spec.toml` and `expected.toml`."""
         digest = hashlib.sha256()
         for name in (SPEC, EXPECTED):
             digest.update((self.folder / name).read_bytes())

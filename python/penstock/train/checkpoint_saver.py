@@ -5,7 +5,7 @@ At most one copy is in flight. A save that comes earlier waits, and this wait is
 
 Parameters and optimiser state change only in an optimiser's step. So on the CPU the thread copies them too, during the
 next forward and backward pass, and the next optimiser step waits for the copy (the pipelined snapshot of CheckFreq,
-Mohan et al., FAST 2021). All other tensors, such as the statistics of batch normalisation, are copied at once.
+Mohan et al., FAST 2021). All other tensors, such as the statistics of batch normalisation, are copied immediately.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class SaveTimes:
         stall_s: Time in which the training waited: in a save (for the former write, and for the copy), and before an
             optimiser step (for the rest of the copy).
         write_s: Time from the start of each copy to the commit.
-        last_save_s: Of the last one.
+        last_save_s: Time of the last save.
         end_wait_s: Time after the last step until the last commit.
         last_step: Step of the last committed checkpoint, or -1.
         url: Folder of the checkpoints.
@@ -100,7 +100,7 @@ class CheckpointSaver:
         """Copy the state, and start to write it as the checkpoint of a step.
 
         Raises:
-            PenstockError: The former checkpoint could not be written. The ones before it are intact.
+            PenstockError: The previous checkpoint could not be written. Earlier ones are intact.
         """
         began = time.perf_counter()
         self._join()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cost of the data path: the same training on real and on synthetic data, in alternating turns.
 
-A turn is a few dozen steps of one side. The model stays, only the feed changes, and all ranks switch at the same step.
-The real feed's pass ends with its turn, so that it cannot read ahead during a synthetic turn. The order of turns, the
-interval and the stopping rule are those of `penstock bench ab`.
+A turn is a few dozen steps on one kind of data. All turns train the same model, and all ranks switch the feed at the
+same step. The real feed's pass ends with its turn, so that it cannot read ahead during a synthetic turn. The order of
+turns, the interval and the stopping rule are those of `penstock bench ab`.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def doubt(data_path: Mapping[str, Any]) -> str | None:
 
 
 def limit_of(data_path: Mapping[str, Any], passes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Name the stage of the data path that costs most, from the feed's reports of the real turns.
+    """Return the stage of the data path that costs most, from the feed's reports of the real turns.
 
     Returns:
         `limiting` (a class of `loader.report()`, `compute_s` if the data path costs nothing) and `reason`.

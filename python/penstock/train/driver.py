@@ -129,7 +129,7 @@ class Driver:
         self._reported_s = -math.inf
         self.share = Share()
         self._rows = StepRows()
-        self._zero_s = 0.0  # moment from which all ranks count the times of their steps
+        self._zero_s = 0.0  # common start of the times of all ranks' steps
         self.losses: list[float] = []
         self.metrics: list[dict[str, Any]] = []
         self._saver: CheckpointSaver | None = None

@@ -39,8 +39,9 @@ if TYPE_CHECKING:
 __all__ = ["run", "run_as_rank", "run_under_torchrun"]
 
 _POLL_S = 0.1
-# Time from SIGTERM to SIGKILL when torchrun ends its ranks. torchrun then needs some seconds; all end within 10 s.
+# Time from SIGTERM to SIGKILL when torchrun ends its ranks.
 _RANK_GRACE_S = 3
+# Time from SIGTERM to SIGKILL for torchrun itself: its ranks' time, and some seconds to exit. All end within 10 s.
 _GRACE_S = 7.0
 _FIRST = "first-failure.json"
 # Matches the last line of a traceback, with or without torchrun's prefix `[rank1]:`.

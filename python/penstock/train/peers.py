@@ -81,7 +81,7 @@ class Peers:
         self._store = distributed.PrefixStore(f"penstock/train/{next(_RUNS)}", own)
         self._rank, self._world, self._on_lost = rank, world, on_lost
         self._closed, self._known, self._requested = threading.Event(), threading.Event(), threading.Event()
-        self._unread = threading.Lock()  # acquired when this rank reports that it has read the cause; never released
+        self._unread = threading.Lock()  # acquired for good when this rank reports that it has read the cause
         self._mine: PenstockError | None = None
         self._cause: PenstockError | None = None
         self._thread = threading.Thread(target=self._watch, name="penstock-peers", daemon=True)

@@ -28,7 +28,7 @@ JOIN_TIMEOUT_S = 300.0
 _POLL_S = 0.05
 # Time for which rank 0 keeps its store after an error, so that the other ranks can read the reason.
 _LINGER_S = 2.0
-_GROUP_TIMEOUT = timedelta(minutes=30)  # torch's default, which applies again once all ranks are there
+_GROUP_TIMEOUT = timedelta(minutes=30)  # torch's default, which applies again once all ranks have joined
 _SHOWN = 8
 
 # Counts the runs in this process. It is equal on all ranks, because all ranks start the same runs.

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["measure_scaling", "measure_scaling_on_nodes", "sized_spec"]
 
-# Where the JSON of a training has its rate.
+# Finds the rate in the JSON of a training.
 FIGURE = Figure(pattern=r'"steady_samples_per_s": ([\d.]+)', name="samples/s")
 
 
@@ -97,10 +97,10 @@ def measure_scaling(
     report: Report | None = None,
     on_run: Callable[[int, int, float | None, str | None], None] | None = None,
 ) -> Document:
-    """Train at each number of ranks on this node, `repeats` times in turn; return the document with efficiencies and verdict.
+    """Train at each number of ranks on this node, `repeats` times; return the document with efficiencies and verdict.
 
-    The rate is `steady_samples_per_s`. A size that fails becomes a row with its error, and the others go on. Unless
-    `spec.threads` is set, every rank of every size uses as many threads as one of the most ranks can have.
+    The rate is `steady_samples_per_s`. A size that fails becomes a row with its error, and the others continue. Unless
+    `spec.threads` is set, the number of threads per rank is the same at all sizes: what the largest size allows.
 
     Args:
         spec: The training on the fewest ranks.

@@ -12,7 +12,7 @@ from penstock.errors import ConfigError
 
 __all__ = ["TrainSpec"]
 
-# Settings that came later. They count in a result's hash only if they are set, so that older results keep theirs.
+# Settings of later versions. They enter a result's hash only if they are set, so that older results keep their hashes.
 _LATER = ("warm_up_steps", "compare_synthetic", "stage", "stage_decompress")
 
 

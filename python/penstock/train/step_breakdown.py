@@ -57,7 +57,7 @@ def breakdown(shares: Sequence[Share]) -> dict[str, Any]:
     """Return the breakdown for a result; empty if no step was taken. Times are seconds of a mean step.
 
     `parts` has the mean over ranks, and `ranks` each rank. `slowest` is the rank that the others waited for in most
-    steps; it is missing if they hardly waited, or for every rank alike. `timeline` has a few consecutive steps, for a picture.
+    steps; it is missing if they hardly waited, or waited equally for all ranks. `timeline` has a few consecutive steps.
     """
     steps = min((share.steps for share in shares), default=0)
     if steps == 0:

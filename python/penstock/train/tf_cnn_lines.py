@@ -41,7 +41,7 @@ def tf_cnn_lines(
         steps: Number and seconds of each step, or of every n-th step of a long run.
         losses: Loss of each step; empty if nothing was trained, which prints 0 as the original does.
         batch: Images of one worker in a step.
-        warm_up: Number of steps at the start that no line contains.
+        warm_up: Number of steps at the start that the lines leave out.
     """
     yield "Step\tImg/sec\ttotal_loss"
     measured = [(step - warm_up, seconds) for step, seconds in steps if step > warm_up]

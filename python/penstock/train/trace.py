@@ -34,7 +34,7 @@ _NAMES = {
     "slowest_rank_wait_s": "waiting for the slowest rank",
     "exposed_communication_s": "exposed communication",
 }
-# Below 1 us, a part is not drawn: it would have no length in the file's unit.
+# A part below 1 us is not drawn, because its length would be 0 in the file's unit.
 _MIN_S = 1e-6
 
 

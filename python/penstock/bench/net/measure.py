@@ -238,8 +238,8 @@ def _nccl_half(
 
 
 def measure_matrix(plan: NetPlan, transport: Transport, emit: Emit, stage: Stage) -> None:
-    """Measure each pair of ranks, one pair at a time, in rounds. Emits a `{"pair": ...}` message per pair and round, with
-    the ranks a < b, the one-way latency, and the bandwidth in each direction.
+    """Measure each pair of ranks, one pair at a time, in rounds. Emits a `{"pair": ...}` message per pair and round,
+    with the ranks a < b, the one-way latency, and the bandwidth in each direction.
     """
     pairs = [(a, b) for a in range(transport.world) for b in range(a + 1, transport.world)]
     for turn in range(plan.rounds):

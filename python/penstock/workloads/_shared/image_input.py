@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Input of image classification: settings, fields in TFRecord, tar shards and class folders, and labels from 0.
+"""Input of image classification: settings, the fields of samples in each format, and labels that count from 0.
 
 Imports no torch, so that emulated accelerators can use it.
 """
@@ -30,8 +30,8 @@ class ImageRecipe(BaseRecipe, frozen=True, forbid_unknown_fields=True):
         classes: Number of classes. Labels count from 0, except those in ImageNet's TFRecords, which count from 1.
         label_smoothing: Share of the target that is spread over all classes. Source: Szegedy et al. 2016.
         augment: Train on random crops (RandomResizedCrop), half of them mirrored. False trains on the centre.
-        accelerator_scale: With an emulated accelerator, the factor on its published rate: 4 is four accelerators that
-            one rank feeds, and 0.2 is four of them beside a tier at scale F = 0.05.
+        accelerator_scale: Factor on the published rate of an emulated accelerator: 4 emulates four accelerators that
+            one rank feeds, and 0.2 the same four with a tier at scale F = 0.05.
     """
 
     image_size: int = 224
@@ -63,7 +63,7 @@ class ImageRecipe(BaseRecipe, frozen=True, forbid_unknown_fields=True):
 def fields(recipe: ImageRecipe) -> dict[str, InputField]:
     """Fields of a sample: `image`, `label` (from 0), and `label_from_1`.
 
-    ImageNet's TFRecords have only the latter. In other formats both fields have the same value, and `label` is used.
+    ImageNet's TFRecords have only `label_from_1`. In other formats, both fields have the same value; `label` is used.
     `label_from_1` also names the parts of `label` because a field of class folders cannot have a default.
     """
     side, classes = recipe.image_size, recipe.classes

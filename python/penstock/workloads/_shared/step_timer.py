@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Timer of a real training step: host-to-device copy, exposed communication of DDP, and computation.
 
-Exposed communication is the time from the last gradient of the local backward pass until the backward pass returns: DDP
+Exposed communication is the time from the last gradient of the local backward pass until the backward pass returns. DDP
 returns when all its allreduces are done, and nothing is left to compute meanwhile. The timer adds no barrier and no
-communication hook, so it changes neither the step's order nor its numbers. On CUDA, it reads events on the stream of
-the computation, which waits for the allreduces, because the host returns before the device.
+communication hook, so it changes neither the step's order nor its numbers. On CUDA, the host returns before the device
+has finished. The timer therefore uses CUDA events on the compute stream, because that stream waits for the allreduces.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class StepTimer:
         if self._cuda:
             names = ("start", "copied", "gradient", "backward")
             self._events = {name: torch.cuda.Event(enable_timing=True) for name in names}
-        # In the first step, every parameter has a hook, to find the parameter whose gradient comes last. After it,
-        # only that parameter keeps its hook: a model of 500 parameters would otherwise pay 0.5 ms a step.
+        # In the first step, every parameter has a hook, to find the parameter whose gradient comes last. Then only that
+        # parameter keeps its hook: the hooks of a model of 500 parameters would take 0.5 ms per step.
         self._hooks: dict[int, Any] = {}
         self._last = -1
         self._is_settled = module is None

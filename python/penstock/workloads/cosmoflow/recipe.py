@@ -46,7 +46,7 @@ class Recipe(BaseRecipe, frozen=True, forbid_unknown_fields=True):
     Attributes:
         model: `mlperf` (5 convolutions), or `sc18` (the 7 convolutions of Mathuriya et al. 2018).
         voxels: Side of a volume; a multiple of 32 for `mlperf` (five poolings).
-        filters: Number of filters of the first convolution, of which the following ones have multiples. None is the
+        filters: Number of filters of the first convolution; the following ones have multiples of it. None is the
             model's own number: 32 in MLPerf, 16 in 2018.
         dropout: Dropout rate after each hidden dense layer; in `sc18` before each dense layer.
         weight_decay: L2 regularisation; applies only to the kernels of the two hidden dense layers.

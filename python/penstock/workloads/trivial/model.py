@@ -22,7 +22,7 @@ class TrivialNet(nn.Module):  # type: ignore[misc]  # torch is Any to mypy: pypr
     """Dense 1 - ReLU - dense 4096 - ReLU - classes. Weights have the deviation sqrt(2 / inputs), as in the source.
 
     The first layer contains the normalisation of its input: it multiplies one row of weights instead of every image.
-    Two passes over each image would cost a third of the step, which is to cost little beside the data path.
+    Two passes over each image would add a third to the step, which should be short relative to the data path.
     """
 
     def __init__(self, side: int, classes: int) -> None:

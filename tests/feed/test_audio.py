@@ -410,6 +410,12 @@ def test_audio_arguments_are_checked(arguments, problem):
         penstock.audio(**arguments)
 
 
+def test_audio_clips_of_fixed_length_refuse_padding():
+    with pytest.raises(ConfigError, match="padded: clips of fixed length are padded already") as caught:
+        penstock.audio(16_000, seconds=1).of("wav").padded(8, mask="is_wave")
+    assert "mask=" in caught.value.hint
+
+
 def test_audio_names_of_companions_are_distinct(tmp_path):
     dataset = penstock.open(str(tar(tmp_path / "a.tar", {"0.wav": encoded(signal(10))})))
     with pytest.raises(ConfigError, match="fields: a and another field both set hz"):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import penstock
+from penstock.errors import ConfigError
 
 from .conftest import batches, dataset
 
@@ -42,6 +43,12 @@ def test_torch_loader_on_a_device_gives_copies(shuffled):
     loader = penstock.torch.Loader(shuffled, batch_size=6, device="cpu")
     assert loader.device == torch.device("cpu")
     assert len(list(loader)) == 4
+
+
+@pytest.mark.parametrize("device", ["nope", "cpu:x", object()])
+def test_torch_loader_unknown_device_is_a_config_error(shuffled, device):
+    with pytest.raises(ConfigError, match=r"device: .* is not a torch device"):
+        penstock.torch.Loader(shuffled, batch_size=6, device=device)
 
 
 def test_torch_loader_takes_rank_and_world_from_the_process_group(shuffled, tmp_path):

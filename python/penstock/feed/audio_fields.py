@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 from penstock.errors import ConfigError
 from penstock.feed.fields import RaggedSpec, TensorSpec, dtype_name
@@ -60,6 +60,19 @@ class _FactSpec(TensorSpec):
 
     def __str__(self) -> str:
         return f"{self.fact} of {self.of_field}"
+
+
+@dataclass(frozen=True, slots=True)
+class _ClipSpec(TensorSpec):
+    """Field of clips of fixed length."""
+
+    def padded(self, *_: object, **__: object) -> NoReturn:
+        """Not supported: clips have the same length already."""
+        raise ConfigError(
+            "padded: clips of fixed length are padded already",
+            where="audio",
+            hint="leave .padded() out (penstock.audio(mask=...) marks the recording's samples), or leave out seconds=",
+        )
 
 
 @overload
@@ -160,6 +173,6 @@ def audio(
         raise ConfigError(f"default: must be the value of every sample (got {default!r})", where="audio")
     begin = None if isinstance(start, str) else float(start)
     clip = AudioDecoding(rate_hz, count, samples, begin, float(max_seconds), mask, rate)
-    spec = TensorSpec(dtype_name(dtype), (*inner, samples), default=default, audio=clip)
+    spec = _ClipSpec(dtype_name(dtype), (*inner, samples), default=default, audio=clip)
     spec.to_dict()
     return spec

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from penstock.errors import RankFailed
+from penstock.errors import ConfigError, RankFailed
 from penstock.feed import columns
 from penstock.feed.cuda import Copies, CopyDevice, Cuda, Given
 from penstock.feed.equal_batches import EqualRun
@@ -29,6 +29,17 @@ if TYPE_CHECKING:
 __all__ = ["Loader"]
 
 _LOG = logging.getLogger("penstock.feed")
+
+
+def _device(device: Any) -> Any:
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(
+            f"device: {device!r} is not a torch device",
+            where="device",
+            hint="give the name of one, such as cpu or cuda:0, or a torch.device",
+        ) from error
 
 
 class _Answer:
@@ -76,7 +87,7 @@ class Loader(BaseLoader[dict[str, Any]]):
         # Process id, and the group in which ranks exchange whether they have another batch.
         self._exchanged_in: tuple[int, Any] | None = None
         super().__init__(dataset, **arguments)
-        self.device = None if device is None else torch.device(device)
+        self.device = None if device is None else _device(device)
         # Process id, device, and the record of delivered batches, which outlives a pass.
         self._copied_to: tuple[int, CopyDevice, Given] | None = None
 

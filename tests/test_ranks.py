@@ -217,6 +217,19 @@ def test_global_rank_needs_only_the_variables_of_env_init(more):
     assert global_rank({**more, "RANK": "3", "WORLD_SIZE": "6", "MASTER_ADDR": "h", "MASTER_PORT": "1"}) == (3, 6)
 
 
+@pytest.mark.parametrize(("variables", "missing"), [({"RANK": "1"}, "WORLD_SIZE"), ({"WORLD_SIZE": "2"}, "RANK")])
+def test_global_rank_from_one_of_the_two_variables_is_refused(variables, missing):
+    with pytest.raises(ConfigError, match=f"{missing}: not set, though {next(iter(variables))} is ") as caught:
+        global_rank(variables)
+    assert "pass rank= and world=" in str(caught.value.__notes__)
+    assert global_rank({**variables, "SLURM_JOB_ID": "7", **SLURM}) == (3, 6)
+
+
+@pytest.mark.parametrize("variables", [{"RANK": "captain"}, {"WORLD_SIZE": "1"}, {"WORLD_SIZE": "large"}])
+def test_global_rank_ignores_variables_that_show_no_job(variables):
+    assert global_rank(variables) == (0, 1)
+
+
 def test_global_rank_of_contradictory_variables_names_the_arguments_of_a_loader():
     assert global_rank({}) == (0, 1)
     for variables in (

@@ -336,11 +336,13 @@ def detect(env: Mapping[str, str], *, host: str | None = None) -> Rank:
 
 def global_rank(env: Mapping[str, str]) -> tuple[int, int]:
     """Return the rank and the number of ranks. Unlike `detect`, this requires only `RANK` and `WORLD_SIZE`, as torch's
-    `env://` does.
+    `env://` does. One of them without the other is an error, because every process of such a job would otherwise read
+    the whole dataset. A `RANK` that is not a number, and a `WORLD_SIZE` of 1, do not show that there is a job.
 
     Raises:
         ConfigError: The variables contradict each other or are incomplete; the message names them.
     """
+    hint = "pass rank= and world=, or start every rank with one launcher"
     try:
         found = detect(env)
     except ConfigError as error:
@@ -348,8 +350,16 @@ def global_rank(env: Mapping[str, str]) -> tuple[int, int]:
             rank, world = _number(env, "RANK"), _number(env, "WORLD_SIZE")
             _below(rank, world, "RANK", "WORLD_SIZE")
             return rank, world
-        hint = "pass rank= and world=, or start every rank with one launcher"
         raise ConfigError(str(error), where=error.where, hint=hint) from None
+    if found.launcher == "none":
+        for seen, missing, single in (("RANK", "WORLD_SIZE", ""), ("WORLD_SIZE", "RANK", "1")):
+            value = env.get(seen, "").strip()
+            if missing not in env and value.isdecimal() and value != single:
+                raise ConfigError(
+                    f"{missing}: not set, though {seen} is {value}; a process of a job needs both",
+                    where=missing,
+                    hint=f"{hint}, or unset {seen} if this process is not part of a job",
+                )
     return found.rank, found.world
 
 

@@ -52,6 +52,7 @@ def test_write_sample_that_differs_is_named(tmp_path, second, error, text):
         ({"x": []}, ConfigError, "`x` is an empty list, whose type is unknown"),
         ({"x": [[1], [2, 3]]}, ConfigError, "`x` is a list of lists of unequal lengths"),
         ({1: b""}, ConfigError, "a field whose name is 1"),
+        ({"\ud800": 1}, ConfigError, r"a field whose name is '\\ud800'"),
         ({"x": 1e300}, ConfigError, r"`x` is 1e\+300, which does not fit into a float_list"),
     ],
 )
@@ -76,6 +77,13 @@ def test_write_first_sample_without_a_form_is_refused(tmp_path, sample, error, t
 def test_write_tar_unsafe_key_is_refused(tmp_path, key, text):
     with pytest.raises(KeyRefused, match=f"sample 0: the key .*{text}"):
         penstock.write([{"__key__": key, "txt": "a"}], tmp_path, format="tar")
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize(("good", "bad"), [("é", "é\ud800"), (["é"], ["a", "\ud800"]), ({"a": "é"}, {"a": "\ud800"})])
+def test_write_text_that_is_not_unicode_is_refused(tmp_path, kind, good, bad):
+    with pytest.raises(ConfigError, match="sample 1: `x` contains an unpaired surrogate, which UTF-8 cannot represent"):
+        penstock.write([{"x": good}, {"x": bad}], tmp_path, format=kind)
 
 
 def test_write_tar_names_are_checked(tmp_path):

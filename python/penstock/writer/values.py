@@ -27,6 +27,7 @@ from penstock.feed.fields import (
     TextSpec,
     with_masks,
 )
+from penstock.writer.settings import KEY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -151,13 +152,23 @@ class Field:
         if isinstance(value, _BYTES):
             return bytes(value)
         if self.spec is not None and isinstance(value, str):
-            return value.encode()
+            return self._text(value, sample).encode()
         raise self._differs(value, sample, "")
 
     def _str(self, value: Any, sample: int) -> str:
         if isinstance(value, str):
-            return value
+            return self._text(value, sample)
         raise self._differs(value, sample, "")
+
+    def _text(self, text: str, sample: int) -> str:
+        """Check that UTF-8 can represent a text. The encoder of tar checks keys."""
+        if not _is_unicode(text) and not (self._frees and self.name == KEY):
+            raise ConfigError(
+                f"write: sample {sample:,}: `{self.name}` contains an unpaired surrogate, which UTF-8 cannot represent",
+                where="samples",
+                hint="remove or replace it before you write the text, or store bytes",
+            )
+        return text
 
     def _int(self, value: Any, sample: int) -> int:
         if isinstance(value, np.ndarray) and value.shape == ():
@@ -233,12 +244,12 @@ class Field:
             if all(isinstance(one, _BYTES) for one in value):
                 return [bytes(one) for one in value]
             if self.spec is not None and all(isinstance(one, str) for one in value):
-                return [one.encode() for one in value]
+                return [self._text(one, sample).encode() for one in value]
         raise self._differs(value, sample, "")
 
     def _str_list(self, value: Any, sample: int) -> list[str]:
         if isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value):
-            return list(value)
+            return [self._text(one, sample) for one in value]
         raise self._differs(value, sample, "")
 
     def _nested(self, value: Any, sample: int, level: int = 1) -> list[Any]:
@@ -254,11 +265,12 @@ class Field:
 
     def _json(self, value: Any, sample: int) -> str:
         try:
-            return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+            text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
         except (TypeError, ValueError) as error:
             raise Unsupported(
                 f"write: sample {sample:,}: `{self.name}` cannot be stored as JSON: {error}", where="samples"
             ) from None
+        return self._text(text, sample)
 
 
 class Fields:
@@ -403,6 +415,10 @@ def _listed(names: set[str]) -> str:
     return ", ".join(f"`{name}`" for name in shown) + (", ..." if len(names) > len(shown) else "")
 
 
+def _is_unicode(text: str) -> bool:
+    return text.isascii() or text.encode(errors="ignore").decode() == text
+
+
 def _what(value: Any) -> str:
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return f"{value.dtype} {list(value.shape)}"
@@ -434,7 +450,7 @@ def _fits(array: NDArray[Any], dtype: np.dtype[Any]) -> bool:
 
 def _kind(name: str, value: Any, narrows: bool) -> tuple[str, str]:  # noqa: FBT001 - one caller
     """Kind and element type of a value of the first sample."""
-    if not isinstance(name, str) or not name:
+    if not isinstance(name, str) or not name or not _is_unicode(name):
         raise ConfigError(f"write: sample 0 has a field whose name is {name!r}, instead of text", where="samples")
     if name.rpartition(".")[2] == "json" and isinstance(value, (dict, list, str)):
         return ("str" if isinstance(value, str) else "json"), ""

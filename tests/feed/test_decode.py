@@ -242,6 +242,21 @@ def test_decode_that_drops_a_whole_batch_says_what_to_do(numbers):
         list(loader(numbers.decode(decoders.drops_all, rebatch=True, threads=2)))
 
 
+@pytest.mark.parametrize("rebatch", [False, True])
+@pytest.mark.parametrize("where", [{}, {"threads": 2}])
+def test_decode_that_fails_for_a_whole_batch_shows_the_first_error(numbers, rebatch, where):
+    def fails(record):
+        raise KeyError("no field `label`")
+
+    text = r"; {} samples were left out after errors, the first: decode: record \d of .*: KeyError: 'no field `label`'"
+    with pytest.raises(MapFailed, match=text.format(r"\d+")) as caught:
+        list(loader(numbers.decode(fails, rebatch=rebatch, **where), on_error="skip"))
+    if rebatch:
+        assert str(caught.value).startswith(
+            "decode: fn returned no output for any of the 40 samples of epoch 0 on this rank; 40 "
+        )
+
+
 def test_decode_with_padded_tail_repeats_the_weights(numbers):
     batches = list(loader(numbers.decode(decoders.mixed), batch_size=16, tail="pad"))
     weights = np.concatenate([batch["weight"] for batch in batches])

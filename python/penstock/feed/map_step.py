@@ -204,7 +204,7 @@ class MapRun:
             if not rows and positions and positions[0] < self._loader.dataset.samples:
                 raise MapFailed(
                     f"decode: a batch is empty, because all samples from position {positions[0]:,} to {positions[-1]:,} "
-                    f"of epoch {task.epoch} were dropped",
+                    f"of epoch {task.epoch} were dropped{self._after_errors()}",
                     where="decode",
                     hint="use decode(fn, rebatch=True), which fills batches, or larger batches",
                 )
@@ -277,6 +277,11 @@ class MapRun:
         self._skipped += len(results.skipped)
         for row, why in results.skipped[: _MAX_ERRORS - len(self._errors)]:
             self._errors.append(str(self._failed(map_functions.FunctionFailed(row, why, ""), task)))
+
+    def _after_errors(self) -> str:
+        """Return the end of a message about samples that are missing: how many errors there were, and the first."""
+        skipped, _, errors = self.error_counts()
+        return f"; {skipped:,} samples were left out after errors, the first: {errors[0]}" if errors else ""
 
     def _rows(self, got: tuple[dict[str, Any], int, int]) -> tuple[Rows, list[int | None], MapTask]:
         """Split a batch of the feed by kind of column, and compute the positions and seeds of its rows. Functions do

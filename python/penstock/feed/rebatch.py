@@ -7,6 +7,7 @@ number of batches is known only at the end, and differs between ranks.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
 from itertools import accumulate
@@ -68,7 +69,7 @@ class RebatchRun(MapRun):
         if self._fruitless:
             raise MapFailed(
                 f"decode: fn returned no output for any of the {self._fruitless:,} samples of epoch {self._pass.epoch} on "
-                f"this rank",
+                f"this rank{self._after_errors()}",
                 where="decode",
             )
         rows = min(self._ready, self._size)
@@ -83,7 +84,10 @@ class RebatchRun(MapRun):
         if chunk.total:
             self._fruitless = None
         elif self._fruitless is not None:
-            self._fruitless += len(counts)
+            dataset = self._loader.dataset
+            # Positions from the number of samples on repeat samples, and the functions do not receive them.
+            end = dataset.samples if dataset.is_counted else math.inf
+            self._fruitless += sum(position < end for position in task.positions)
         if chunk.taken < chunk.total:
             self._chunks.append(chunk)
             self._ready += chunk.total - chunk.taken

@@ -274,6 +274,29 @@ def test_convert_of_columns_that_only_some_files_have_keeps_them(tmp_path, targe
     assert found.get("words", "") == ([none, none, [b"a" if none == [] else "a"], none, none] if not lists else "")
 
 
+def test_convert_of_a_column_of_the_type_null_takes_that_of_another_file(tmp_path):
+    (tmp_path / "a").mkdir()
+    types = {
+        "n": pa.int64(),
+        "at": pa.timestamp("us"),
+        "ok": pa.bool_(),
+        "text": pa.string(),
+        "list": pa.list_(pa.int8()),
+    }
+    values = {"n": 1, "at": 1, "ok": True, "text": "a", "list": [1]}
+    for name, empty in (("a", True), ("b", False), ("c", True)):
+        columns = {each: pa.nulls(1) if empty else pa.array([values[each]], kind) for each, kind in types.items()}
+        pq.write_table(pa.table({"k": [name], **columns}), tmp_path / f"a/{name}.parquet")
+    assert plan_conversion(tmp_path / "a", "parquet").left_out == ()
+    convert(tmp_path / "a", tmp_path / "b", format="parquet")
+    found = pq.read_table(tmp_path / "b/shard-000000.parquet")
+    assert {name: found.schema.field(name).type for name in ("n", "at", "ok", "text")} == {
+        name: types[name] for name in ("n", "at", "ok", "text")
+    }
+    for name, value in values.items():
+        assert found[name].cast(types[name]).to_pylist() == [None, pa.scalar(value, types[name]).as_py(), None]
+
+
 def test_convert_of_columns_without_early_values_keeps_their_types(tmp_path):
     nulls = [None] * 120
     table = pa.table(
@@ -643,7 +666,7 @@ def test_convert_command_dry_run_states_what_the_destination_contains(tmp_path, 
     # A problem of the real run is also the error of the dry run, after the plan.
     other = call_cli(*line, "--dry-run", "--name", "train")
     assert (other.code, "field    x: int16 [2, 3]" in other.out) == (3, True)
-    assert 'contains a complete dataset with name="shard", but this one has name="train"' in other.err
+    assert 'contains a complete dataset with name="shard", but this write has name="train"' in other.err
     assert "use --overwrite" in other.err
     (tmp_path / "c").mkdir()
     (tmp_path / "c/x").touch()

@@ -373,7 +373,11 @@ def convert(
 ) -> Written:
     """Convert a dataset that `penstock.open` reads to shards of another format. Arguments and errors as for `write`.
 
-    The same call continues an interrupted conversion, and does nothing after a complete one.
+    The same call continues an interrupted conversion, and does nothing after a complete one. A source may also be a list
+    of URLs, as for `open`.
+
+    Raises:
+        Changed: The conversion was complete, but a shard is missing or has another size.
     """
     require("penstock.convert", "numpy")
     at = Destination(url, timeout_s=timeout_s)

@@ -71,6 +71,11 @@ class ColumnType:
         return str(self.element) in _TEXTS
 
     @property
+    def is_null(self) -> bool:
+        """Whether the column contains only nulls, so that its type is unknown."""
+        return str(self.element) == "null"
+
+    @property
     def is_bytes(self) -> bool:
         """Whether the elements are byte strings."""
         return "binary" in str(self.element)
@@ -103,13 +108,14 @@ class Columns:
 
     @cached_property
     def types(self) -> dict[str, ColumnType]:
-        """Type of each column in the first object that has it. A column with texts in one object and bytes in another
-        is binary.
+        """Type of each column in the first object in which it is not null. A column with texts in one object and bytes
+        in another is binary.
         """
         merged: dict[str, ColumnType] = {}
         for _key, found in self.objects:
             for name, column in found.items():
-                if name not in merged or (merged[name].is_text and column.is_bytes):
+                have = merged.get(name)
+                if have is None or have.is_null or (have.is_text and column.is_bytes):
                     merged[name] = column
         return merged
 
@@ -129,7 +135,7 @@ class Columns:
         for name in names:
             if not (self.types[name].is_time or str(self.types[name].element) == "bool"):
                 continue
-            have = [(key, found[name]) for key, found in self.objects if name in found]
+            have = [(key, found[name]) for key, found in self.objects if name in found and not found[name].is_null]
             for key, column in have:
                 if column != have[0][1]:
                     raise Unsupported(

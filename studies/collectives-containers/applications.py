@@ -71,7 +71,7 @@ def run(context: Context) -> PartResult:
         ]
     if train.cells[0].value is not None:
         measured["resnet50-cpu"] = Value(train.cells[0].value, f"{context.size['image_size']} pixels a side")
-    inverted = {"resnet50-16": Value(GPUS * PUBLISHED_IMAGES_PER_S, "if 145.0 is of one GPU")}
+    inverted = {"resnet50-16": Value(GPUS * PUBLISHED_IMAGES_PER_S, "if 145.0 is the rate of one GPU")}
     missing = (
         ["HOOMD-blue's hexagon benchmark: the Python module hoomd is not installed"]
         if importlib.util.find_spec("hoomd") is None

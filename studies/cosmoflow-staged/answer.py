@@ -19,8 +19,8 @@ def answer(result: StudyResult) -> str:
     text = (
         f"On 4 nodes, read the gzip'd objects as they are: modelled {predicted['hours-stream'].value:.1f} h and"
         f" ${predicted['usd-stream'].value:,.0f} for 48 epochs, with no pool and no staging; the published pool took just"
-        f" over 11.5 h (~$1,200). A pool pays from {predicted['pool-pays-measured'].value:.0f} nodes, where one account"
-        " is spent."
+        f" over 11.5 h (~$1,200). A pool pays off at {predicted['pool-pays-measured'].value:.0f} or more nodes, because one"
+        " account then limits the streams."
     )
     if "epoch-stream" in measured and "epoch-hot" in measured:
         times = measured["epoch-hot"].value / measured["epoch-stream"].value

@@ -127,7 +127,8 @@ def volume_blocks(
     size = rows[0]["volume_bytes"]
     about = (
         f"{' x '.join(map(str, spec['volume']))} float32, {format_bytes(size)}; medians of {spec['repeats']},"
-        " brought to the disk. CPU is of the application on the local disk; that of the S3 server is apart."
+        " brought to the disk. CPU is the time of the application on the local disk; the time of the S3 server has its own"
+        " column."
     )
     out: list[Block] = [Text(title="Model volume creation", text=about)]
     for model, title in MODELS.items():
@@ -165,7 +166,8 @@ def shot_blocks(rows: Sequence[Mapping[str, Any]], spec: Mapping[str, Any], expe
     found = {(row["disk"], row["backend"], row["workers"]): row for row in rows}
     about = (
         f"{' x '.join(map(str, spec['model']))} points, {spec['shots']} shots; medians over the shots, in seconds. I/O is the"
-        " claim, the reads and the writes; CPU is that of a worker in a shot, and the rest of compute is waiting for a core."
+        " time to claim the shot, read and write. CPU is the time of a worker in a shot; the rest of compute is waiting for a"
+        " core."
     )
     out: list[Block] = [Text(title="Imaging", text=about)]
     published: dict[str, list[str]] = {}
@@ -221,8 +223,9 @@ def cost_blocks(costs: Mapping[str, Any], expected: Mapping[str, Any]) -> list[B
                 f" it is {stated['hot-blob'] / stated['compute']:.2%} of the compute as published, {usd[runs, 'hot-blob'] / compute:.2%} here."
             )
     about = (
-        f"Requests cost {costs['requests_usd_per_run']:,.2f} USD a run: at most {costs['reads_per_run']:,.0f} reads and"
-        f" {costs['writes_per_run']:,.0f} writes, of parts of 8 MiB. All blob rows pay for the writes of images, kept or not."
+        f"Requests cost {costs['requests_usd_per_run']:,.2f} USD per run: at most {costs['reads_per_run']:,.0f} reads and"
+        f" {costs['writes_per_run']:,.0f} writes, of parts of 8 MiB. All blob rows include the writes of images, even if the"
+        " images are not kept."
     )
     lines = [
         [
@@ -233,7 +236,10 @@ def cost_blocks(costs: Mapping[str, Any], expected: Mapping[str, Any]) -> list[B
         for each in costs["prices"]
     ]
     prices = _table("Prices", ["price", "USD", "unit", "region", "as of", "confidence", "source"], lines, left=7)
-    title = Text(title="Cost", text="The published migration: 4,000 shots a run, all that is stored kept for a month.")
+    title = Text(
+        title="Cost",
+        text="Cost of the published migration: 4,000 shots per run; all stored data is kept for a month.",
+    )
     return [title, table, Text(text=about, items=tuple(shares)), prices]
 
 

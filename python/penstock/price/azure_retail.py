@@ -142,7 +142,7 @@ class _Client:
             return msgspec.json.decode(self._get(url), type=_Page)
         except msgspec.DecodeError as error:
             raise ServerError(
-                f"{self._endpoint}: the answer is not a list of prices: {error}",
+                f"{self._endpoint}: the response is not a list of prices: {error}",
                 hint="check --endpoint, and whether a proxy answers in its place",
             ) from error
 
@@ -170,7 +170,7 @@ class _Client:
                 ) from error
             else:
                 if len(body) > _MAX_ANSWER_BYTES:
-                    raise ServerError(f"{self._endpoint}: an answer is longer than {_MAX_ANSWER_BYTES:,} bytes")
+                    raise ServerError(f"{self._endpoint}: a response is longer than {_MAX_ANSWER_BYTES:,} bytes")
                 return body
 
     def _refused(self, error: Any, wait_s: float) -> float:

@@ -112,7 +112,7 @@ def _mixed(price: Price) -> ConfigError:
     return ConfigError(
         f"{price.item} is priced in {price.currency}, but all other prices and the costs are in {CURRENCY}: "
         "two currencies cannot be added",
-        hint=f"convert the price to {CURRENCY}, and name the exchange rate in its source",
+        hint=f"convert the price to {CURRENCY}, and state the exchange rate in `source`",
     )
 
 

@@ -7,9 +7,10 @@
 at random and flipped, into torchvision's network. Fed and synthetic rounds alternate, and the order changes each round;
 warm-up steps are not counted. The host runs at most two steps ahead of the device, so that it does not spin on a full
 queue. One pass covers a round: the files are in the page cache and are read repeatedly in new orders. The ratio
-compares steps per second. CPU is that of the whole process; a second figure subtracts the synthetic side's. Before and
-after the rounds, batches stay on the device while the network trains on without synchronisation. They are then compared
-with the NumPy loader's, byte for byte.
+compares steps per second. CPU is that of the whole process; a second figure subtracts the CPU of synthetic rounds.
+Before and after the rounds, some batches stay on the device while the network continues to train without
+synchronisation. They are then compared with the NumPy loader's batches, byte for byte.
+
 `cores`: reads only the volumes into batches, in processes that may use 1, 2, 4 ... cores. Efficiency is the rate per
 core relative to one core. It cannot reach 1 where two cores are threads of one physical core, which `lscpu -e` shows.
 
@@ -219,7 +220,7 @@ cores = sorted(os.sched_getaffinity(0))[: int(sys.argv[2])]
 os.sched_setaffinity(0, cores)
 shape = (int(sys.argv[3]),) * 3 + (4,)
 dataset = penstock.open(sys.argv[1], records_per_object=1).fields(x=penstock.tensor("int16", shape))
-# What was under way when the clock began has been worked on before: of many batches it is little.
+# Batches in flight when the clock starts are already partly processed. Over many batches, this hardly matters.
 batch, warm = min(4, dataset.samples), 20
 want = (warm + 60 * max(2, len(cores))) * batch
 loader = penstock.Loader(dataset.shuffle(0).repeat(2 + want // dataset.samples), batch_size=batch, memory_bytes=4 << 30)

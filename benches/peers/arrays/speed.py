@@ -7,7 +7,7 @@
 The peers' environment: `uv venv --python 3.12 PEERS; uv pip install multidimio segyio zarr tensorstore h5py s3fs
 obstore "dask[array]"`. Each contestant is a separate process. CPU seconds cover the process and its children. Wall time
 covers only the work; imports are in `start`. The contestants take turns. Rows go to runs/bench/peers-arrays.jsonl. The
-table has medians, and the ratio peer over Penstock: above 1, Penstock is faster. After every run, the SHA-256 of the
+table has medians, and ratios of peer to Penstock; above 1, Penstock is faster. After every run, the SHA-256 of the
 samples that a contestant wrote or read is checked. The slices are read from a bucket of `penstock emulate` whose
 requests take 20 ms. Each contestant first reads another slice in the same direction, so that connections are open and
 shard indexes are cached.
@@ -130,7 +130,7 @@ marks, notes = [], []
 def mark(): marks.append(time.perf_counter())
 def note(x, **more): notes.append({"sha256": hashlib.sha256(np.ascontiguousarray(x).tobytes()).hexdigest(), **more})
 def cuts(s):
-    # Of each dimension: a slice to warm connections and shard indexes, and the next chunk of the same shards.
+    # For each dimension: a slice that warms connections and shard indexes, and the measured slice in the next chunk.
     n = [side // 2 + 3 for side in s]
     return [(np.s_[n[0] - 64], np.s_[n[0]]), (np.s_[:, n[1] - 64], np.s_[:, n[1]]), (np.s_[:, :, n[2] - 64], np.s_[:, :, n[2]])]
 def store(a):
@@ -201,7 +201,7 @@ def digest(path: Path, python: str, scratch: Path) -> str:
 
 
 def writers(scratch: Path, peer: str) -> None:
-    """Four processes write unaligned boxes of one array: what dask with zarr-python loses, and that ours is refused."""
+    """Write boxes smaller than a shard from four processes with dask and zarr-python; print the share of lost samples."""
     code = (
         "import zarr, dask, dask.array as da\nif __name__ == '__main__':\n"
         "    z = zarr.create_array(a['out'], shape=(200, 200, 200), chunks=(50, 50, 50), shards=(100, 100, 100), dtype='f4', overwrite=True)\n"

@@ -50,7 +50,7 @@ auto = tf.data.AUTOTUNE
 files = tf.data.Dataset.from_tensor_slices(sorted(glob.glob(folder + "/*.tfrecord"))).shuffle(1000, seed=1)
 ds = files.interleave(tf.data.TFRecordDataset, cycle_length=16, num_parallel_calls=auto, deterministic=True)
 ds = ds.shuffle(8192, seed=1).map(parsed, num_parallel_calls=auto, deterministic=True)
-# Their boundaries are exclusive, and batches are padded to boundary - 1.
+# TensorFlow's boundaries are exclusive, and batches are padded to boundary - 1.
 ds = ds.bucket_by_sequence_length(
     lambda one: tf.shape(one["tokens"])[0], [bound + 1 for bound in boundaries], [*sizes, 1],
     padded_shapes={"tokens": [None], "label": []}, pad_to_bucket_boundary=True,

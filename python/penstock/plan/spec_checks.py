@@ -140,7 +140,7 @@ def _check_path(path: PathSpec, spec: PlanSpec) -> None:
         if form == "planes" and spec.workload.planes_bytes_per_s is None:
             raise ConfigError(f"{where}: requires workload.inflate_planes, the rate at which one core reads planes")
     if path.keep is not None and path.kind not in _LOCAL_DISK:
-        raise ConfigError(f"{where}: `keep` is not allowed for {path.kind}, which keeps no data on disk")
+        raise ConfigError(f"{where}: `keep` is not allowed for {path.kind}, which keeps nothing on disk")
     if path.copies > 1 and path.kind != "pool":
         raise ConfigError(f"{where}: copies = {path.copies} is allowed only for a pool, not for {path.kind}")
     if path.staged_in_s is not None and path.kind not in ("stage", "pool"):

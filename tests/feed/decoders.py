@@ -44,6 +44,10 @@ def changes_shape_at_9(record):
     return {"y": np.zeros(2 if int(record) == 9 else 3)}
 
 
+def changes_dtype_at_9(record):
+    return {"y": 0.5 if int(record) == 9 else 1}
+
+
 class NoArray:
     """Cannot be converted, as a torch tensor with gradients."""
 

@@ -220,7 +220,14 @@ def _draws(batch):
         (decoders.returns_text, "fn returned str, not a dict, None or an iterable of dicts"),
         (decoders.returns_numbers, "fn returned int, not a dict"),
         (decoders.returns_no_array, "fn returned a value that is not an array: `y`: it has gradients"),
-        (decoders.changes_shape_at_9, r"fn returned `y` as float64 \[[23]\], but before as float64 \[[23]\]"),
+        (
+            decoders.changes_shape_at_9,
+            r"fn returned `y` as float64 \[[23]\], but before as float64 \[[23]\] \(return a list if lengths differ\)",
+        ),
+        (
+            decoders.changes_dtype_at_9,
+            r"before as (?:int|float)64 \[\] \(convert it to one dtype\)",
+        ),
     ],
 )
 @pytest.mark.parametrize("rebatch", [False, True])

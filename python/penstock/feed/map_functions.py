@@ -30,6 +30,7 @@ __all__ = [
     "Results",
     "Rows",
     "arrays_at",
+    "difference",
     "each",
     "gather",
     "layout",
@@ -327,20 +328,24 @@ def _array(row: int, name: str, value: Any) -> Any:
     return array
 
 
+def difference(name: str, have: str, want: str, *, is_dtype: bool) -> str:
+    """Return the message that a value differs from those before. `is_dtype`: only the dtype differs."""
+    advice = "convert it to one dtype" if is_dtype else "return a list if lengths differ"
+    return f"fn returned `{name}` as {have}, but before as {want} ({advice})"
+
+
 def _put(results: Results, row: int, at: int, made: dict[str, Any]) -> None:
     """Copy the output of a row to position `at` of the results."""
     if made.keys() != results.arrays.keys() | results.lists.keys():
         before = ", ".join([*results.arrays, *results.lists])
-        raise FunctionFailed(row, f"fn returned {', '.join(made)}, but before {before}", "")
+        raise FunctionFailed(row, f"fn returned {', '.join(made)}, but {before} for an earlier sample", "")
     for name, items in results.lists.items():
         items.append(made[name])
     for name, array in results.arrays.items():
         value = _array(row, name, made[name])
         view = array[at, ...]
         if value.shape != view.shape or value.dtype != view.dtype:
-            why = (
-                f"fn returned `{name}` as {value.dtype} {list(value.shape)}, but before as {view.dtype} "
-                f"{list(view.shape)} (return a list if lengths differ)"
-            )
+            have, want = (f"{each.dtype} {list(each.shape)}" for each in (value, view))
+            why = difference(name, have, want, is_dtype=value.shape == view.shape)
             raise FunctionFailed(row, why, "")
         view[...] = value

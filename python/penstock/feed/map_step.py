@@ -34,7 +34,17 @@ if TYPE_CHECKING:
     from penstock.feed.first_epoch import FirstEpochRun
     from penstock.feed.loader import BaseLoader
 
-__all__ = ["MapRun", "MapStep", "functions_of", "new_pool", "record_place", "row_positions", "run_here", "sample_seed"]
+__all__ = [
+    "MapRun",
+    "MapStep",
+    "functions_of",
+    "map_failed",
+    "new_pool",
+    "record_place",
+    "row_positions",
+    "run_here",
+    "sample_seed",
+]
 
 _MAX_ERRORS = 8
 """Maximum number of error messages kept for the report."""
@@ -270,7 +280,7 @@ class MapRun:
         return task, results
 
     def _failed(self, failure: map_functions.FunctionFailed, task: MapTask) -> MapFailed:
-        return _map_failed(self._functions.name, failure, self._loader.dataset, task.epoch, task.positions)
+        return map_failed(self._functions.name, failure, self._loader.dataset, task.epoch, task.positions)
 
     def _note_skipped(self, task: MapTask, results: Results) -> None:
         """Count the samples that were left out because a function raised."""
@@ -377,9 +387,10 @@ def record_place(dataset: DatasetBase, epoch: int, position: int) -> str:
     return f"record {record} of {source.url}{source.key(number)} (position {position:,} of epoch {epoch})"
 
 
-def _map_failed(
+def map_failed(
     name: str, failure: map_functions.FunctionFailed, dataset: DatasetBase, epoch: int, positions: Sequence[int]
 ) -> MapFailed:
+    """Return the error of a sample for which a function failed, with its record and the traceback."""
     position = positions[failure.row] % dataset.samples
     place = record_place(dataset, epoch, position)
     error = MapFailed(f"{name}: {place}: {failure.why}", where=name, epoch=epoch, position=position)
@@ -408,7 +419,7 @@ def run_here(
         try:
             results = map_functions.each(functions, rows, seeds)
         except map_functions.FunctionFailed as failure:
-            raise _map_failed(functions.name, failure, dataset, epoch, positions) from failure.__cause__
+            raise map_failed(functions.name, failure, dataset, epoch, positions) from failure.__cause__
         drew = (
             watches_draws
             and bool(seeds)

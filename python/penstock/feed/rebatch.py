@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import MapFailed
-from penstock.feed.map_functions import FunctionFailed
+from penstock.feed.map_functions import FunctionFailed, difference
 from penstock.feed.map_step import MapRun
 from penstock.feed.rebatch_state import Place
 
@@ -126,7 +126,8 @@ def _difference(piece: dict[str, Any], first: dict[str, Any]) -> str | None:
     for name, column in piece.items():
         have, want = (_kind(each) for each in (column, first[name]))
         if have != want:
-            return f"fn returned `{name}` as {have}, but before as {want} (return a list if lengths differ)"
+            # A kind is "a list", or a dtype and a shape.
+            return difference(name, have, want, is_dtype=have.partition(" ")[2] == want.partition(" ")[2])
     return None
 
 

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import traceback
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import MapFailed
 from penstock.feed.columns import rows
+from penstock.feed.map_functions import FunctionFailed
+from penstock.feed.map_step import map_failed
 from penstock.feed.sample_scan import batch_size
 
 if TYPE_CHECKING:
@@ -59,9 +61,8 @@ def readable_values_of(dataset: Dataset, function: Callable[[dict[str, Any]], An
             try:
                 made[at] = function(sample)["value"]
             except Exception as error:
-                raise MapFailed(
-                    f"filter: the function raised {type(error).__name__}: {error} (sample {at:,})", where="filter"
-                ) from error
+                failure = FunctionFailed(0, f"{type(error).__name__}: {error}", traceback.format_exc())
+                raise map_failed("filter", failure, source, 0, [at]) from error
     return made
 
 

@@ -76,11 +76,10 @@ def add(dataset: Dataset, name: str, payload: Any) -> Dataset:
 def check_indexed(dataset: Dataset, name: str) -> None:
     """Raise ConfigError for an unindexed dataset."""
     if not dataset.indexed:
-        hint = "open the dataset without indexed=False"
-        if name == "filter":
-            hint += ", or drop samples in a decode function: .decode(fn)"
         raise ConfigError(
-            f"{name}: requires sample positions, which an unindexed dataset does not have", where=name, hint=hint
+            f"{name}: requires sample positions, which an unindexed dataset does not have",
+            where=name,
+            hint="open the dataset without indexed=False",
         )
 
 
@@ -164,7 +163,9 @@ class Select:
             low, high = int(index.min()), int(index.max())
             if low < 0 or high >= count:
                 bad = low if low < 0 else high
-                raise ConfigError(f"select: {bad:,} is not a position of {count:,} samples", where="select")
+                raise ConfigError(
+                    f"select: position {bad:,} does not exist (the dataset has {count:,} samples)", where="select"
+                )
         if isinstance(chosen, range):
             chosen = np.arange(chosen.start, chosen.stop, chosen.step, dtype=np.int64)
         return chosen[index]

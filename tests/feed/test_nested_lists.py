@@ -9,6 +9,7 @@ import pickle
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -57,18 +58,42 @@ def test_ragged_has_the_length_and_the_rows_of_its_samples(table):
     assert len(boxes) == len(BOXES) == len(rows)
     assert [boxes[at].to_list() for at in range(len(boxes))] == rows
     assert boxes[np.int64(-1)].to_list() == rows[-1]
-    for part in (slice(1, 3), slice(None, -1), slice(3, 1), slice(2, None)):
+    for part in (
+        slice(1, 3),
+        slice(None, -1),
+        slice(3, 1),
+        slice(2, None),
+        slice(None, None, 2),
+        slice(None, None, -1),
+    ):
         assert boxes[part].to_list() == rows[part]
     assert [inner[at].tolist() for at in range(len(inner))] == inner.to_list()
     with pytest.raises(IndexError):
         boxes[len(boxes)]
-    with pytest.raises(ValueError, match="must have step 1"):
-        boxes[::2]
     values, offsets = boxes
     assert values is boxes.values
     assert offsets is boxes.offsets
     for copied in (pickle.loads(pickle.dumps(boxes)), boxes._replace(values=inner), penstock.Ragged._make(boxes)):
         assert copied.to_list() == rows
+
+
+def test_ragged_of_a_mask_or_integers_has_these_samples(table):
+    boxes = loaded(table)["boxes"]
+    rows, count = boxes.to_list(), len(boxes)
+    tensors = penstock.Ragged(
+        penstock.Ragged(*(torch.asarray(each) for each in boxes.values)), torch.asarray(boxes.offsets)
+    )
+    for index in ([1, 0, 1, -1], [], [at % 2 == 0 for at in range(count)], [False] * count):
+        want = [rows[at] for at in np.arange(count)[index]]
+        assert boxes[index].to_list() == want
+        assert boxes[np.array(index, dtype=None if index else int)].to_list() == want
+        chosen = tensors[torch.tensor(index, dtype=None if index else int)]
+        assert chosen.to_list() == want
+        assert isinstance(chosen.offsets, torch.Tensor)
+    assert boxes[[0]].offsets.dtype == boxes.offsets.dtype
+    for bad in ([count], [True], [0.5]):
+        with pytest.raises(IndexError):
+            boxes[bad]
 
 
 @pytest.mark.parametrize("kind", ["snappy", "pages", "plain2"])
@@ -356,7 +381,7 @@ def test_damaged_nested_files_are_errors(tmp_path):
             loaded(penstock.open(file), **fields)
     # A truncated file.
     file.write_bytes(good[: len(good) // 2])
-    with pytest.raises(Corrupt, match="is not Parquet, or truncated"):
+    with pytest.raises(Corrupt, match="is not a Parquet file, or is truncated"):
         loaded(penstock.open(file), **fields)
 
 

@@ -19,8 +19,8 @@ __all__ = ["Ragged", "adapt", "byte_rows", "ragged", "rows", "string_rows"]
 class Ragged(NamedTuple):
     """A field whose samples differ in length: sample i is `values[offsets[i]:offsets[i + 1]]`.
 
-    `len(field)` is the number of samples, `field[i]` is sample i, and `field[i:j]` is a `Ragged` of these samples.
-    Iteration and unpacking give `values` and `offsets`.
+    `len(field)` is the number of samples, and `field[i]` is sample i. `field[i:j]` is a `Ragged` of these samples, and so
+    is `field[index]` for a boolean mask or integers. Slices of step 1 are views; the others are copies. Iteration and unpacking give `values` and `offsets`.
 
     For lists of lists, `values` is a `Ragged` of the inner lists. Sample i consists of the inner lists `offsets[i]` to
     `offsets[i + 1] - 1`.
@@ -34,13 +34,18 @@ class Ragged(NamedTuple):
         return len(self.offsets) - 1
 
     def __getitem__(self, index: Any) -> Any:
-        """Return one sample as `row` does or, for a slice of step 1, a `Ragged` of its samples."""
-        if not isinstance(index, slice):
+        """Return one sample as `row` does or, for a slice, a boolean mask or integers, a `Ragged` of these samples.
+
+        Raises:
+            IndexError: There are fewer samples, or the mask has another length.
+        """
+        if isinstance(index, slice):
+            rows = range(len(self))[index]
+            if rows.step == 1:
+                return _between(self, rows.start, max(rows.start, rows.stop))
+        elif not isinstance(index, list) and not getattr(index, "ndim", 0):
             return self.row(index)
-        rows = range(len(self))[index]
-        if rows.step != 1:
-            raise ValueError(f"a slice of a Ragged must have step 1 (got {rows.step})")
-        return _between(self, rows.start, max(rows.start, rows.stop))
+        return _chosen(self, index)
 
     @property
     def flat_values(self) -> Any:
@@ -76,6 +81,21 @@ def _between(values: Any, start: int, end: int) -> Any:
         return values[start:end]
     offsets = values.offsets[start : end + 1]
     return Ragged(_between(values.values, int(offsets[0]), int(offsets[-1])), offsets - offsets[0])
+
+
+def _chosen(field: Ragged, index: Any) -> Ragged:
+    """Return a copy of the samples that an index of NumPy or torch chooses."""
+    import numpy as np
+
+    # torch's tensors may be on a device.
+    index, offsets = (each.cpu().numpy() if hasattr(each, "cpu") else each for each in (index, field.offsets))
+    rows = np.arange(len(field))[index]
+    lengths = np.diff(offsets)[rows]
+    ends = np.concatenate([[0], np.cumsum(lengths)])
+    items = np.repeat(offsets[rows] - ends[:-1], lengths) + np.arange(ends[-1])
+    if hasattr(field.offsets, "new_tensor"):
+        items, ends = field.offsets.new_tensor(items), field.offsets.new_tensor(ends)
+    return Ragged(field.values[items], ends)
 
 
 def adapt(columns: Mapping[str, Any], array: Callable[[_native.Tensor], Any]) -> dict[str, Any]:

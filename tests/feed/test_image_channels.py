@@ -209,3 +209,8 @@ def test_damaged_image_never_ends_the_process(tmp_path, form):
             with contextlib.suppress(errors.Corrupt, errors.Mismatch, errors.Unsupported):
                 read += samples[number] is not None
         assert read < 150
+
+
+def test_unknown_crop_is_an_error_at_once():
+    with pytest.raises(errors.ConfigError, match="crop 'letterbox' is not one of random, center, pad, none"):
+        penstock.image(16, crop="letterbox")

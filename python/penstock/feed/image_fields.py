@@ -225,13 +225,15 @@ def image(
         default, mask: As in `penstock.tensor`: the value of every element of a missing image, and the name of a boolean
             field. A sample without the image must not have a mask, boxes or keypoints that follow the image.
     Raises:
-        ConfigError: A size is missing, or mean or std does not have one value per colour channel. The loader rejects
-            other invalid values.
+        ConfigError: A size is missing, the crop is unknown, or mean or std does not have one value per colour
+            channel. The loader rejects other invalid values.
     """
     height = as_int("height", height)
     width = height if width is None else as_int("width", width)
     if not (0 < height < 2**31 and 0 < width < 2**31):
         raise ConfigError(f"image: {height} x {width} is not a valid size", where="image")
+    if crop not in ("random", "center", "pad", "none"):
+        raise ConfigError(f"image: crop {crop!r} is not one of random, center, pad, none", where="image")
     if fill and crop != "pad":
         raise ConfigError(f'fill: needs crop="pad" (got crop="{crop}")', where="fill")
     colours = 1 if channels == 1 else 3

@@ -110,10 +110,11 @@ def test_peek_compares_the_columns_of_objects(evolved, run_cli):
     assert facts["columns_compared"] == {
         "objects": 3,
         "differing": [
-            {"name": "id", "objects": {"int64 []": 2, "float64 []": 1}, "first_other": "1.jsonl"},
-            {"name": "pairs", "objects": {"ragged int64 [2]": 2, "missing": 1}, "first_other": "2.jsonl"},
-            {"name": "score", "objects": {"missing": 2, "float64 []": 1}, "first_other": "2.jsonl"},
+            {"name": "id", "objects": {"int64 []": 2, "float64 []": 1}, "nulls": 0, "first_other": "1.jsonl"},
+            {"name": "pairs", "objects": {"ragged int64 [2]": 2, "missing": 1}, "nulls": 0, "first_other": "2.jsonl"},
+            {"name": "score", "objects": {"missing": 2, "float64 []": 1}, "nulls": 0, "first_other": "2.jsonl"},
         ],
+        "only_nulls": [],
         "unreadable": [],
         "too_large": 0,
     }

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from penstock.cli import peek_columns, peek_output
-from penstock.errors import ConfigError, Corrupt, Unsupported
+from penstock.errors import ConfigError, Corrupt, Mismatch, Unsupported
 
 if TYPE_CHECKING:
     from penstock.feed.dataset import Dataset
@@ -77,7 +77,12 @@ def command(url: str, records: int, named: str | None, as_json: bool) -> int:
     """
     dataset = _open(url, named)
     found = _facts(dataset, url, named)
-    found["first_records"] = _first(dataset, records) if records else []
+    found["first_records"], found["records_error"] = [], None
+    try:
+        if records:
+            found["first_records"] = _first(dataset, records)
+    except Mismatch as error:  # records of different shapes, such as in npz files
+        found["records_error"] = error.message
     click.echo(json.dumps(found) if as_json else peek_output.readable(found))
     return 0
 
@@ -190,7 +195,9 @@ def _first(dataset: Dataset, records: int) -> list[dict[str, str]]:
                 return []
     # Set the fields explicitly, because the parts that are left out are printed here, and must not be logged, too.
     dataset = dataset.fields(**{name: spec for name, spec in schema.specs if name not in partitions})
-    loader = penstock.Loader(dataset.take(records).cache(False), batch_size=records, prefetch_next_epoch=False)
+    loader = penstock.Loader(
+        dataset.take(records).cache(False), batch_size=records, rank=0, world=1, prefetch_next_epoch=False
+    )
     for batch in loader:
         return [{**{name: _value(value) for name, value in row.items()}, **partitions} for row in rows(batch)]
     return []

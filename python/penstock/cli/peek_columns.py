@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -11,6 +12,7 @@ from penstock.errors import BudgetExceeded, ConfigError, Corrupt, Unsupported
 
 if TYPE_CHECKING:
     from penstock.feed.dataset import Dataset, Schema
+    from penstock.feed.fields import FieldSpec
 
 __all__ = ["compare", "of_object", "partitions"]
 
@@ -26,6 +28,12 @@ _START_BYTES = 16 << 20
 """Stored bytes that a schema reads of an object of text, unless the first record is longer (`STEP` in the core)."""
 
 _MISSING = "missing"
+
+_TIME = re.compile(r"((?:timestamp|date|time|duration)\[[^\]]*\]), ")
+"""Start of the description of a column whose numbers are times."""
+
+_SOME_NULLS = "; a value in "
+"""Start of the end of the description of a column with nulls or without values in some records."""
 
 _PARTITION = "a Hive partition in the folder names"
 """End of the description of a column whose values come from folder names."""
@@ -50,39 +58,71 @@ def compare(dataset: Dataset) -> dict[str, Any] | None:
     """Compare the columns of the first object, the last and some between; None for formats without columns.
 
     Returns:
-        `objects` is the number of compared objects. `differing` lists the columns whose types differ, or that some
-        objects lack, with the number of objects by type and the key of an object that differs from the first.
-        `unreadable` lists the objects whose columns cannot be read, with the reason. `too_large` is the number of
-        objects that were left out because of their size.
+        `objects` is the number of compared objects. `differing` lists the columns whose types differ, that some
+        objects lack, or that have nulls in some objects only, with the number of objects by type, the number of
+        objects with nulls, and the key of an object that differs from the first. `only_nulls` lists the objects that
+        have no value. `unreadable` lists the objects whose columns cannot be read, with the reason. `too_large` is the
+        number of objects that were left out because of their size.
     """
     source = dataset.source
     if dataset.format not in _FORMATS or source.fields is not None:
         return None
     whole = dataset.schema()
+    partition_types = {
+        name: str(spec)
+        for (name, spec), holds in zip(whole.specs, whole.holds, strict=True)
+        if holds.endswith(_PARTITION)
+    }
     kinds: dict[str, dict[str, str]] = {}
-    unreadable = []
+    nulls: dict[str, set[str]] = {}
+    unreadable, only_nulls = _without_bytes(dataset), []
     chosen, too_large = _chosen(dataset)
     for number in chosen:
         key = source.key(number)
         try:
-            columns = _kinds(of_object(dataset, number).schema() if kinds else whole)
+            schema = of_object(dataset, number).schema() if kinds else whole
         except ConfigError:  # the object has no record
             continue
         except (BudgetExceeded, Corrupt, Unsupported) as error:
-            unreadable.append({"object": key, "reason": str(error)})
+            if "no value has a type" in str(error):
+                only_nulls.append(key)
+            else:
+                unreadable.append({"object": key, "reason": str(error)})
             continue
-        folders = partitions(key, whole)
-        in_folders = {name: str(spec) for name, spec in whole.specs if folders.get(name, _MISSING) != _MISSING}
-        kinds[key] = columns | in_folders
+        folders = partitions(key, schema)
+        kinds[key] = _kinds(schema) | {
+            name: partition_types.get(name, str(spec))
+            for name, spec in schema.specs
+            if folders.get(name, _MISSING) != _MISSING
+        }
+        found = zip(schema.specs, schema.holds, strict=True)
+        nulls[key] = {name for (name, _), holds in found if _SOME_NULLS in holds}
     differing = []
     for name in dict.fromkeys(name for columns in kinds.values() for name in columns):
-        found = {key: columns.get(name, _MISSING) for key, columns in kinds.items()}
-        first, *others = found.items()
-        other = next((key for key, kind in others if kind != first[1]), None)
+        types = [columns.get(name, _MISSING) for columns in kinds.values()]
+        has_nulls = [name in nulls[key] for key in kinds]
+        first, *others = zip(types, has_nulls, kinds, strict=True)
+        other = next((key for *facts, key in others if facts != [*first[:2]]), None)
         if other is not None:
-            seen = list(found.values())
-            differing.append({"name": name, "objects": {kind: seen.count(kind) for kind in seen}, "first_other": other})
-    return {"objects": len(kinds), "differing": differing, "unreadable": unreadable, "too_large": too_large}
+            counts = {kind: types.count(kind) for kind in types}
+            differing.append({"name": name, "objects": counts, "nulls": sum(has_nulls), "first_other": other})
+    return {
+        "objects": len(kinds),
+        "differing": differing,
+        "only_nulls": only_nulls,
+        "unreadable": unreadable,
+        "too_large": too_large,
+    }
+
+
+def _without_bytes(dataset: Dataset) -> list[dict[str, str]]:
+    """Return the first object of 0 bytes, and why it cannot be read; in text formats, such an object has no records."""
+    source = dataset.source
+    empty = [number for number in range(source.objects) if not source.object_bytes(number)]
+    if dataset.format not in _TABLES or not empty:
+        return []
+    others = f" (the first of {len(empty):,} such objects)" if len(empty) > 1 else ""
+    return [{"object": source.key(empty[0]), "reason": f"it has 0 bytes{others}"}]
 
 
 def _chosen(dataset: Dataset) -> tuple[list[int], int]:
@@ -106,5 +146,26 @@ def _chosen(dataset: Dataset) -> tuple[list[int], int]:
 def _kinds(schema: Schema) -> dict[str, str]:
     """Return the type of each column of a file; Hive partitions are not columns of a file."""
     found = zip(schema.specs, schema.holds, strict=True)
-    kinds = {name: str(spec) for (name, spec), holds in found if not holds.endswith(_PARTITION)}
-    return kinds | {name: "without a type" for name, _ in schema.left_out}
+    kinds = {name: _kind(spec, holds) for (name, spec), holds in found if not holds.endswith(_PARTITION)}
+    return kinds | {
+        name: "only nulls" if reason.startswith("null or empty") else "without a type"
+        for name, reason in schema.left_out
+    }
+
+
+def _kind(spec: FieldSpec, holds: str) -> str:
+    """Return the stored type of a column, without whether it has nulls, which the proposed field depends on."""
+    from penstock.feed.fields import RaggedSpec
+
+    holds = holds.partition(_SOME_NULLS)[0]
+    time = _TIME.match(holds)
+    if time is not None:
+        holds = holds[time.end() :]
+    kind = str(spec).partition(", default ")[0]
+    if isinstance(spec, RaggedSpec) and holds == f"{spec.dtype} {list(spec.shape)}":
+        kind = holds  # a list of at most one value, because the column has nulls
+    elif kind == "bytes" and (text := re.match(r"a (text|JSON text) of ", holds)):
+        kind = text[1]
+    if time is None:
+        return kind
+    return f"{kind} of {time[1]}" if kind.startswith("ragged") else time[1]

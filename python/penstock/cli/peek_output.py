@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["readable"]
 
 _MAX_WIDTH = 110
+_TIMES = ("timestamp[", "date[", "time[", "duration[")
 _MAX_NAME = 30
 """Maximum width of the column of names. The line of a longer name is shifted to the right."""
 
@@ -38,8 +39,10 @@ def readable(found: dict[str, Any]) -> str:
         lines += _wrapped("  arrays   run penstock array info URL for their axes and chunks", width, 11)
     lines += _fields(found, width)
     compared = found["columns_compared"]
-    if compared is not None and (compared["differing"] or compared["unreadable"]):
+    if compared is not None:
         lines += _differing(compared, found["objects"], width)
+    if found["records_error"] is not None:
+        lines += _wrapped(f"  records cannot be shown: {found['records_error']}", width, 4)
     for number, record in enumerate(found["first_records"]):
         lines.append(f"  record {number}")
         lines += [_cut(line, width) for line in _table(record.items())]
@@ -58,7 +61,9 @@ def _fields(found: dict[str, Any], width: int) -> list[str]:
     compared = found["columns_compared"]
     objects = 1 if compared is None else compared["objects"]
     if objects > 1 and not compared["differing"]:
-        heading = f"  fields (the same in all {objects} objects compared)"
+        looked = _looked(compared)
+        scope = f"all {objects} objects" if objects == looked else f"{objects} of {looked} objects"
+        heading = f"  fields (the same in {scope} compared)"
     elif found["objects"] > 1 and found["first_object"] is not None:
         others = "; the others are too large to compare" if objects == 1 and compared and compared["too_large"] else ""
         heading = f"  fields (of {found['first_object']}{others})"
@@ -73,26 +78,41 @@ def _fields(found: dict[str, Any], width: int) -> list[str]:
 
 
 def _differing(compared: dict[str, Any], objects: int, width: int) -> list[str]:
-    """Return a line for each column that differs, and for each object that cannot be read."""
-    looked = compared["objects"] + len(compared["unreadable"])
+    """Return a line for each column that differs, and for each object that has no values or cannot be read."""
     rows = [
         (
             each["name"],
             ", ".join(f"{kind} in {count}" for kind, count in each["objects"].items())
+            + (f", nulls in {each['nulls']}" if each["nulls"] else "")
             + f" (first other: {each['first_other']})",
         )
         for each in compared["differing"]
     ]
+    rows += [(key, "only nulls in it") for key in compared["only_nulls"]]
     rows += [(each["object"], f"cannot be read: {each['reason']}") for each in compared["unreadable"]]
-    lines = [f"  differences between objects ({looked} of {objects:,} compared)"]
+    if not rows:
+        return []
+    lines = [f"  differences between objects ({_looked(compared)} of {objects:,} compared)"]
     for line in _table(rows):
         lines += _wrapped(line, width, 8)
     if compared["differing"]:
         hint = (
-            "To read every object, set fields(): of the wider type, and with default= if some objects lack the column."
+            "To read every object, set fields(): of the wider type, and with default= if some objects lack the column or "
+            "have nulls in it."
         )
         lines += _wrapped(f"    {hint}", width, 4)
+    if any(sum(kind.startswith(_TIMES) for kind in each["objects"]) > 1 for each in compared["differing"]):
+        lines += _wrapped(
+            "    Numbers of times are not converted between units, so write these objects again with one unit.",
+            width,
+            4,
+        )
     return lines
+
+
+def _looked(compared: dict[str, Any]) -> int:
+    """Number of objects that were opened to compare them."""
+    return int(compared["objects"]) + len(compared["only_nulls"]) + len(compared["unreadable"])
 
 
 def _table(rows: Iterable[tuple[str, str]]) -> list[str]:

@@ -110,5 +110,5 @@ def test_peek_shows_the_dataset_of_records_that_differ_in_shape(tmp_path, run_cl
 
 def test_peek_in_a_process_of_a_job_shows_the_first_record(tmp_path, run_cli):
     pq.write_table(pa.table({"a": [7, 8]}), tmp_path / "a.parquet")
-    done = run_cli("peek", str(tmp_path), "--json", env={"RANK": "1", "WORLD_SIZE": "2"})
+    done = run_cli("peek", str(tmp_path), "--json", env={"RANK": "0", "WORLD_SIZE": "2"})
     assert json.loads(done.out)["first_records"] == [{"a": "7 (int64)"}]

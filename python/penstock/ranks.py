@@ -67,7 +67,7 @@ def _need(env: Mapping[str, str], launcher: str, seen: str, *names: str) -> int:
         if name in env:
             return _number(env, name)
     raise ConfigError(
-        f"{' or '.join(names)}: not set, though {seen} is; the variables of {launcher} are incomplete",
+        f"{' or '.join(names)}: not set, although {seen} is set; the variables of {launcher} are incomplete",
         where=names[0],
         hint=_HINT,
     )
@@ -93,8 +93,8 @@ def _blocks(
     _below(local_rank, local_size, local_rank_name, local_size_name)
     if world % local_size or rank % local_size != local_rank:
         raise ConfigError(
-            f"{local_rank_name}: {local_rank} of {local_size} for rank {rank} of {world}: ranks are not placed in equal"
-            " blocks, so the number of this node is unknown",
+            f"{local_rank_name}: rank {rank} of {world} has local rank {local_rank} of {local_size}, so the ranks are not "
+            "in equal blocks, and the node number is unknown",
             where=local_rank_name,
             hint=_HINT,
         )
@@ -374,7 +374,7 @@ def place(env: Mapping[str, str], node: int | None, nodes: int | None) -> Rank:
         return detect(env)
     if node is None or nodes is None:
         given, missing = ("--node", "--nodes") if nodes is None else ("--nodes", "--node")
-        raise ConfigError(f"{missing}: missing, though {given} is given; give both or neither", where=missing)
+        raise ConfigError(f"{missing}: not set, although {given} is set", where=missing, hint="give both or neither")
     if nodes < 1:
         raise ConfigError(f"--nodes: must be at least 1 (got {nodes})", where="--nodes")
     if not 0 <= node < nodes:

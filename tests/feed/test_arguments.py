@@ -48,7 +48,7 @@ from penstock.feed.loader_arguments import epoch_number
         (lambda: penstock.video.open("a", 3, size=3, fps="2"), "fps: must be a number (got '2')"),
         (
             lambda: penstock.video.open("a", 3, size=(3, 3, 3)),
-            "size: must be one side, or height and width (got (3, 3, 3))",
+            "size: must be one number, or (height, width) (got (3, 3, 3))",
         ),
         (lambda: penstock.image(None), "height: must be an integer (got None)"),
         (lambda: penstock.mask(fill=None), "fill: must be an integer (got None)"),

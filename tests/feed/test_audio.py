@@ -418,7 +418,7 @@ def test_audio_clips_of_fixed_length_refuse_padding():
 
 def test_audio_names_of_companions_are_distinct(tmp_path):
     dataset = penstock.open(str(tar(tmp_path / "a.tar", {"0.wav": encoded(signal(10))})))
-    with pytest.raises(ConfigError, match="fields: a and another field both set hz"):
+    with pytest.raises(ConfigError, match="fields: a and another field both define the field hz"):
         dataset.fields(a=penstock.audio(rate="hz").of("wav"), hz=penstock.tensor("int32", ()))
 
 

@@ -214,7 +214,7 @@ def test_batch_by_maps_samples_at_their_positions(tmp_path):
 def test_batch_by_length_of_a_mixture_that_is_no_list_of_arrays_is_refused(tmp_path):
     a, b = (write(tmp_path / name, [1, 2]) for name in "ab")
     mixed = penstock.mix([(a, 1), (b, 1)])
-    for length, text in (([1, 2], "length: must be"), ([[1, 2]], "1 arrays of lengths for 2"), (len, "1 arrays of")):
+    for length, text in (([1, 2], "length: must be"), ([[1, 2]], "1 arrays were given for 2"), (len, "1 arrays were")):
         with pytest.raises(ConfigError, match=text) as caught:
             len(penstock.Loader(mixed, batch_by=penstock.buckets(length, [4], [1])))
         assert "array" in caught.value.hint
@@ -227,7 +227,7 @@ def test_batch_by_of_a_mixture_takes_an_array_per_dataset(tmp_path):
     found = ids(penstock.Loader(mixed, batch_by=rule))
     assert sum(map(len, found)) == 40
     assert found == ids(penstock.Loader(mixed, batch_by=penstock.buckets("tokens", [4, 9], [4, 2])))
-    with pytest.raises(ConfigError, match="3 arrays of lengths for 2 datasets"):
+    with pytest.raises(ConfigError, match="3 arrays were given for 2 datasets"):
         iter(penstock.Loader(mixed, batch_by=penstock.buckets([[1], [2], [3]], [4], [4])))
 
 
@@ -287,7 +287,7 @@ def test_a_bad_rule_is_an_error(make, text):
 @pytest.mark.parametrize(
     ("length", "text"),
     [
-        ([1, 2], "length: 2 lengths, but the dataset has 3 samples"),
+        ([1, 2], "length: 2 lengths were given, but the dataset has 3 samples"),
         ([1, -2, 3], "the length of sample 1 is -2, not a whole number"),
         ([1.0, 2.0, float("nan")], "the length of sample 2 is nan"),
         ([1, 2.5, 3], "the length of sample 1 is 2.5"),

@@ -198,9 +198,9 @@ def test_shards_of_mds_may_lack_columns(tmp_path):
 
 def test_masks_have_names_of_their_own(evolved):
     dataset = penstock.open(evolved)
-    with pytest.raises(ConfigError, match="fields: b and another field both set a"):
+    with pytest.raises(ConfigError, match="fields: b and another field both define the field a"):
         dataset.fields(a=penstock.raw(), b=penstock.raw(mask="a"))
-    with pytest.raises(ConfigError, match="fields: b and another field both set m"):
+    with pytest.raises(ConfigError, match="fields: b and another field both define the field m"):
         dataset.fields(a=penstock.raw(mask="m"), b=penstock.raw(mask="m"))
     with pytest.raises(ConfigError, match=r"default: must be `\(\)`, an empty list \(got 0\)"):
         penstock.ragged("int64", default=0)

@@ -26,7 +26,7 @@ def test_state_of_a_grown_dataset_has_both_counts_and_a_hint(made, tmp_path):
     other = penstock.Loader(dataset(write(tmp_path / "other", [4] * 5)).shuffle(1), batch_size=2)
     with pytest.raises(
         penstock.errors.ConfigError,
-        match="20 samples then and now, but different objects, or different parts or weights of a mixture",
+        match="20 samples then and now; the objects differ, or the parts or weights of a mixture differ",
     ):
         other.load_state_dict(state)
     with pytest.raises(penstock.errors.ConfigError, match="seed is 1, but this loader's seed is 2") as caught:

@@ -130,7 +130,7 @@ def test_stream_dataset_refuses_what_it_cannot_do(shuffled):
     with pytest.raises(ConfigError, match="state: batch_size is 4, but this dataset's batch_size is 5") as caught:
         StreamDataset(shuffled, batch_size=5).load_state_dict(state)
     assert "penstock.torch.Loader" in caught.value.hint
-    with pytest.raises(ConfigError, match="state: it has no valid `row` and `loader`"):
+    with pytest.raises(ConfigError, match="state: `row` or `loader` is missing or invalid"):
         StreamDataset(shuffled, batch_size=4).load_state_dict({**state, "row": -1})
     with pytest.raises(ConfigError, match="collate: not supported"):
         StreamDataset(shuffled, batch_size=4, collate=list)

@@ -272,7 +272,7 @@ def test_write_arrays_of_any_shape_are_kept_in_a_tar_only(tmp_path, caplog):
     assert "no field reads `x`: its arrays differ in more than their first dimension" in caplog.text
     plan = plan_conversion(tmp_path / "t", "tar")
     assert plan.left_out == (("x", "its arrays differ in more than their first dimension"),)
-    with pytest.raises(Unsupported, match=r"sample 1: `x` has the shape \[4, 5\], after \[2, 3\]; only the first side"):
+    with pytest.raises(Unsupported, match=r"sample 1: `x` has the shape \[4, 5\], but .* has \[2, 3\]; only the first"):
         penstock.write(samples, tmp_path / "r")
 
 
@@ -317,5 +317,5 @@ def test_write_with_masks_reads_and_converts_them_without_fields(tmp_path, targe
         assert batch["x"].tolist() == [5, -1]
         assert batch["has_x"].tolist() == [True, False]
     taken = {"x": penstock.tensor("int64", (), mask="n"), "n": penstock.tensor("int64", ())}
-    with pytest.raises(ConfigError, match="x and another field both set n"):
+    with pytest.raises(ConfigError, match="x and another field both define the field n"):
         penstock.write(samples, tmp_path / "c", format=target, schema=taken)

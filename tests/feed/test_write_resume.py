@@ -62,7 +62,9 @@ def test_write_continues_after_samples_that_raise(tmp_path, kind):
 def test_write_refuses_to_continue_with_other_samples_or_settings(tmp_path):
     with pytest.raises(RuntimeError):
         penstock.write(Failing(40, 30), tmp_path, shard_bytes=700)
-    with pytest.raises(ConfigError, match="an unfinished write with shard_bytes=700, but this one has shard_bytes=800"):
+    with pytest.raises(
+        ConfigError, match="an unfinished write with shard_bytes=700, but this write has shard_bytes=800"
+    ):
         penstock.write(some(40), tmp_path, shard_bytes=800)
     changed = ({**sample, "label": 7} for sample in some(40))
     with pytest.raises(ConfigError, match=r"cannot continue after \d+ samples: sample \d+ differs"):

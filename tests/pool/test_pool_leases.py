@@ -233,7 +233,7 @@ def test_flags_that_contradict_the_record_are_refused(two, tmp_path, run_cli):
         launcher_settings={"nodes": 2},
     )
     ran = run_cli("pool", "down", "--name", "p", "--disk", f"{tmp_path}/elsewhere")
-    assert (ran.code, "--disk: the pool `p` is recorded with" in ran.err) == (2, True), ran.err
+    assert (ran.code, "--disk: the record of pool `p` has" in ran.err) == (2, True), ran.err
     assert (tmp_path / "n0/penstock-pool-p/data").is_dir()
     assert run_cli("pool", "down", "--name", "p").code == 0
 

@@ -102,7 +102,7 @@ def test_uneven_ranks_of_mpirun_are_refused_and_nothing_is_left_out_in_silence(c
         program(), "stage", folder, cluster.private / "uneven", "--json",
     )  # fmt: skip
     assert ran.returncode != 0
-    assert "ranks are not placed in equal blocks" in ran.stderr
+    assert "the ranks are not in equal blocks" in ran.stderr
 
 
 @pytest.mark.needs_root

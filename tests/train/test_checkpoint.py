@@ -112,7 +112,7 @@ def test_resume_from_flipped_bit_is_corrupt(tmp_path):
     raw = bytearray(data.read_bytes())
     raw[len(raw) // 2] ^= 1
     data.write_bytes(raw)
-    with pytest.raises(Corrupt, match=r"000000000001/.*\.bin is damaged in `workload/.*CRC-32C"):
+    with pytest.raises(Corrupt, match=r"000000000001/.*\.bin: `workload/.*` is damaged: .*CRC-32C"):
         run(spec(tmp_path, resume=True))
 
 

@@ -464,8 +464,8 @@ def _broadcast(
     sides = [side if dim in own else 1 for dim, side in zip(dims, shape, strict=True)]
     if sorted(order) != list(range(values.ndim)) or prod(sides) != values.size:
         raise ConfigError(
-            f"coords: shape {list(values.shape)} of dimensions {list(own)} does not fit shape {list(shape)} of "
-            f"dimensions {list(dims)}"
+            f"coords: a coordinate with shape {list(values.shape)} and dimensions {list(own)} does not match the array "
+            f"with shape {list(shape)} and dimensions {list(dims)}"
         )
     return np.broadcast_to(values.transpose(order).reshape(sides), tuple(shape)).reshape(-1)
 

@@ -50,7 +50,10 @@ def show(pattern: str | None, region: str | None, as_json: bool) -> None:
         and (region is None or price.holds_in(region) or region.casefold() in price.region.casefold())
     ]
     if not rows:
-        raise NotFound(f"no price matches {' in '.join(filter(None, (pattern, region)))}", hint="list all without them")
+        raise NotFound(
+            f"no price matches {' in '.join(filter(None, (pattern, region)))}",
+            hint="leave out the pattern and the region to list all prices",
+        )
     file = own_file()
     if as_json:
         document = {"schema_version": 1, "own_file": str(file) if file else None, "prices": rows}

@@ -203,7 +203,7 @@ def _check(samples: int, voxels: int, cubes: int, first_universe: int, compress:
     if not 8 <= voxels <= 512:
         raise ConfigError(f"voxels: {voxels} is not between 8 and 512")
     if cubes not in _CUBES_PER_SIDE:
-        raise ConfigError(f"cubes-per-universe: {cubes} is not one of 1, 8, 64 (only cubic numbers fill a box)")
+        raise ConfigError(f"cubes-per-universe: {cubes} is not one of 1, 8, 64 (the cubes must fill a box)")
     if voxels * _CUBES_PER_SIDE[cubes] > 1024:
         raise ConfigError(
             f"cubes-per-universe: {cubes} cubes of {voxels} voxels need a grid of {voxels * _CUBES_PER_SIDE[cubes]}³, more than 1024³"

@@ -421,7 +421,7 @@ def ragged(
     """
     sides = _shape(shape)
     if 0 in sides:
-        raise ConfigError(f"shape: no side may be 0 (got {shape!r})", where="shape")
+        raise ConfigError(f"shape: no dimension can be 0 (got {shape!r})", where="shape")
     return RaggedSpec(dtype_name(dtype), sides, default=_empty(default, mask), presence=mask)
 
 
@@ -513,7 +513,7 @@ def with_masks(specs: dict[str, FieldSpec]) -> dict[str, FieldSpec]:
             followers |= audio.companions(name, parts)
         for follower, made_spec in followers.items():
             if specs.get(follower, made_spec) != made_spec or made.get(follower, made_spec) != made_spec:
-                raise ConfigError(f"fields: {name} and another field both set {follower}", where="fields")
+                raise ConfigError(f"fields: {name} and another field both define the field {follower}", where="fields")
             made[follower] = made_spec
     return made
 

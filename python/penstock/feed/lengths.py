@@ -45,7 +45,7 @@ def of(dataset: DatasetBase, length: Any, on_error: str = "raise") -> list[Lengt
     arrays = [length] if is_single else list(length)
     if len(arrays) != len(parts):
         raise ConfigError(
-            f"length: {len(arrays)} arrays of lengths for {len(parts)} datasets",
+            f"length: {len(arrays)} arrays were given for {len(parts)} datasets",
             where="batch_by",
             hint="give a list with one array for each dataset of the mixture, or the name of a field",
         )
@@ -74,7 +74,7 @@ def _checked(given: Any, samples: int) -> Lengths:
         )
     if len(array) != samples:
         raise ConfigError(
-            f"length: {len(array):,} lengths, but the dataset has {samples:,} samples",
+            f"length: {len(array):,} lengths were given, but the dataset has {samples:,} samples",
             where="batch_by",
             hint="give one length for each sample in stored order, as before shuffle, take, shard, …",
         )

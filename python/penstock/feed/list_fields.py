@@ -72,6 +72,6 @@ def list(  # noqa: A001 - the name in the API
         case NestedSpec():
             dtype, shape, depth, errors = item.dtype, item.shape, item.depth + 1, item.errors
     if depth > _MAX_DEPTH:
-        raise ConfigError(f"list: {depth} levels of lists (at most {_MAX_DEPTH} are supported)", where="fields")
+        raise ConfigError(f"list: {depth} levels of lists are not supported (at most {_MAX_DEPTH})", where="fields")
     outer = raw_list(default=default, mask=mask)
     return NestedSpec(dtype, shape, depth, default=outer.default, errors=errors, presence=mask)

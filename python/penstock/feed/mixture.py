@@ -230,7 +230,7 @@ def mix(
         if not 1 <= samples < 2**63:
             raise ConfigError(f"samples: {samples} is not a valid epoch length", where="samples")
     if names is not None and len(names) != len(pairs):
-        raise ConfigError(f"names: {len(names)} names for {len(pairs)} parts", where="names")
+        raise ConfigError(f"names: {len(names)} names were given for {len(pairs)} parts", where="names")
     sources = [part for part, _ in pairs]
     first, *later = _schedule(pairs, list(schedule or ()), temperature)
     return Mixture(
@@ -291,7 +291,8 @@ def _weights(weights: Mapping[Any, float] | Sequence[float], sources: Sequence[A
         weights = [weights.get(part, 0) for part in sources]
     if len(weights) != len(sources):
         raise ConfigError(
-            f"schedule: {len(weights)} weights for {len(sources)} parts at position {start}", where="schedule"
+            f"schedule: {len(weights)} weights were given for {len(sources)} parts at position {start}",
+            where="schedule",
         )
     bad = [weight for weight in weights if not math.isfinite(weight) or weight < 0]
     if bad:

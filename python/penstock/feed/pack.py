@@ -178,7 +178,7 @@ _ADVICE = {
 def check_identity(state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
     """Raise ConfigError, with both values, if a state belongs to other data or windows than `identity`."""
     if "packed" not in state:
-        raise ConfigError("state: saved from a dataset that was not packed, but this one is", where="state")
+        raise ConfigError("state: saved from a dataset that was not packed, but this dataset is packed", where="state")
     for name, value in identity.items():
         if state.get(name, 1 if name == "order" else None) != value:
             raise ConfigError(

@@ -189,11 +189,14 @@ def of(
             raise ConfigError(f"{name}: must be at least 1 (got {value})", where=name)
     if not replacement and samples is None:
         raise ConfigError(
-            "samples: required without replacement, because all samples would be drawn whatever their weights",
+            "samples: must be given with replacement=False; otherwise, all samples would be drawn, and weights would "
+            "have no effect",
             where="samples",
         )
     if not replacement and passes not in (None, 1):
-        raise ConfigError("passes: without replacement, an epoch is one pass", where="passes")
+        raise ConfigError(
+            "passes: must be 1 with replacement=False, because an epoch then has one pass", where="passes"
+        )
     return Resample(
         dataset,
         tuple((epoch, _checked(spec)) for epoch, spec in stages),
@@ -311,7 +314,7 @@ def _floats(spec: WeightSpec, samples: int, classes: Any) -> Any:
     if isinstance(spec, Mapping):
         return _by_class(spec, classes())
     if len(spec) != samples:
-        raise ConfigError(f"weights: {len(spec):,} weights for {samples:,} samples", where="weights")
+        raise ConfigError(f"weights: {len(spec):,} weights were given for {samples:,} samples", where="weights")
     for problem, is_bad in (("NaN", np.isnan(spec)), ("infinite", np.isinf(spec)), ("negative", spec < 0)):
         if is_bad.any():
             raise ConfigError(

@@ -152,7 +152,7 @@ def _changed(state: Mapping[str, Any], mine: Mapping[str, Any], *, has_old_part:
     parts = [_difference(name, state.get(name), mine.get(name)) for name in ("objects", "samples")]
     change = ", ".join(part for part in parts if part)
     if state.get("samples") == mine.get("samples"):
-        change += ", but different objects, or different parts or weights of a mixture"
+        change += "; the objects differ, or the parts or weights of a mixture differ"
     if has_old_part:
         hint = (
             'all objects of the state still exist: load_state_dict(state, grown="finish-old-then-new") finishes its epoch '

@@ -225,5 +225,5 @@ class StreamDataset(torch.utils.data.IterableDataset):  # type: ignore[misc]  # 
                 )
         row, inner = state.get("row"), state.get("loader")
         if not isinstance(row, int) or row < 0 or not isinstance(inner, dict):
-            raise ConfigError("state: it has no valid `row` and `loader`", where="state")
+            raise ConfigError("state: `row` or `loader` is missing or invalid", where="state")
         self._resume, self._resumed_in, self._place = state, os.getpid(), (inner, row)

@@ -56,7 +56,7 @@ class _Answer:
             self._work.wait()
         except RuntimeError as error:
             raise RankFailed(
-                "process group: another rank ended, or did not answer, while this one waited for its next batch",
+                "process group: another rank ended or did not respond while this rank waited for its next batch",
                 where="process group",
             ) from error
         return bool(self._flag[0])

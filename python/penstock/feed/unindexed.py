@@ -45,7 +45,8 @@ class Unindexed:
         dataset.caches()  # raises if a cache was requested
         if tail == "pad":
             raise ConfigError(
-                'tail: "pad" is not supported for an unindexed dataset, because its ranks end at different batches',
+                'tail: "pad" is not supported for an unindexed dataset, because its ranks end after different numbers of '
+                "batches",
                 where="tail",
                 hint='use "drop" or "ragged"',
             )

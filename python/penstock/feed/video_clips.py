@@ -96,7 +96,7 @@ class ClipSpec:
         if not isinstance(size, (int, str)) and hasattr(size, "__len__"):
             sides = tuple(size)
         if len(sides) != 2:
-            raise ConfigError(f"size: must be one side, or height and width (got {size!r})", where="video")
+            raise ConfigError(f"size: must be one number, or (height, width) (got {size!r})", where="video")
         height, width = sides
         frames, stride = as_int("frames", frames), as_int("stride", stride)
         height, width = as_int("size", height), as_int("size", width)

@@ -104,7 +104,7 @@ def open(  # noqa: A001 - the verb is the API
 
     index = read_index(source.url, videos, problem, skips=on_error == "skip")
     if not index.videos:
-        raise NotFound(f"{source.url} has no video that can be read (of {len(videos):,})", where=source.url)
+        raise NotFound(f"{source.url}: none of {len(videos):,} videos can be read", where=source.url)
     table = _table(index, spec, is_tiled=is_tiled)
     columns: dict[str, Any] = {"video": fields.tensor("int64", ()), "start": fields.tensor("float64", ())}
     dataset = open_dataset.open(_kept(index, table), format=formats.fixed(**columns))

@@ -161,7 +161,7 @@ def difference(theirs: dict[str, Any], mine: dict[str, Any]) -> str | None:
         if theirs.get(name) != value:
             if name == "source":  # a hash
                 return "of another source or other fields"
-            return f"with {name}={_shown(theirs.get(name))}, but this one has {name}={_shown(value)}"
+            return f"with {name}={_shown(theirs.get(name))}, but this write has {name}={_shown(value)}"
     return None
 
 

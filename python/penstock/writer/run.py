@@ -166,7 +166,7 @@ def run(
     source = _resumed(samples, settings, fields, whole)
     first = next(source, None)
     if first is None and not whole:
-        raise ConfigError("write: there are no samples, and a dataset needs at least one", where="samples")
+        raise ConfigError("write: there are no samples (a dataset needs at least one)", where="samples")
     if fields is None:
         fields = Fields.of_sample(first, frees=frees, narrows=narrows)
     if earlier is None:

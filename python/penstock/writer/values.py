@@ -226,8 +226,8 @@ class Field:
             self.is_free = True
         else:
             raise Unsupported(
-                f"write: sample {sample:,}: `{self.name}` has the shape {list(shape)}, after {list(self.shape)}; "
-                "only the first side may differ, because the format stores no shapes",
+                f"write: sample {sample:,}: `{self.name}` has the shape {list(shape)}, but an earlier sample has "
+                f"{list(self.shape)}; only the first dimension can differ, because the format does not store shapes",
                 where="samples",
                 hint='store its bytes and its shape as two fields, or use format="tar", in which WebDataset reads such arrays, but '
                 "penstock.open does not",

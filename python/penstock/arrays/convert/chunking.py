@@ -152,7 +152,10 @@ def choose(
     if shards is not None:
         for shard, chunk in zip(shards, chosen, strict=True):
             if shard % chunk:
-                raise ConfigError(f"shards: {shard} is not a multiple of the chunk side {chunk}", where="shards")
+                raise ConfigError(
+                    f"shards: {shard} is not a multiple of the chunk size {chunk} along the same dimension",
+                    where="shards",
+                )
     found = None
     if shards is not None:
         found = tuple(shards)

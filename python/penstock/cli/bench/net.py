@@ -181,7 +181,7 @@ def _check_chart(file: Path, plan: NetPlan) -> None:
     from penstock.report.document import refuse_without_charts
 
     if not plan.matrix:
-        raise ConfigError("--chart: draws the matrix of --pairs, which is not set", hint="add --pairs")
+        raise ConfigError("--chart: requires --pairs, whose matrix it draws", hint="add --pairs")
     if file.suffix.lower() not in (".svg", ".png"):
         raise ConfigError(f"--chart: {file} must end in .svg or .png", where="--chart")
     refuse_without_charts()
@@ -270,7 +270,7 @@ def _programs(plan: NetPlan, given: dict[str, Any]) -> dict[str, str]:
         folder, other = other, folder
     if other is not None:
         raise ConfigError(
-            f"{other}: has programs of the other convention, and a run has one convention ({plan.convention})",
+            f"{other}: contains programs of another convention than {plan.convention}",
             hint="set --convention, and run the two conventions one after the other",
         )
     if plan.backend == ("mpi" if plan.convention == "osu" else "nccl"):

@@ -187,7 +187,8 @@ def _asked(path: Path, given: dict[str, Any]) -> tuple[Any, tuple[Point, ...]]:
     )
     if bench.start_at_s is not None and is_many(given):
         raise ConfigError(
-            "start-at: not supported for several hosts, which agree on start times themselves", where="--start-at"
+            "start-at: cannot be set for several hosts, because they agree on start times themselves",
+            where="--start-at",
         )
     if bench.start_at_s is not None and len(points) * len(bench.phases) * bench.repeats > 1:
         raise ConfigError("start-at: requires a single point, phase and repeat", where="--start-at")

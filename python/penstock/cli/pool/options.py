@@ -60,7 +60,7 @@ def request(
         for flag, requested_record, kept in (("--disk", disk, found.spec.disk), ("--engine", engine, found.engine)):
             if requested_record is not None and requested_record != kept:
                 raise ConfigError(
-                    f"{flag}: the pool `{name}` is recorded with {kept}, not {requested_record}",
+                    f"{flag}: the record of pool `{name}` has {kept}, not {requested_record}",
                     where=flag,
                     hint=f"omit {flag} to use the recorded pool",
                 )

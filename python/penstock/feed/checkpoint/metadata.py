@@ -87,7 +87,9 @@ def encode(metadata: Metadata, stored: Mapping[MetadataIndex, Stored]) -> bytes:
     """
     paths = metadata.planner_data
     if paths is not None and not isinstance(paths, Mapping):
-        raise Unsupported(f"a planner with data of type {type(paths).__name__}; paths of names are supported")
+        raise Unsupported(
+            f"checkpoint: planner data of type {type(paths).__name__} are not supported, only a mapping from names to paths"
+        )
     values = {name: _encoded(name, value) for name, value in metadata.state_dict_metadata.items()}
     items = [
         _Item(
@@ -187,7 +189,7 @@ def _check_covered(name: str, value: Any, stored: Mapping[MetadataIndex, Stored]
 
 def _location(item: _Item, value: _Tensor | None) -> Stored:
     if not _FILE.fullmatch(item.file):
-        raise ValueError(f"{item.name} is in the file {item.file!r}")
+        raise ValueError(f"{item.name} is in the file {item.file!r}, which does not belong to this checkpoint")
     if min(item.offset, item.length) < 0 or len(item.crc32c) != -(-item.length // BLOCK_BYTES):
         raise ValueError(f"{item.name} has {len(item.crc32c)} checksums for {item.length} bytes at {item.offset}")
     if value is not None:

@@ -202,8 +202,8 @@ class CheckpointReader(StorageReader):  # type: ignore[misc]  # torch has no typ
                 if (len(block), have) != (length, want):
                     place = f"{self.folder.place(self.step)}/{at.file}"
                     raise Corrupt(
-                        f"{place} is damaged in `{name}`: {len(block):,} bytes at {offset:,} have the CRC-32C "
-                        f"{have:08x} instead of {length:,} with {want:08x}",
+                        f"{place}: `{name}` is damaged: the block at {offset:,} has CRC-32C {have:08x} (want {want:08x}) "
+                        f"and {len(block):,} bytes (want {length:,})",
                         where=place,
                         hint="delete this checkpoint and resume from the one before it",
                     )

@@ -94,7 +94,9 @@ class CheckpointWriter(StorageWriter):  # type: ignore[misc]  # torch has no typ
     # torch passes its options only to a parameter with the name `kwargs`.
     def set_up_storage_writer(self, _is_coordinator: bool, *_: Any, **kwargs: Any) -> None:  # noqa: FBT001 - torch's
         if not kwargs.get("use_collectives", True):
-            raise Unsupported("checkpoint: use_collectives=False, because one rank must commit the checkpoint")
+            raise Unsupported(
+                "checkpoint: use_collectives=False is not supported, because one rank must commit the checkpoint"
+            )
         self.committed = self._written = None
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:

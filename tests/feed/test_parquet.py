@@ -151,9 +151,9 @@ def test_files_that_do_not_read(tmp_path):
     good = parquet_bytes(x=list(range(9)))
     size = len(good)
     bad = {
-        "is not Parquet, or truncated": good[:-9],
+        "is not a Parquet file, or is truncated": good[:-9],
         "is damaged Parquet: its footer has 4,294,967,303 bytes": good[:-8] + b"\xff\xff\xff\xffPAR1",
-        "is not Parquet: it has only 5 bytes": good[:5],
+        "is not a Parquet file: it has only 5 bytes": good[:5],
         "is damaged Parquet": good[: size - 40] + b"\xff" * 32 + good[-8:],
     }
     for number, (problem, content) in enumerate(bad.items()):

@@ -159,7 +159,8 @@ impl ChunkedArray {
         if described.fill.len() != dtype.size()
             || described.chunk_shape.as_ref().is_some_and(|chunk| chunk.contains(&0))
         {
-            return Err(Error::config("dataset", "invalid chunk shape, or wrong fill value size".to_owned()));
+            let problem = "the chunk shape is invalid, or the fill value has the wrong size";
+            return Err(Error::config("dataset", problem.to_owned()));
         }
         let spec = TensorSpec { dtype, shape: described.shape.clone() };
         let within = |start: u64, len: u64| match start.checked_add(len) {

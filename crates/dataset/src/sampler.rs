@@ -66,7 +66,7 @@ impl Sampler {
             let samples = with_separators(self.samples);
             return Err(Error::config(
                 "select",
-                format!("{} is not a position of {samples}", with_separators(*position)),
+                format!("position {} is outside the {samples} samples", with_separators(*position)),
             ));
         }
         let (samples, leaves) = (positions.len() as u64, self.leaves);

@@ -405,7 +405,7 @@ impl Survey {
             None => {
                 let problem = match schema.left_out.as_slice() {
                     [] => "its records have no named values".to_owned(),
-                    [(name, why), ..] => format!("no value has a type; `{name}` is {why}"),
+                    [(name, why), ..] => format!("no value has a known type: `{name}` is {why}"),
                 };
                 Err(Error::Unsupported { what: format!("{place} ({problem})"), by: "the default fields".to_owned() })
             }

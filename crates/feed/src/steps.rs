@@ -59,7 +59,7 @@ impl Steps {
         if self.world == 0 || self.rank >= self.world {
             return Err(Error::config(
                 "rank",
-                format!("must be less than the number of ranks, {} (got {})", self.world, self.rank),
+                format!("must be less than the number of ranks ({} ranks, got {})", self.world, self.rank),
             ));
         }
         if self.cursor > self.samples {

@@ -104,7 +104,7 @@ impl<'a> Value<'a> {
             Self::Feature(feature) => describe_feature(feature),
             Self::Steps(steps) => match steps.steps().iter().flatten().next() {
                 Some(first) => {
-                    format!("a feature_list of {} steps, the first a {}", steps.len(), describe_feature(first))
+                    format!("a feature_list of {} steps (the first step is {})", steps.len(), describe_feature(first))
                 }
                 None => "an empty feature_list".to_owned(),
             },

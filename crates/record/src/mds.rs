@@ -302,7 +302,7 @@ impl<'a> Shard<'a> {
                     let (last, len) = (with_separators(last as u64), with_separators(bytes.len() as u64));
                     return Err(Error::corrupt(
                         place,
-                        format!("ends its last sample at byte {last}, but has {len} bytes"),
+                        format!("has {len} bytes, but its last sample ends at byte {last}"),
                     ));
                 }
                 match (0..count).find(|&at| offset(at) > offset(at + 1)) {
@@ -370,7 +370,7 @@ pub fn sample_columns(sample: &[u8], columns: &[Column], place: &str) -> Result<
         .collect();
     if offset != sample.len() as u64 {
         let (want, have) = (with_separators(offset), with_separators(sample.len() as u64));
-        return Err(Error::corrupt(place, format!("has columns of {want} bytes, but is {have} bytes long")));
+        return Err(Error::corrupt(place, format!("has {have} bytes, but its columns need {want}")));
     }
     Ok(parts)
 }

@@ -147,7 +147,7 @@ impl<'a> Dict<'a> {
             }
         }
         if !rest.0.trim_start().is_empty() {
-            return Err("continues after its end".to_owned());
+            return Err("has text after its closing brace".to_owned());
         }
         match (descr, fortran_order, shape) {
             (Some(descr), Some(fortran_order), Some(shape)) => Ok(Self { descr, fortran_order, shape }),

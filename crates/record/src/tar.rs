@@ -73,7 +73,7 @@ impl<'a> Members<'a> {
         let (count, at) = (self.count + self.skipped, self.base + at as u64);
         let problem = match at {
             0 => self.not_a_tar(&format!(": its first header {problem}")),
-            _ => format!("{problem} (header of member {count}, byte {})", with_separators(at)),
+            _ => format!("is damaged: the header of member {count} at byte {} {problem}", with_separators(at)),
         };
         Error::corrupt(self.place, problem)
     }
@@ -136,7 +136,7 @@ impl<'a> Members<'a> {
             match fields.kind {
                 Kind::Pax | Kind::GlobalPax | Kind::LongName | Kind::LongLink => {
                     if fields.size > header::MAX_EXTENSION {
-                        return Err(self.corrupt(at, "is an extension of more than 1 MiB"));
+                        return Err(self.corrupt(at, "describes an extension of more than 1 MiB"));
                     }
                     let (content, end) = self.content(body, fields.size)?;
                     let problem = |problem| self.corrupt(at, problem);

@@ -204,7 +204,10 @@ async fn list(
             let manifest = match manifest.source.as_deref() == Some(&folder_url) && manifest.url != folder_url {
                 // An earlier stage of the same source wrote this manifest: use the source objects that it records.
                 true => manifest.of_source().ok_or_else(|| {
-                    Error::corrupt(&place, "describes a staged copy, but not the source object of each file")
+                    Error::corrupt(
+                        &place,
+                        "describes a staged copy, but does not record the source object of each file",
+                    )
                 })?,
                 false => manifest,
             };

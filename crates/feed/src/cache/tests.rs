@@ -431,7 +431,7 @@ async fn cache_of_what_cannot_be_copied_decides_so() {
         let stored = whole(&cache, &object).await;
         assert_eq!(copied(&cache, &object, Codec::Gzip, &stored).await, None);
     }
-    assert!(cache.transcoding().unwrap().starts_with("cached as stored: none of the first 3 objects "));
+    assert!(cache.transcoding().unwrap().starts_with("cached as stored: each of the first 3 objects "));
 }
 
 /// Access plan that takes sizes from the store, so that the suite's objects are cached.

@@ -89,7 +89,7 @@ impl Verdict {
         let trials: Vec<Trial> = tried.iter().flatten().copied().collect();
         if trials.is_empty() {
             let why = format!(
-                "cached as stored: none of the first {} objects is valid and at most {} bytes decompressed",
+                "cached as stored: each of the first {} objects is invalid or larger than {} bytes when decompressed",
                 tried.len(),
                 with_separators(MAX_INFLATED)
             );
@@ -425,6 +425,6 @@ mod tests {
         let full = of(&[trial(5, 800)], 800_000);
         assert!(!full.keeps && full.why.contains("but the limit is 800,000"), "{full}");
         let none = of(&[None; TRIALS], 900_000);
-        assert!(!none.keeps && none.why.contains("none of the first 3"), "{none}");
+        assert!(!none.keeps && none.why.contains("each of the first 3"), "{none}");
     }
 }

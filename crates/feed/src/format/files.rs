@@ -91,7 +91,8 @@ const NAMED: usize = 5;
 /// Returns the labels of `keys`, in the same order. Returns an error if a key has no label.
 fn label_values(keys: &[Box<[u8]>], labels: &Labels) -> Result<Values> {
     if labels.files.len() != labels.values.len() {
-        return Err(Error::bug(format!("{} has labels without files", labels.place)));
+        let (values, files) = (labels.values.len(), labels.files.len());
+        return Err(Error::bug(format!("{} has {values} labels for {files} files", labels.place)));
     }
     let mut of: HashMap<&[u8], usize> = HashMap::with_capacity(labels.files.len());
     for (at, file) in labels.files.iter().enumerate() {

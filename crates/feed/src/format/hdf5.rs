@@ -58,7 +58,10 @@ pub(super) fn blocks(mut blocks: Blocks, datasets: &[String], files: &[File], li
     for file in files {
         let place = format!("{}{}", listing.url, file.key);
         let Some(&object) = numbers.get(file.key.as_bytes()) else {
-            return Err(Error::config("format", format!("{place} is described, but not listed")));
+            return Err(Error::config(
+                "format",
+                format!("the format describes {place}, but the listing does not contain it"),
+            ));
         };
         let size = listing.objects[object].size;
         if size != file.size {
@@ -67,7 +70,11 @@ pub(super) fn blocks(mut blocks: Blocks, datasets: &[String], files: &[File], li
         if file.arrays.len() != datasets.len() {
             return Err(Error::config(
                 "format",
-                format!("{place}: {} datasets are described, but {} are selected", file.arrays.len(), datasets.len()),
+                format!(
+                    "{place}: the format describes {} HDF5 datasets, but names {}",
+                    file.arrays.len(),
+                    datasets.len()
+                ),
             ));
         }
         let within = |start: u64, len: u64| match start.checked_add(len) {

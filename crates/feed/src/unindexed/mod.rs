@@ -110,7 +110,7 @@ impl Unindexed {
             });
         }
         if turns.world == 0 || turns.rank >= turns.world {
-            let problem = format!("must be less than the number of ranks, {} (got {})", turns.world, turns.rank);
+            let problem = format!("must be less than the number of ranks ({} ranks, got {})", turns.world, turns.rank);
             return Err(Error::config("rank", problem));
         }
         if fields.is_empty() {

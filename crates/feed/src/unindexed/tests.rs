@@ -205,7 +205,7 @@ fn an_object_cut_short_gives_what_is_whole_and_then_its_error() {
 fn what_cannot_be_is_refused() {
     let case = Case::new(&objects(&[2]), Codec::None);
     let refused = |turns, on_error| case.feed(None, turns, on_error).unwrap_err().to_string();
-    assert!(refused(turns(1, 2, 2), OnError::Raise).contains("must be less than the number of ranks, 2 (got 2)"));
+    assert!(refused(turns(1, 2, 2), OnError::Raise).contains("must be less than the number of ranks (2 ranks, got 2)"));
     assert!(refused(turns(0, 0, 1), OnError::Raise).contains("0 is not a valid batch size"));
     assert!(refused(turns(1, 0, 1), OnError::Substitute).contains("use skip or raise"));
     let feed = case.feed(None, turns(1, 0, 1), OnError::Raise).unwrap();

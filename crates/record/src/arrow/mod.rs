@@ -75,7 +75,7 @@ fn message<'a>(bytes: &'a [u8], at: u64, size: u64, place: &str) -> Result<Next<
     }
     let len = u64::from(len);
     if len > MAX_METADATA || lead + len > left {
-        return Err(damaged(&format!("a message of {} bytes", with_separators(len))));
+        return Err(damaged(&format!("a message states {} bytes", with_separators(len))));
     }
     let Some(metadata) = bytes.get(lead as usize..(lead + len) as usize) else { return Ok(Next::Wants(lead + len)) };
     let metadata = Table::root(metadata).ok_or_else(|| damaged("a message is not readable"))?;

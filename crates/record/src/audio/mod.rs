@@ -221,11 +221,12 @@ fn decode_file(
     let (info, mut stream) = open(bytes, place)?;
     let Info { rate, channels, frames } = info;
     if !(1..=MAX_RATE).contains(&rate) || !(1..=255).contains(&channels) {
-        let problem = format!("is damaged audio: {} channels at {} Hz", channels, with_separators(rate.into()));
+        let problem =
+            format!("is damaged audio: its header states {} channels at {} Hz", channels, with_separators(rate.into()));
         return Err(Error::corrupt(place, problem));
     }
     if frames == 0 {
-        return Err(Error::corrupt(place, "has no samples (0), but should be audio"));
+        return Err(Error::corrupt(place, "contains 0 audio samples"));
     }
     if frames > (bytes.len() as u64).saturating_mul(MAX_EXPANSION) {
         let (frames, bytes) = (with_separators(frames), with_separators(bytes.len() as u64));

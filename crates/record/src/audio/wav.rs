@@ -125,7 +125,7 @@ impl Format {
         let Self { tag, channels, block, bits, .. } = *self;
         let is_even = channels != 0 && block != 0 && block % channels == 0;
         if !is_even && matches!(tag, PCM | FLOAT | A_LAW | MU_LAW) {
-            let problem = format!("is a damaged WAV: {channels} channels in blocks of {block} bytes");
+            let problem = format!("is a damaged WAV: blocks of {block} bytes cannot hold {channels} channels");
             return Err(Error::corrupt(place, problem));
         }
         let bytes = if is_even { block / channels } else { 0 };

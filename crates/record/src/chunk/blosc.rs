@@ -89,7 +89,9 @@ pub(super) fn decode(input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
     BLOCK.with_borrow_mut(|room| {
         for (number, target) in out.chunks_mut(block).enumerate() {
             let start = le_u32(input, HEADER + 4 * number).unwrap_or(usize::MAX);
-            let source = input.get(start..).ok_or_else(|| corrupt(format!("block {number} begins after its end")))?;
+            let source = input
+                .get(start..)
+                .ok_or_else(|| corrupt(format!("block {number} begins after the end of the buffer")))?;
             let whole = target.len() == block;
             let split = flags & 0x10 == 0 && whole && element <= MAX_SPLITS && block / element >= MIN_STREAM;
             let streams = if split { element } else { 1 };

@@ -16,7 +16,7 @@ pub enum Labels {
 
 /// Error for a mask whose pixels are colours.
 pub(super) fn coloured(what: &str, place: &str) -> Error {
-    Error::mismatch(place, format!("is a mask with {what}: labels are a palette's indices or grey values"))
+    Error::mismatch(place, format!("is a mask with {what}, but labels must be palette indices or grey values"))
 }
 
 /// Values of less than 8 bits, in rows of `line` bytes. The first value is in the most significant bits.

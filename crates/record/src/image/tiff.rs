@@ -115,7 +115,7 @@ pub(super) fn decode(bytes: &[u8], probe: &Probe, format: Format, pixels: &mut P
         DecodingResult::U16(values) => {
             pixels.convert_wide(exactly(&values, count * stored, place)?, stored, format, place)
         }
-        _ => Err(unsupported(&format!("{color:?} of another type than unsigned integers"), place)),
+        _ => Err(unsupported(&format!("{color:?} pixels that are not unsigned integers"), place)),
     }
 }
 

@@ -21,7 +21,10 @@ const MAX_ROWS: u64 = 1 << 40;
 /// Reads the size of a file's footer, including the tail, from `end`, the last bytes of the file.
 pub fn footer_len(end: &[u8], size: u64, place: &str) -> Result<u64> {
     let Some(tail) = end.last_chunk::<TAIL>() else {
-        return Err(Error::corrupt(place, format!("is not Parquet: it has only {} bytes", with_separators(size))));
+        return Err(Error::corrupt(
+            place,
+            format!("is not a Parquet file: it has only {} bytes", with_separators(size)),
+        ));
     };
     let ([l0, l1, l2, l3, magic @ ..], len) = (*tail, size);
     if &magic == b"PARE" {
@@ -32,7 +35,10 @@ pub fn footer_len(end: &[u8], size: u64, place: &str) -> Result<u64> {
     if &magic != b"PAR1" {
         return Err(Error::corrupt(
             place,
-            format!("is not Parquet, or truncated: it ends in `{}`", magic.escape_ascii()),
+            format!(
+                "is not a Parquet file, or is truncated: its last bytes are `{}` (want `PAR1`)",
+                magic.escape_ascii()
+            ),
         ));
     }
     if footer > len || footer > MAX_FOOTER {

@@ -175,7 +175,7 @@ impl<R: ChunkReader> Pages<R> {
         }
         let levels = header.definition_len as usize + header.repetition_len as usize;
         if levels > header.uncompressed || levels > stored.len() {
-            return Err(self.damaged(format!("of {} bytes has levels of {levels} bytes", header.uncompressed)));
+            return Err(self.damaged(format!("of {} bytes states levels of {levels} bytes", header.uncompressed)));
         }
         // parquet-cpp before 2.0 compressed pages of version 2, but marked them as uncompressed (ARROW-10353).
         let is_compressed = header.is_compressed || stored.len() != header.uncompressed;
@@ -279,7 +279,7 @@ impl<R: ChunkReader> Pages<R> {
                 let stated = skip_deltas(&mut lengths).map_err(|problem| self.damaged(problem))?;
                 if stated > values as u64 {
                     let (stated, values) = (with_separators(stated), with_separators(values as u64));
-                    return Err(self.damaged(format!("of {values} values has {stated} lengths")));
+                    return Err(self.damaged(format!("of {values} values states {stated} lengths")));
                 }
             }
             within(values.saturating_mul(DELTA_BYTES), "the lengths in a page")?;

@@ -132,7 +132,7 @@ fn encodings_are_of_their_declared_types() {
 fn shard_whose_table_is_wrong_is_refused() {
     let (_, bytes) = shards("plain").remove(0);
     let error = |bytes: &[u8]| Shard::new(bytes, "a.mds").unwrap_err().to_string();
-    assert_eq!(error(&bytes[..bytes.len() - 1]), "a.mds ends its last sample at byte 1,753, but has 1,752 bytes");
+    assert_eq!(error(&bytes[..bytes.len() - 1]), "a.mds has 1,752 bytes, but its last sample ends at byte 1,753");
     assert_eq!(error(&bytes[..20]), "a.mds is not an MDS shard: its 20 bytes cannot contain the offsets of 5 samples");
     assert_eq!(
         error(b""),
@@ -144,7 +144,7 @@ fn shard_whose_table_is_wrong_is_refused() {
     assert_eq!(error(&swapped), "a.mds contains sample 2, which ends before it begins");
     let (columns, _) = shards("plain").remove(0);
     let error = sample_columns(&[0; 40], &columns, "sample 3").unwrap_err().to_string();
-    assert_eq!(error, "sample 3 has columns of 54 bytes, but is 40 bytes long");
+    assert_eq!(error, "sample 3 has 40 bytes, but its columns need 54");
 }
 
 #[test]

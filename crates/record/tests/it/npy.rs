@@ -66,7 +66,7 @@ fn header_damage_is_named() {
         ),
         ("{'descr': '<f4', 'fortran_order': False, 'shape': (2,-1), }", "has a shape that is not a tuple of sizes"),
         ("{'descr': '<f4', 'fortran_order': False, 'shape': (2,), 'x': 1}", "has the unknown key `x`"),
-        ("{'descr': '<f4', 'fortran_order': False, 'shape': (2,)} + 1", "continues after its end"),
+        ("{'descr': '<f4', 'fortran_order': False, 'shape': (2,)} + 1", "has text after its closing brace"),
         ("{'descr': '<f4", "ends inside a string"),
         ("{'descr': [('a'", "ends inside a list"),
         ("", "lacks a `{`"),

@@ -185,7 +185,7 @@ fn cut_files_are_named() {
     let bytes = goldens::files("parquet").remove("plain.parquet").unwrap();
     for len in [0, 3, bytes.len() / 2, bytes.len() - 1] {
         let error = Table::open(Bytes::copy_from_slice(&bytes[..len]), "a.parquet").unwrap_err().to_string();
-        assert!(error.starts_with("a.parquet is not Parquet"), "{error}");
+        assert!(error.starts_with("a.parquet is not a Parquet file"), "{error}");
     }
 }
 

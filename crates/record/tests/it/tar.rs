@@ -112,7 +112,7 @@ fn other_bytes_are_no_tar() {
 fn damaged_header_is_named_with_its_place() {
     let mut bytes = archive(&[("a.jpg".into(), vec![1; 600]), ("b.jpg".into(), vec![2])]);
     bytes[512 + 1024 + 3] ^= 1;
-    assert_eq!(problem(&bytes), "a.tar does not match its checksum (header of member 1, byte 1,536)");
+    assert_eq!(problem(&bytes), "a.tar is damaged: the header of member 1 at byte 1,536 does not match its checksum");
 }
 
 #[test]

@@ -26,7 +26,7 @@ const AT_ONCE: usize = 16;
 pub(crate) fn length(remote: &dyn Remote, key: &Key, headers: &HeaderMap) -> Result<u64> {
     let length = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
     length.ok_or_else(|| Error::Unsupported {
-        what: format!("{} (the response has no Content-Length)", remote.place(key)),
+        what: format!("reading {} without a Content-Length in the response", remote.place(key)),
         by: "Penstock".to_owned(),
     })
 }

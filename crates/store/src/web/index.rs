@@ -84,7 +84,8 @@ impl Walk {
         let bad = |problem: String| Error::Unsupported { what: format!("a listing of {place}"), by: problem };
         self.pages += 1;
         if self.pages > PAGES || folder.as_bytes().iter().filter(|byte| **byte == b'/').count() > DEPTH {
-            return Err(bad(format!("Penstock (limits: {DEPTH} folder levels, {PAGES} index pages)")));
+            let what = format!("a listing of {place} with more than {DEPTH} folder levels or {PAGES} index pages");
+            return Err(Error::Unsupported { what, by: "Penstock".to_owned() });
         }
         let answer = self.site.send(&Method::GET, Metric::Lists, folder, HeaderMap::new(), self.deadline).await;
         let answer = match answer {

@@ -243,3 +243,33 @@ def test_peek_of_nothing_or_an_unknown_format_is_an_error(tmp_path, run_cli):
     (tmp_path / "x.sgy").write_bytes(bytes(4000))
     volume = run_cli("peek", str(tmp_path / "x.sgy"))
     assert (volume.code, "hint: describe a volume with penstock array info FILE" in volume.err) == (3, True)
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow"])
+def test_peek_shows_numbers_that_are_times_as_times(tmp_path, run_cli, form):
+    table = pa.table(
+        {
+            "at": pa.array([1_700_000_000_123_456], pa.timestamp("us", "UTC")),
+            "local": pa.array([1_700_000_000_123], pa.timestamp("ms")),
+            "day": pa.array([19_675], pa.date32()),
+            "clock": pa.array([3_600_000], pa.time32("ms")),
+            "n": [7],
+        }
+    )
+    if form == "parquet":
+        pq.write_table(table, tmp_path / "a.parquet")
+    else:
+        table = table.append_column("took", pa.array([90], pa.duration("s")))
+        with pa.ipc.new_file(tmp_path / "a.arrow", table.schema) as out:
+            out.write_table(table)
+    text = run_cli("peek", str(tmp_path)).out
+    assert "timestamp[us, UTC], " in text
+    for value in (
+        "1700000000123456 (int64; 2023-11-14T22:13:20.123456)",
+        "1700000000123 (int64; 2023-11-14T22:13:20.123)",
+        "19675 (int32; 2023-11-14)",
+        "3600000 (int32; 3600000 milliseconds)",
+        "7 (int64)",
+        *(["90 (int64; 90 seconds)"] if form == "arrow" else []),
+    ):
+        assert value in text

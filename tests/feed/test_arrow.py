@@ -229,15 +229,25 @@ def test_arrow_schema_is_read_from_the_footer_if_no_message_has_it(tmp_path):
         read(tmp_path, last=penstock.tensor("int64", ()))
 
 
-def test_arrow_maps_have_keys_and_values_whatever_their_stored_names(tmp_path):
-    entries = pa.struct([pa.field("some_key", pa.string(), nullable=False), pa.field("some_value", pa.int32())])
+@pytest.mark.parametrize("form", ["arrow", "parquet"])
+def test_maps_have_keys_and_values_whatever_their_stored_names(tmp_path, form):
+    entries = pa.struct([pa.field("some_key", pa.string(), nullable=False), pa.field("some_value", pa.list_(pa.int32()))])
     kind = pa.map_(entries[0], entries[1])
-    with pa.ipc.new_file(tmp_path / "a.arrow", pa.schema([("m", kind)])) as out:
-        out.write_table(pa.table({"m": pa.array([[("a", 1), ("b", 2)], None, []], kind)}))
+    table = pa.table({"x": [1, 2, 3], "m": pa.array([[("a", [1, 2]), ("b", [])], None, []], kind), "y": [4, 5, 6]})
+    if form == "parquet":
+        pa.parquet.write_table(table, tmp_path / "a.parquet")
+    else:
+        with pa.ipc.new_file(tmp_path / "a.arrow", table.schema) as out:
+            out.write_table(table)
     assert read(tmp_path) == {
+        "x": [1, 2, 3],
         "m.key": [[b"a", b"b"], [], []],
-        "m.value": [[1, 2], [], []],
+        "m.value": [[[1, 2], []], [], []],
+        "y": [4, 5, 6],
     }
+    if form == "parquet":
+        stored = penstock.raw_list().of("m.key_value.key")
+        assert read(tmp_path, keys=stored) == {"keys": [[b"a", b"b"], [], []]}
 
 
 def test_arrow_rows_of_several_files_are_shuffled_and_resumed(tmp_path: Path) -> None:
@@ -315,3 +325,17 @@ def test_arrow_damaged_file_is_read_or_refused(tmp_path_factory, name, changes):
     # Every other error, and the end of the process, fails the test.
     with contextlib.suppress(BudgetExceeded, ConfigError, Corrupt, Mismatch, Unsupported):
         read(folder, ids=penstock.ragged("int32"), tags=penstock.raw_list(), **fields)
+
+
+@pytest.mark.parametrize("rows", [34, 50 ^ 1 << 32, 0])
+def test_arrow_batch_whose_columns_have_another_number_of_rows_is_corrupt(tmp_path, rows):
+    out = pa.BufferOutputStream()
+    table = pa.table({"a": list(range(50))})
+    with pa.ipc.new_file(out, table.schema) as writer:
+        writer.write_table(table)
+    content = bytearray(out.getvalue())
+    at = content.index((50).to_bytes(8, "little"))  # RecordBatch.length comes before the lengths of its columns
+    content[at : at + 8] = rows.to_bytes(8, "little")
+    (tmp_path / "a.arrow").write_bytes(content)
+    with pytest.raises(Corrupt, match="a batch of|a record batch is not readable"):
+        read(tmp_path)

@@ -231,6 +231,11 @@ fn look_at_table(source: &Source, object: u64, stored: Bytes) -> Result<Option<S
     }
     let known: Vec<String> = survey.known.keys().cloned().collect();
     let mut schema = survey.schema(&place)?;
+    for seen in &mut schema.seen {
+        if let Some(time) = table.time(&seen.field.name) {
+            seen.holds = format!("{time}, {}", seen.holds);
+        }
+    }
     for (name, kind, has_nulls, holds) in source.partitions().proposed() {
         if !known.iter().any(|column| column == name) {
             let field = Field::of_kind(name, kind);
@@ -383,7 +388,7 @@ impl Survey {
                     refused.push((name, Error::Unsupported { what, by: "fields".to_owned() }));
                     continue;
                 }
-                schema.left_out.push((name, format!("null or empty in {} of {0} records", self.records)));
+                schema.left_out.push((name, format!("null or empty in all {} inspected records", self.records)));
                 continue;
             };
             let kind = match kind {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 import warnings
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -198,8 +199,12 @@ def _first(dataset: Dataset, records: int) -> list[dict[str, str]]:
     loader = penstock.Loader(
         dataset.take(records).cache(False), batch_size=records, rank=0, world=1, prefetch_next_epoch=False
     )
+    holds = dict(zip((name for name, _ in schema.specs), schema.holds, strict=True))
     for batch in loader:
-        return [{**{name: _value(value) for name, value in row.items()}, **partitions} for row in rows(batch)]
+        return [
+            {**{name: _value(value, holds.get(name, "")) for name, value in row.items()}, **partitions}
+            for row in rows(batch)
+        ]
     return []
 
 
@@ -217,8 +222,8 @@ def _first_object(dataset: Dataset) -> int:
     return 0
 
 
-def _value(value: Any) -> str:
-    """Return the value as text of about `_SHOWN` characters."""
+def _value(value: Any, holds: str) -> str:
+    """Return the value as text of about `_SHOWN` characters. `holds` describes its field."""
     from penstock.feed.columns import Ragged
 
     if isinstance(value, bytes):
@@ -229,11 +234,24 @@ def _value(value: Any) -> str:
     if dtype is None:
         return _shortened(repr(value))
     if not value.shape:
-        return f"{value} ({dtype})"
+        return f"{value} ({dtype}{_time(value, holds)})"
     text = f"{dtype} {list(value.shape)}"
     if len(value.shape) > 1:
         return text
     return _shortened(f"{text}: {_items(value)}")
+
+
+def _time(value: Any, holds: str) -> str:
+    """Return a number that is a time as ISO 8601 text or as a duration, after a separator; empty for other numbers."""
+    import numpy as np
+
+    found = re.match(r"(timestamp|date|time|duration)\[(day|ms|us|ns|s)\b", holds)
+    if found is None or value.dtype.kind not in "iu":
+        return ""
+    unit = "D" if found[2] == "day" else found[2]
+    if found[1] in ("timestamp", "date"):
+        return f"; {np.datetime64(int(value), unit)}"
+    return f"; {np.timedelta64(int(value), unit)}"
 
 
 def _bytes(data: bytes) -> str:

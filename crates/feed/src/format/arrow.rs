@@ -96,6 +96,10 @@ impl Table for Rows {
             from += len;
         }
     }
+
+    fn time(&self, name: &str) -> Option<&str> {
+        self.file.columns().iter().find(|column| column.name == name)?.time.as_deref()
+    }
 }
 
 /// Converts a value; `text` states that byte strings are text.

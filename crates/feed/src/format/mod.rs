@@ -456,6 +456,11 @@ pub(crate) trait Table {
     /// request, each as a list of alternative names; the first name that exists is used. The result for a record
     /// depends only on the object, not on the other requested records. Decodes at most `limit` bytes at a time.
     fn each(&self, records: &[u64], parts: &[&[String]], limit: u64, each: EachRow<'_>);
+
+    /// Meaning of a column whose numbers are times, such as `timestamp[us, UTC]`.
+    fn time(&self, _name: &str) -> Option<&str> {
+        None
+    }
 }
 
 /// Rows of equal size that follow a header.

@@ -138,6 +138,10 @@ impl Table for Rows {
             }
         }
     }
+
+    fn time(&self, name: &str) -> Option<&str> {
+        self.file.columns()[self.file.column(name)?].time.as_deref()
+    }
 }
 
 /// A row of the table, as a record.

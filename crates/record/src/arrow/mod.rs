@@ -125,8 +125,13 @@ pub fn next_batch(bytes: &[u8], at: u64, size: u64, place: &str) -> Result<NextB
 }
 
 fn rows(batch: &Table<'_>, place: &str) -> Result<u64> {
-    let rows = batch.i64(0);
-    u64::try_from(rows).map_err(|_| Error::corrupt(place, format!("is damaged Arrow IPC: a batch of {rows} rows")))
+    let (rows, columns) = (batch.i64(0), batch.pairs(1));
+    let damaged = |what: String| Error::corrupt(place, format!("is damaged Arrow IPC: a batch of {rows} rows{what}"));
+    match columns.as_deref() {
+        None => Err(damaged(", whose columns are not readable".to_owned())),
+        Some([(column, _), ..]) if *column != rows => Err(damaged(format!(", whose first column has {column}"))),
+        Some(_) => u64::try_from(rows).map_err(|_| damaged(String::new())),
+    }
 }
 
 /// Positions of the buffers of a record batch or a dictionary.
@@ -159,7 +164,7 @@ impl Batch {
             Some(1) => Some(Codec::Zstd),
             Some(_) => return None,
         };
-        Some(Self { rows: u64::try_from(table.i64(0)).ok()?, buffers, views, codec })
+        Some(Self { rows: rows(table, "").ok()?, buffers, views, codec })
     }
 
     fn number(&self, buffer: BufferNumber) -> usize {

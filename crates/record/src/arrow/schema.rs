@@ -70,6 +70,8 @@ pub struct Column {
     pub element: std::result::Result<Element, String>,
     /// True if the byte strings are declared to be text.
     pub text: bool,
+    /// Meaning of numbers that are times, such as `timestamp[us, UTC]`.
+    pub time: Option<String>,
     /// Levels of lists, the outermost first; empty if a row has one value.
     pub(super) lists: Vec<Level>,
     /// Validity buffers of the rows: those of the structs around the column, and that of the list or value.
@@ -105,6 +107,8 @@ struct Around {
     lists: Vec<Level>,
     /// Name to use in place of the stored one; empty for the child of a list, which adds nothing to the path.
     name: Option<&'static str>,
+    /// Meaning of the values, if they are times.
+    time: Option<String>,
     depth: usize,
 }
 
@@ -180,6 +184,22 @@ fn leaf(kind: u8, table: &Table<'_>) -> Option<(std::result::Result<Element, Str
     })
 }
 
+/// Meaning of a leaf type whose numbers are times.
+fn time(kind: u8, table: &Table<'_>) -> Option<String> {
+    let unit = |or: i16| ["s", "ms", "us", "ns"].get(usize::try_from(table.i16(0, or)).ok()?).copied();
+    Some(match kind {
+        8 if table.i16(0, 1) == 0 => "date[day]".to_owned(),
+        8 => "date[ms]".to_owned(),
+        9 => format!("time[{}]", unit(1)?),
+        10 => match table.text(1).filter(|zone| !zone.is_empty()) {
+            Some(zone) => format!("timestamp[{}, {zone}]", unit(0)?),
+            None => format!("timestamp[{}]", unit(0)?),
+        },
+        18 => format!("duration[{}]", unit(1)?),
+        _ => return None,
+    })
+}
+
 impl Walk {
     fn take(&mut self, buffers: usize) -> BufferNumber {
         let first = self.next;
@@ -208,6 +228,7 @@ impl Walk {
             let mut own = Self::default();
             own.leaf(&Around::default(), element.clone(), text, None, 0);
             self.schema.dictionaries.extend(own.schema.columns.into_iter().map(|column| (number, column)));
+            around.time = time(kind, &field.table(3)?);
             let dictionary = index.map(|index| (number, index));
             let element =
                 dictionary.as_ref().map_err(Clone::clone).and(element.as_ref().map_err(Clone::clone)).copied();
@@ -221,6 +242,7 @@ impl Walk {
         }
         let table = field.table(3)?;
         if let Some((element, text, buffers)) = leaf(kind, &table) {
+            around.time = time(kind, &table);
             self.leaf(&around, element, text, None, buffers + 1);
             if matches!(kind, 23 | 24) {
                 self.next.views += 1;
@@ -304,7 +326,7 @@ impl Walk {
         let values = BufferNumber { number: first.number + 1, ..first };
         let mut around = around.clone();
         around.push_validity(first);
-        let Around { path: name, validity, lists, .. } = around;
-        self.schema.columns.push(Column { name, element, text, lists, validity, values, dictionary });
+        let Around { path: name, validity, lists, time, .. } = around;
+        self.schema.columns.push(Column { name, element, text, time, lists, validity, values, dictionary });
     }
 }

@@ -3,8 +3,8 @@
 
 use std::collections::HashMap;
 
-use ::parquet::basic::{ConvertedType, LogicalType, Repetition, Type as Physical};
-use ::parquet::schema::types::{ColumnDescriptor, SchemaDescriptor, Type};
+use ::parquet::basic::{ConvertedType, LogicalType, Repetition, TimeUnit, Type as Physical};
+use ::parquet::schema::types::{ColumnDescriptor, SchemaDescriptor, Type, TypePtr};
 use penstock_types::DType;
 
 /// Type of a column's values.
@@ -36,13 +36,15 @@ pub struct Column {
     pub lists: Vec<i16>,
     /// True if the byte strings are declared to be text.
     pub text: bool,
+    /// Meaning of numbers that are times, such as `timestamp[us, UTC]`.
+    pub time: Option<String>,
 }
 
 /// Columns of a schema, in stored order.
 pub(super) fn describe(schema: &SchemaDescriptor) -> Vec<Column> {
     let mut paths = Vec::new();
     for field in schema.root_schema().get_fields() {
-        Path::default().walk(field, true, &mut paths);
+        Path::default().walk(field, Some(field.name()), &mut paths);
     }
     // Both lists contain the leaves of the schema in order.
     paths.into_iter().zip(schema.columns()).map(|(path, column)| path.column(column)).collect()
@@ -58,13 +60,11 @@ struct Path {
 }
 
 impl Path {
-    /// Adds `node` and all nodes below it; appends the paths of the leaves to `found`.
-    fn walk(mut self, node: &Type, is_shown: bool, found: &mut Vec<Self>) {
+    /// Adds `node`, under this name, and all nodes below it; appends the paths of the leaves to `found`.
+    fn walk(mut self, node: &Type, shown: Option<&str>, found: &mut Vec<Self>) {
         let info = node.get_basic_info();
         self.stored.push(info.name().to_owned());
-        if is_shown {
-            self.shown.push(info.name().to_owned());
-        }
+        self.shown.extend(shown.map(str::to_owned));
         let repetition = if info.has_repetition() { info.repetition() } else { Repetition::REQUIRED };
         self.defined += i16::from(repetition != Repetition::REQUIRED);
         if repetition == Repetition::REPEATED {
@@ -73,6 +73,15 @@ impl Path {
         if node.is_primitive() {
             return found.push(self);
         }
+        if let Some((entries, sides)) = map_of(node) {
+            self.stored.push(entries.name().to_owned());
+            self.defined += 1;
+            self.lists.push(self.defined);
+            for (side, name) in sides.iter().zip(["key", "value"]) {
+                self.clone().walk(side, Some(name), found);
+            }
+            return;
+        }
         let list = list_of(node);
         for child in node.get_fields() {
             match list {
@@ -80,15 +89,15 @@ impl Path {
                 Some(has_element) => {
                     let mut inner = self.clone();
                     if !has_element {
-                        inner.walk(child, false, found);
+                        inner.walk(child, None, found);
                         continue;
                     }
                     inner.stored.push(child.name().to_owned());
                     inner.defined += 1;
                     inner.lists.push(inner.defined);
-                    child.get_fields().iter().for_each(|element| inner.clone().walk(element, false, found));
+                    child.get_fields().iter().for_each(|element| inner.clone().walk(element, None, found));
                 }
-                None => self.clone().walk(child, true, found),
+                None => self.clone().walk(child, Some(child.name()), found),
             }
         }
     }
@@ -101,8 +110,24 @@ impl Path {
             0..=MAX_LISTS => element(column),
             levels => Err(format!("lists in {levels} levels")),
         };
-        Column { name: self.shown.join("."), path: self.stored.join("."), element, lists: self.lists, text }
+        let (name, path) = (self.shown.join("."), self.stored.join("."));
+        Column { name, path, element, lists: self.lists, text, time: time(column) }
     }
+}
+
+/// If a group is a map: the repeated group of its entries, and the key and the value of an entry. Writers give all of
+/// them different names.
+fn map_of(group: &Type) -> Option<(&Type, &[TypePtr; 2])> {
+    let info = group.get_basic_info();
+    let is_map = matches!(info.logical_type_ref(), Some(LogicalType::Map))
+        || matches!(info.converted_type(), ConvertedType::MAP | ConvertedType::MAP_KEY_VALUE);
+    let [entries] = group.get_fields() else { return None };
+    let entries_info = entries.get_basic_info();
+    let is_repeated = entries_info.has_repetition() && entries_info.repetition() == Repetition::REPEATED;
+    if !is_map || !is_repeated || !entries.is_group() {
+        return None;
+    }
+    Some((entries, entries.get_fields().try_into().ok()?))
 }
 
 /// If a group is a list, returns whether its elements are one level below the repeated level. For files of older
@@ -146,6 +171,28 @@ pub(super) fn number_namesakes(columns: &mut [Column]) {
         *number += 1;
         column.name = format!("{}#{number}", column.name);
     }
+}
+
+/// Meaning of a column whose numbers are times.
+fn time(column: &ColumnDescriptor) -> Option<String> {
+    let name = |unit: &TimeUnit| match unit {
+        TimeUnit::MILLIS => "ms",
+        TimeUnit::MICROS => "us",
+        TimeUnit::NANOS => "ns",
+    };
+    Some(match (column.logical_type_ref(), column.converted_type()) {
+        (Some(LogicalType::Timestamp(of)), _) => {
+            let zone = if of.is_adjusted_to_u_t_c { ", UTC" } else { "" };
+            format!("timestamp[{}{zone}]", name(&of.unit))
+        }
+        (Some(LogicalType::Time(of)), _) => format!("time[{}]", name(&of.unit)),
+        (Some(LogicalType::Date), _) | (None, ConvertedType::DATE) => "date[day]".to_owned(),
+        (None, ConvertedType::TIMESTAMP_MILLIS) => "timestamp[ms, UTC]".to_owned(),
+        (None, ConvertedType::TIMESTAMP_MICROS) => "timestamp[us, UTC]".to_owned(),
+        (None, ConvertedType::TIME_MILLIS) => "time[ms]".to_owned(),
+        (None, ConvertedType::TIME_MICROS) => "time[us]".to_owned(),
+        _ => return None,
+    })
 }
 
 fn element(column: &ColumnDescriptor) -> std::result::Result<Element, String> {

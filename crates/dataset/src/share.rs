@@ -180,7 +180,7 @@ impl SharePlan {
         if u32::try_from(objects.len()).is_err() {
             return Err(Error::Unsupported {
                 what: format!("dividing {} objects", objects.len()),
-                by: "this version, which divides at most 4,294,967,295".to_owned(),
+                by: "this version (at most 4,294,967,295 objects)".to_owned(),
             });
         }
         division.weights.check(nodes)?;

@@ -98,7 +98,7 @@ impl Range {
             let is_number = (1..19).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit());
             is_number.then(|| text.parse().ok())?
         };
-        let step = step.map_or(Some(1), number)?.max(1);
+        let step = step.map_or(Some(1), |step| number(step.strip_prefix('-').unwrap_or(step)))?.max(1);
         let letters = match (from.as_bytes(), to.as_bytes()) {
             (&[from], &[to]) if from.is_ascii_alphabetic() && to.is_ascii_alphabetic() => {
                 Some((u64::from(from), u64::from(to)))
@@ -200,6 +200,7 @@ mod tests {
         assert_eq!(expanded("{00..4..2}"), ["00", "02", "04"]);
         assert_eq!(expanded("{a..e..2}"), ["a", "c", "e"]);
         assert_eq!(expanded("{1..2..0}"), ["[1-2]"]);
+        assert_eq!(expanded("{90..0..-40}"), ["10", "50", "90"]);
         for plain in ["{id}", "{", "a}b", "{..}", "{a..}", "{a..5}", "{1..2..3..4}", "{1..2..}", "{1..2..x}"] {
             assert_eq!(expanded(plain), [plain], "{plain}");
             assert_eq!(first(plain.as_bytes()), None);

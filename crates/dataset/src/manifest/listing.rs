@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use futures::{StreamExt, TryStreamExt, stream};
 use penstock_store::{Meta, ObjectRef, Store, StoreSettings, read_whole};
-use penstock_types::{Deadline, Error, Key, Metrics, Result, Scheme, Url};
+use penstock_types::{Deadline, Error, Key, Metrics, Result, Scheme, Url, with_separators};
 use serde::Deserialize;
 
 use super::{Entry, Manifest};
@@ -64,13 +64,13 @@ pub async fn index_selected(
     index_and_own(store, prefix, url, select, &mut OwnFolders::new(), deadline).await
 }
 
-/// Like [`index`], with what the manifests in the folder and the folders below it state: the record counts of objects
-/// that are unchanged since they were written, and the default fields as JSON, if a writer stored them. A manifest that
-/// cannot be read is ignored, because the dataset can be read without it.
+/// Like [`index`], but also reads the manifests in the folder and its subfolders. Takes from them the record counts of
+/// objects that are unchanged since they were written, and returns the default fields as JSON, if a writer stored them.
+/// Ignores a manifest that cannot be parsed, because the dataset can be read without it.
 ///
-/// A dataset that its writer did not complete is a `Config` error, and one that lacks an object of its writer's manifest
-/// is `Corrupt`, if `selects` selects all keys of the dataset, and thus those of its own state. A pattern such as
-/// `*.tar` selects a part on purpose.
+/// Returns `Config` if a writer did not complete a dataset, and `Corrupt` if an object of a writer's manifest is
+/// missing or has another size. These checks are skipped if `selects` does not select Penstock's own state: a pattern
+/// such as `*.tar` selects a part of the dataset on purpose.
 pub async fn index_written(
     store: &dyn Store,
     prefix: &Key,
@@ -90,22 +90,9 @@ pub async fn index_written(
         return Err(Error::config("dataset", format!("{place} {problem}")));
     }
     let manifests = own_manifests(store, own, deadline).await?;
-    let present: HashSet<&Key> = listed.objects.iter().map(|entry| &entry.key).collect();
+    let present: HashMap<&Key, u64> = listed.objects.iter().map(|entry| (&entry.key, entry.size)).collect();
     for written in manifests.iter().filter(|written| written.fields.is_some() && is_whole(&written.folder)) {
-        let objects = &written.manifest.objects;
-        let mut missing = objects.iter().filter(|entry| !present.contains(&written.key(entry)));
-        if let Some(first) = missing.next() {
-            let (missing, all) = (1 + missing.count(), objects.len());
-            let mut problem =
-                format!("lacks {missing} of the {all} objects in its manifest; the first is {}", first.key);
-            if !written.is_at(&listed.url) {
-                // A copy may be meant to be a part.
-                problem.push_str(
-                    "; copy them too or, to read only the others, delete the copy of .penstock/manifest.json",
-                );
-            }
-            return Err(Error::corrupt(format!("{}{}", listed.url, written.folder), problem));
-        }
+        written.check(&present, &listed.url)?;
     }
     let known: HashMap<Key, (&Entry, bool)> = manifests
         .iter()
@@ -114,12 +101,12 @@ pub async fn index_written(
             written.manifest.objects.iter().map(move |entry| (written.key(entry), (entry, is_same_place)))
         })
         .collect();
-    // The fields of datasets in folders below are those of the whole if all agree.
+    // If the datasets in all subfolders have the same fields, these are the fields of the whole dataset.
     let fields = match manifests.first() {
         Some(written)
             if written.folder.is_empty()
                 || manifests.iter().all(|other| other.fields == written.fields)
-                    && present.iter().all(|key| !selects(key) || known.contains_key(*key)) =>
+                    && present.keys().all(|key| !selects(key) || known.contains_key(*key)) =>
         {
             written.fields.clone()
         }
@@ -153,6 +140,34 @@ impl Written {
     /// Whether the manifest was written here, in the listing of `url`, and not copied from another place.
     fn is_at(&self, url: &str) -> bool {
         self.manifest.url == format!("{url}{}", self.folder)
+    }
+}
+
+impl Written {
+    /// Returns `Corrupt` if an object is missing or has another size. `present` are the objects of the listing of `url`,
+    /// with their sizes.
+    fn check(&self, present: &HashMap<&Key, u64>, url: &str) -> Result<()> {
+        let objects = &self.manifest.objects;
+        let differs = |entry: &&Entry| present.get(&self.key(entry)) != Some(&entry.size);
+        let mut differing = objects.iter().filter(differs);
+        let Some(first) = differing.next() else { return Ok(()) };
+        let (others, folder) = (differing.count(), format!("{url}{}", self.folder));
+        let Some(&size) = present.get(&self.key(first)) else {
+            let missing = objects.iter().filter(|entry| !present.contains_key(&self.key(entry))).count();
+            let mut problem =
+                format!("lacks {missing} of the {} objects in its manifest; the first is {}", objects.len(), first.key);
+            if !self.is_at(url) {
+                // A copy may lack objects on purpose.
+                problem.push_str(
+                    "; copy them too or, to read only the others, delete the copy of .penstock/manifest.json",
+                );
+            }
+            return Err(Error::corrupt(folder, problem));
+        };
+        let more = if others > 0 { format!(" ({others} more objects differ)") } else { String::new() };
+        let (size, stated) = (with_separators(size), with_separators(first.size));
+        let problem = format!("has {size} bytes, but the manifest of its dataset states {stated}{more}");
+        Err(Error::corrupt(format!("{folder}{}", first.key), problem))
     }
 }
 

@@ -374,7 +374,7 @@ def test_audio_few_samples_become_many(tmp_path):
 
 
 def test_audio_longer_than_the_limit_is_corrupt(tmp_path):
-    with pytest.raises(Corrupt, match=r"has 0\.375 s of audio, more than max_seconds 0\.3"):
+    with pytest.raises(Mismatch, match=r"has 0\.375 s of audio, more than max_seconds 0\.3"):
         whole(tmp_path, encoded(signal()), max_seconds=0.3)
 
 

@@ -523,3 +523,10 @@ def test_mask_with_wrong_arguments_is_refused(tmp_path, dtype, fill):
     spec = penstock.mask(dtype=dtype, fill=fill).of("mask.png").like("image")
     with pytest.raises(errors.ConfigError, match="mask"):
         batches(dataset.fields(image=RANDOM, mask=spec))
+
+
+def test_unsupported_image_is_named_with_its_record(tmp_path):
+    image = encoded(grid(9, 9)[0])
+    dataset = write(tmp_path / "d", [{"img": image}, {"img": b"GIF89a" + bytes(20)}])
+    with pytest.raises(errors.Unsupported, match=r"GIF \(.*a\.tar record 1\)"):
+        batches(dataset.fields(image=penstock.image(8).of("img")))

@@ -299,3 +299,22 @@ def test_number_beyond_the_range_of_float32_is_not_made_infinite(tmp_path, form)
         list(penstock.Loader(dataset, batch_size=2))
     (batch,) = penstock.Loader(dataset, batch_size=2, on_error="skip")
     assert batch["x"].tolist() == [1.5]
+
+
+def test_text_of_one_character_is_not_a_number_of_one_byte(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"label": 3}\n{"label": "7"}\n')
+    dataset = penstock.open(tmp_path).fields(label=penstock.tensor("uint8", ()))
+    with pytest.raises(Mismatch, match=r"record 1: field `label`"):
+        list(penstock.Loader(dataset, batch_size=2))
+    (batch,) = penstock.Loader(dataset, batch_size=2, on_error="skip")
+    assert batch["label"].tolist() == [3]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_number_beyond_the_range_of_float64_is_not_made_infinite(tmp_path, dtype):
+    (tmp_path / "a.csv").write_text("x\ninf\n1e400\n")
+    dataset = penstock.open(tmp_path).fields(x=penstock.tensor(dtype, ()))
+    with pytest.raises(Mismatch, match="1e400"):
+        list(penstock.Loader(dataset, batch_size=2))
+    (batch,) = penstock.Loader(dataset, batch_size=2, on_error="skip")
+    assert batch["x"].tolist() == [float("inf")]

@@ -275,7 +275,7 @@ impl Rows {
         rows: usize,
         spare: &Arc<Pool>,
     ) -> Result<Column> {
-        let Some(loose) = &self.loose[column] else { return Err(Error::bug("a loose field has no rows")) };
+        let Some(loose) = &self.loose[column] else { return Err(Error::bug("a field of variable length has no rows")) };
         let mut loose = std::mem::take(&mut *lock(loose));
         loose.truncate(rows);
         let size = item.size_bytes()?.max(1);
@@ -321,7 +321,7 @@ impl Rows {
         spare: &Arc<Pool>,
     ) -> Result<Column> {
         let kind = &field.kind;
-        let Some(loose) = &self.loose[column] else { return Err(Error::bug("a loose field has no rows")) };
+        let Some(loose) = &self.loose[column] else { return Err(Error::bug("a field of variable length has no rows")) };
         let mut loose = std::mem::take(&mut *lock(loose));
         let size = item.size_bytes()?.max(1);
         loose.truncate(rows);

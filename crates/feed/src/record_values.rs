@@ -48,6 +48,10 @@ pub(crate) fn in_record(error: Error, id: &RecordId<'_>) -> Error {
         Error::Mismatch { place: _, problem } => {
             Error::Mismatch { place: format!("{} record {}", id.place, id.record), problem }
         }
+        Error::Unsupported { what, by } => {
+            let record = format!("({} record {})", id.place, id.record);
+            Error::Unsupported { what: what.replace(&format!("({})", id.place), &record), by }
+        }
         other => other,
     }
 }

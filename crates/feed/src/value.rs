@@ -155,7 +155,8 @@ impl<'a> Value<'a> {
                 out.copy_from_slice(bytes);
                 Ok(())
             }
-            Self::Text(text) if is_byte(spec.dtype) && text.len() == out.len() => {
+            // A text is not a number, even if it has one character.
+            Self::Text(text) if is_byte(spec.dtype) && !spec.shape.is_empty() && text.len() == out.len() => {
                 out.copy_from_slice(text);
                 Ok(())
             }
@@ -436,7 +437,9 @@ fn put_number(dtype: DType, int: Option<i128>, float: impl FnOnce() -> Option<f6
 /// Writes a number that is given as text as `dtype`. Returns false if the type cannot represent it.
 pub(crate) fn put_text(dtype: DType, text: &str, out: &mut [u8]) -> bool {
     let int = if matches!(dtype, DType::F32 | DType::F64) { None } else { text.parse::<i128>().ok() };
-    put_number(dtype, int, || text.parse::<f64>().ok(), out)
+    // Beyond the range of float64, the parser returns infinity.
+    let is_number = |value: &f64| value.is_finite() || !text.bytes().any(|byte| byte.is_ascii_digit());
+    put_number(dtype, int, || text.parse::<f64>().ok().filter(is_number), out)
 }
 
 /// Converts elements to another type. Supports the same type, an integer or float type that can represent every integer

@@ -323,7 +323,7 @@ impl Error {
                 "check the NameNode's RPC address (fs.defaultFS, not its web address) and that its DataNodes are up: `hdfs dfsadmin -report`"
             }
             Self::Unreachable { place, .. } if place.starts_with("hf:") => {
-                "check HF_ENDPOINT, and that this machine reaches the Hub; copy the dataset elsewhere with `penstock stage` if its nodes do not"
+                "check HF_ENDPOINT, and that this machine reaches the Hub; if compute nodes do not, copy the dataset with `penstock stage` first"
             }
             Self::Unreachable { .. } => {
                 "check that the endpoint is up and that its address (such as AWS_ENDPOINT_URL) is right"
@@ -338,8 +338,14 @@ impl Error {
             Self::Mismatch { problem, .. } if problem.contains("but its row is padded to") => {
                 "pad to a larger number of items, use padded(truncate=True), or correct the lengths given to batch_by"
             }
+            Self::Mismatch { problem, .. } if problem.contains("more than max_seconds") => {
+                "raise max_seconds, or leave such samples out with on_error=\"skip\""
+            }
             Self::Mismatch { problem, .. } if problem.contains("but its clip starts at") => {
                 "start the clip earlier, or leave such samples out with on_error=\"skip\""
+            }
+            Self::Mismatch { problem, .. } if !problem.contains("expects ") && !problem.contains("record contains") => {
+                "leave such samples out with on_error=\"skip\", or leave the field out"
             }
             Self::Mismatch { .. } => {
                 "declare the fields with the types of the records; `penstock.open(url).schema()` lists those of the first record"

@@ -288,7 +288,7 @@ fn range(spec: &AudioSpec, key: u64, info: &Info, total: u64, place: &str) -> Re
     let Some(ClipSpec { samples, start }) = spec.clip else {
         if seconds > spec.max_seconds {
             let problem = format!("has {seconds:.3} s of audio, more than max_seconds {}", spec.max_seconds);
-            return Err(Error::corrupt(place, problem));
+            return Err(Error::mismatch(place, problem));
         }
         return Ok(0..total);
     };

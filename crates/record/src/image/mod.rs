@@ -244,7 +244,10 @@ pub fn probe(bytes: &[u8], place: &str) -> Result<Probe> {
         [0, 0, 0, _, b'f', b't', b'y', b'p', ..] => Err(unknown("HEIF or AVIF")),
         [0, 0, 0, 12, b'j', b'P', b' ', b' ', ..] | [0xff, 0x4f, 0xff, 0x51, ..] => Err(unknown("JPEG 2000")),
         [b'P', b'1'..=b'7', b' ' | b'\t' | b'\n' | b'\r', ..] => Err(unknown("PNM (PBM, PGM, PPM or PAM)")),
-        [] => Err(Error::corrupt(place, "has no image (0 bytes or a null); give the field a default or a mask")),
+        [] => Err(Error::corrupt(
+            place,
+            "has no image (0 bytes or a null); leave such samples out with on_error=\"skip\" or, for a null, give the field a default or a mask",
+        )),
         _ => {
             let head = bytes[..bytes.len().min(8)].escape_ascii();
             Err(Error::corrupt(place, format!("is not an image (it begins `{head}`)")))

@@ -159,3 +159,10 @@ def test_hub_endpoint_over_plain_http_to_another_machine_is_refused(hub, monkeyp
     monkeypatch.setenv("HF_ENDPOINT", "http://10.0.0.1")
     with pytest.raises(ConfigError, match=r"HF_ENDPOINT: .*plain http"):
         penstock.open("hf://datasets/lab/set/data/")
+
+
+@pytest.mark.parametrize("tail", ["", "/"])
+def test_hub_folder_is_staged_with_and_without_a_slash(hub, tmp_path, run_cli, tail):
+    done = run_cli("stage", f"hf://datasets/lab/set/data{tail}", str(tmp_path / "d"), env={"HF_ENDPOINT": hub.endpoint})
+    assert done.code == 0, done.err
+    assert numbers(penstock.open(tmp_path / "d")) == ALL

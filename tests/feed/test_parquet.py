@@ -248,3 +248,15 @@ def test_text_is_not_read_as_numbers(golden):
     assert batch["text"][4] == b"the same beginning 4"
     # A binary column may hold numbers.
     assert batch["binary"].tolist() == np.frombuffer(b"12345678" * 5, "<i8").tolist()
+
+
+def test_remote_parquet_object_without_bytes_is_corrupt(tmp_path, emulator, monkeypatch):
+    (tmp_path / "a.parquet").write_bytes(b"")
+    (tmp_path / "b.parquet").write_bytes(parquet_bytes(x=[1, 2]))
+    server = emulator(folder=tmp_path)
+    for name, value in server.env.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(Corrupt, match=r"a\.parquet"):
+        list(penstock.Loader(penstock.open(server.url), batch_size=2))
+    with pytest.raises(Corrupt, match=r"a\.parquet"):
+        penstock.open(server.url).schema()

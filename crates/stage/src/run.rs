@@ -16,7 +16,7 @@ use crate::node_status::Leader;
 use crate::plan::{StageOptions, StagePlan};
 use crate::progress::Progress;
 use crate::request::StageRequest;
-use crate::source::Source;
+use crate::source::{Source, is_same_folder};
 use crate::summary::Summary;
 use crate::to_folder;
 use crate::to_store;
@@ -211,7 +211,7 @@ async fn list(
                 })?,
                 false => manifest,
             };
-            if manifest.url != folder_url {
+            if !is_same_folder(&manifest.url, &folder_url) {
                 return Err(Error::config("--manifest", format!("{place} lists {}, not {folder_url}", manifest.url)));
             }
             manifest.only(&select)?

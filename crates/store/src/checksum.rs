@@ -183,6 +183,7 @@ pub(crate) fn verified(
             }
         }
     })
+    .fuse()
     .boxed()
 }
 

@@ -335,6 +335,7 @@ fn governed(chunks: BoxStream<'static, Result<Chunk>>, slot: Slot) -> BoxStream<
         }
         Some((next, (chunks, slot)))
     })
+    .fuse()
     .boxed()
 }
 

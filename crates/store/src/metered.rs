@@ -89,6 +89,7 @@ pub(crate) fn timed(
         }
         Some((next, state))
     })
+    .fuse()
     .boxed()
 }
 

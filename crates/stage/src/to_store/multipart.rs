@@ -96,11 +96,8 @@ impl<'a> MultipartUpload<'a> {
             (None, true) => {
                 let budget = context.options.memory / 2;
                 if entry.size > budget {
-                    let what = format!(
-                        "{}, which {} accepts only in one request,",
-                        context.reader.place(entry),
-                        context.to.url
-                    );
+                    let what =
+                        format!("{} in one request, as {} requires,", context.reader.place(entry), context.to.url);
                     return Err(Error::BudgetExceeded {
                         what,
                         need: entry.size.saturating_mul(2),
@@ -303,7 +300,7 @@ impl<'a> MultipartUpload<'a> {
                 let budget = self.context.options.memory;
                 if self.out_bytes > budget / 2 {
                     let what = format!(
-                        "{}, which {} accepts only in one request,",
+                        "{} in one request, as {} requires,",
                         self.context.reader.place(self.entry),
                         self.context.to.url
                     );

@@ -79,8 +79,11 @@ impl Listing {
         for blob in &page.blobs {
             if self.last.as_ref().is_some_and(|last| *last >= blob.key) {
                 return Err(Error::Unsupported {
-                    what: format!("the order of `{}` in the listing of {}", blob.key, self.container.root),
-                    by: "Penstock, which requires byte order (accounts with a hierarchical namespace list in another order)".to_owned(),
+                    what: format!(
+                        "the listing of {}, which is not in byte order at `{}`,",
+                        self.container.root, blob.key
+                    ),
+                    by: "Penstock (accounts with a hierarchical namespace list in another order)".to_owned(),
                 });
             }
             self.last = Some(blob.key.clone());

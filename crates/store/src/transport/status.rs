@@ -56,7 +56,7 @@ pub(crate) fn of(
         404 | 410 => Error::NotFound { place },
         401 | 403 | 407 => Error::Denied { place, reason },
         412 if is_read => Error::Changed { place, want: String::new(), have: "another".to_owned() },
-        412 => Error::Precondition { place, reason: "its precondition failed".to_owned() },
+        412 => Error::Precondition { place, reason: "the precondition of the write was not met".to_owned() },
         416 => Error::corrupt(place, "has no bytes in the requested range"),
         405 | 501 => Error::Unsupported { what: format!("{method} {place} ({reason})"), by: by.to_owned() },
         408 | 500..=599 => Error::Server { place, status: status.as_u16(), reason },

@@ -40,10 +40,12 @@ pub(crate) fn follow(from: &Uri, location: &str, home: &Authority, place: &str) 
         return Err(refused("to a URL with a password or without a host"));
     };
     if to.scheme_str() != Some(scheme) {
-        return Err(refused(&format!("from {scheme}:// to another scheme, which Penstock does not follow")));
+        return Err(refused(&format!("from {scheme}:// to another scheme; Penstock does not follow such redirects")));
     }
     if is_inward(host) && !host.eq_ignore_ascii_case(home.host()) {
-        return Err(refused("to an address of this machine or of a metadata service, which is not followed"));
+        return Err(refused(
+            "to an address of this machine or of a metadata service; Penstock does not follow such redirects",
+        ));
     }
     // The redirect adds a `/`, so the key is a folder and not an object.
     if to.authority() == authority && to.path().strip_suffix('/') == Some(from.path()) {

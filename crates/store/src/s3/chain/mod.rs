@@ -87,7 +87,9 @@ impl Chain {
             match from {
                 RoleSource::Profile(source) => {
                     if depth >= DEEPEST {
-                        return Err(Error::config_invalid(format!("the source profiles of {role} form a cycle")));
+                        return Err(Error::config_invalid(format!(
+                            "the source profiles of {role} form a cycle, or a chain of more than {DEEPEST}"
+                        )));
                     }
                     let whom = format!("profile {source}");
                     // A profile may name itself as its source: its own keys then assume its own role.
@@ -127,7 +129,9 @@ impl ProvideCredential for Chain {
         let named = context.env_var("AWS_PROFILE");
         let profile = named.clone().unwrap_or_else(|| "default".to_owned());
         if named.is_some() && !files.knows(&profile) {
-            return Err(Error::config_invalid(format!("AWS_PROFILE is {profile}, which is not in AWS's files")));
+            return Err(Error::config_invalid(format!(
+                "AWS_PROFILE names the profile {profile}, which neither the config nor the credentials file of AWS contains"
+            )));
         }
         let means = files.means(&profile, false)?;
         if let (Some(role), Some(file), false) = (

@@ -10,7 +10,7 @@ use penstock_types::DType;
 fuzz_target!(|data: &[u8]| {
     let Some((&choice, data)) = data.split_first() else { return };
     let _ = probe(data, "p");
-    let crop = [Crop::None, Crop::Center { resize: 40 }, Crop::RANDOM][usize::from(choice) % 3];
+    let crop = [Crop::None, Crop::Center { resize: 40 }, Crop::RANDOM, Crop::Pad { fill: 7 }][usize::from(choice) % 4];
     let is_wide = choice & 8 != 0;
     let augment = match choice & 4 {
         0 => Vec::new(),

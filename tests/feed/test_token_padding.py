@@ -115,7 +115,7 @@ def test_padded_refuses_what_it_cannot_do(tmp_path):
         (lambda: tokens.padded().pack(8), r"pack: cannot be combined with padded\(\)"),
         (lambda: tokens.padded(0), "to: must be longest or a length"),
         (lambda: tokens.padded("bucket"), "to: must be longest or a length"),
-        (lambda: tokens.padded(8, multiple_of=8), "multiple_of: must be at least 1, and 1 for rows"),
+        (lambda: tokens.padded(8, multiple_of=8), "multiple_of: must be at least 1; for rows"),
         (lambda: tokens.padded(multiple_of=0), "multiple_of: must be at least 1"),
         (lambda: tokens.padded(value=2**31), "value: 2147483648 is not a value of int32"),
         (lambda: tokens.padded(value={"tokens": 0.5}), "value: must be an integer"),

@@ -77,7 +77,7 @@ impl<'a> StridedBytes<'a> {
         let axes = self.shape.len();
         let fits = out_shape.len() == axes && self.shape.iter().zip(out_shape).all(|(own, other)| own <= other);
         if !fits || out.len() != out_shape.iter().product::<usize>() {
-            return Err(Error::bug(format!("a box of {:?} bytes into {out_shape:?}", self.shape)));
+            return Err(Error::bug(format!("a box of {:?} bytes does not fit into {out_shape:?}", self.shape)));
         }
         if self.shape.contains(&0) {
             return Ok(());

@@ -44,7 +44,7 @@ class Location:
         if not text:
             raise ConfigError("url: must not be empty", where="url", hint="write `.` for the working directory")
         if "://" not in text:
-            text = str(Path(os.path.expanduser(text)).absolute())  # noqa: PTH111 - `~NAME` of nobody stays, as in shells
+            text = str(Path(os.path.expanduser(text)).absolute())  # noqa: PTH111 - an unknown `~NAME` stays, as in shells
         object.__setattr__(self, "url", text.removeprefix("file://localhost").removeprefix("file://"))
 
     def __truediv__(self, name: str) -> Location:

@@ -491,7 +491,7 @@ def padded_length(
         raise ConfigError(f"to: must be {', '.join(names)} or a length of at least 1 (got {to!r})", where=where)
     if not 1 <= multiple < 2**31 or (multiple > 1 and not isinstance(length, str)):
         raise ConfigError(
-            f"multiple_of: must be at least 1, and 1 for rows of a given length (got {multiple})", where=where
+            f"multiple_of: must be at least 1; for rows of a given length, it must be 1 (got {multiple})", where=where
         )
     if mask is not None and (not isinstance(mask, str) or not mask):
         raise ConfigError(f"mask: must be the name of a column (got {mask!r})", where=where)

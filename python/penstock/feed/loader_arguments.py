@@ -116,7 +116,7 @@ def check_policies(dataset: DatasetBase, tail: str | None, on_error: str) -> Non
         )
     if on_error == "skip" and tail == "pad" and dataset.decodes:
         raise ConfigError(
-            'on_error: "skip" cannot be combined with tail="pad" and decode(), which leaves rows out',
+            'on_error: "skip" cannot be combined with tail="pad" and decode(), because decode() then leaves rows out',
             where="on_error",
             hint='use tail="ragged"',
         )

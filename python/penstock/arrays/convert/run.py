@@ -374,8 +374,8 @@ def _await_ranks(target: ZarrDestination, chunking: Chunking, stop: threading.Ev
         last = count
         if quiet_s > 300:
             raise Deadline(
-                f"{target.location.url}: {total - count:,} of {total:,} objects are missing, and none was written for "
-                "300 s",
+                f"{target.location.url}: {total - count:,} of {total:,} objects are missing, and no object was written in "
+                "the last 300 s",
                 where=target.location.url, hint="start the conversion again to resume it",
             )  # fmt: skip
         time.sleep(0.5)

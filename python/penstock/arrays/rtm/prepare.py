@@ -166,7 +166,7 @@ def _write(job: Job, volume: Volume, values: NDArray[np.float32], name: str, bac
         if digest(existing) != volume.sha256:
             raise Mismatch(
                 f"{location.url} already contains different velocities",
-                hint="choose another folder for the volumes, or delete it first",
+                hint="choose another folder for the volumes, or delete this one first",
                 where=location.url,
             )
         return

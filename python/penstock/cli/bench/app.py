@@ -230,7 +230,7 @@ def _spec(argv: tuple[str, ...], given: dict[str, Any], folder: Path) -> tuple[S
         notes += [preset.note] if preset.note else []
     chosen["figure"] = _figure(chosen.get("figure"), given, changed)
     if not argv:
-        raise click.UsageError("give a command after --, or --preset, or --sweep")
+        raise click.UsageError("give a command after --, or use --preset or --sweep")
     variants = variants_of(
         given["container"], given["ways"], given["binds"], container_bind=given["container_binds"],
         container_gpus=given["container_gpus"], env=settings_of(given["env"]),

@@ -321,6 +321,7 @@ def test_decode_states_of_others_are_refused_with_both_values(numbers):
         (rebatched, {**states[1], "world": 2}, "world is 2, but this loader's world is 1"),
         (rebatched, {**states[1], "global_batch": 8}, "global_batch is 8"),
         (rebatched, {**for_rank(states[1], 0), "row": -1}, "row -1 is not valid"),
+        (rebatched, {**for_rank(states[1], 0), "row": 6}, "row 6 is not valid"),
     ):
         with pytest.raises(ConfigError, match=text):
             loader(dataset).load_state_dict(state)
@@ -349,6 +350,29 @@ def test_decode_state_amid_the_outputs_of_another_function_is_refused(numbers):
     for state in (between, {**amid, "outputs": 0}, old):
         other.load_state_dict(state)
     loader(numbers.decode(twice, rebatch=True), batch_size=5).load_state_dict(amid)
+
+
+def test_decode_state_with_more_outputs_than_the_sample_has_is_refused(numbers):
+    made = numbers.decode(decoders.mixed, rebatch=True)
+    whole = loader(made)
+    batches = iter(whole)
+    next(batches)
+    state = next(rank for _ in batches if (rank := for_rank(whole.state_dict(), 0))["outputs"])
+    walk = loader(made)
+    walk.load_state_dict({**state, "outputs": 4})
+    with pytest.raises(
+        ConfigError, match=r"state: 4 outputs of the sample at position \d+ .* fn now returns [23] for it"
+    ):
+        list(walk)
+    # A sample that now fails has no outputs; those of the next sample are complete.
+    place = order(numbers).index(5)
+    failing = loader(numbers.decode(decoders.fails_at_5, rebatch=True), on_error="skip")
+    start = {**for_rank(failing.state_dict(), 0), "cursor": place // 6 * 6, "row": place % 6}
+    followers = []
+    for outputs in (0, 1):
+        failing.load_state_dict({**start, "outputs": outputs})
+        followers.append(ys(failing))
+    assert followers[0] == followers[1] == order(numbers)[place + 1 :]
 
 
 def test_decode_takes_dicts_unless_the_record_is_the_only_field(tmp_path):

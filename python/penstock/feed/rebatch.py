@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import MapFailed
+from penstock.errors import ConfigError, MapFailed
 from penstock.feed.map_functions import FunctionFailed, difference
 from penstock.feed.map_step import MapRun
-from penstock.feed.rebatch_state import Place
+from penstock.feed.rebatch_state import FUNCTION_HINT, Place
 
 if TYPE_CHECKING:
     from penstock import _native
@@ -80,7 +80,15 @@ class RebatchRun(MapRun):
     def _add(self, task: MapTask, results: Any) -> None:
         counts = [1] * len(task.positions) if results.counts is None else results.counts
         chunk = _Chunk(task, {**results.arrays, **results.lists}, counts, sum(counts))
-        chunk.taken, self._skip_outputs = min(self._skip_outputs, chunk.total), 0
+        skip, self._skip_outputs = self._skip_outputs, 0
+        if skip and 0 < sum(counts[:1]) <= skip:
+            raise ConfigError(
+                f"state: {skip:,} outputs of the sample at position {task.positions[0]:,} were delivered, but fn now returns "
+                f"{counts[0]:,} for it",
+                where="state",
+                hint=FUNCTION_HINT,
+            )
+        chunk.taken = min(skip, sum(counts[:1]))
         if chunk.total:
             self._fruitless = None
         elif self._fruitless is not None:

@@ -14,9 +14,14 @@ if TYPE_CHECKING:
 
     from penstock.feed.loader import BaseLoader
 
-__all__ = ["NOTICE", "Place", "check_loader", "place_of_state", "state_of_place"]
+__all__ = ["FUNCTION_HINT", "NOTICE", "Place", "check_loader", "place_of_state", "state_of_place"]
 
 NOTICE = "rebatched: a position of this rank, valid only for the same rank, world size and global batch"
+
+FUNCTION_HINT = (
+    "give decode() the function of the state; or set `outputs` of each rank in the state to 0, which delivers this "
+    "sample's outputs again"
+)
 
 _BITS = 32
 
@@ -99,8 +104,8 @@ def place_of_state(state: Mapping[str, Any], loader: BaseLoader[Any], start: int
                 hint="load each rank's own state; without rebatch=True, any rank can load it",
             )
     row, outputs = state.get("row"), state["outputs"]
-    for name, number in (("row", row), ("outputs", outputs)):
-        if not isinstance(number, int) or not 0 <= number < 1 << _BITS:
+    for name, number, end in (("row", row, loader.global_batch // loader.world), ("outputs", outputs, 1 << _BITS)):
+        if not isinstance(number, int) or not 0 <= number < end:
             raise ConfigError(f"state: {name} {number!r} is not valid", where="state")
     saved, mine = state.get("function"), _function(loader)
     if outputs and None not in (saved, mine) and saved != mine:
@@ -108,7 +113,6 @@ def place_of_state(state: Mapping[str, Any], loader: BaseLoader[Any], start: int
             f"state: {outputs:,} outputs of a sample were delivered by function {saved}, but this loader's function is "
             f"{mine}",
             where="state",
-            hint="give decode() the function of the state; or set `outputs` of each rank in the state to 0, which delivers "
-            "this sample's outputs again",
+            hint=FUNCTION_HINT,
         )
     return Place(start, row, outputs)  # type: ignore[arg-type]  # checked above

@@ -84,7 +84,7 @@ def compare(dataset: Dataset) -> dict[str, Any] | None:
         except ConfigError:  # the object has no record
             continue
         except (BudgetExceeded, Corrupt, Unsupported) as error:
-            if "no value has a type" in str(error):
+            if "no value has a known type" in str(error):
                 only_nulls.append(key)
             else:
                 unreadable.append({"object": key, "reason": str(error)})

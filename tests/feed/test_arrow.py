@@ -231,7 +231,9 @@ def test_arrow_schema_is_read_from_the_footer_if_no_message_has_it(tmp_path):
 
 @pytest.mark.parametrize("form", ["arrow", "parquet"])
 def test_maps_have_keys_and_values_whatever_their_stored_names(tmp_path, form):
-    entries = pa.struct([pa.field("some_key", pa.string(), nullable=False), pa.field("some_value", pa.list_(pa.int32()))])
+    entries = pa.struct(
+        [pa.field("some_key", pa.string(), nullable=False), pa.field("some_value", pa.list_(pa.int32()))]
+    )
     kind = pa.map_(entries[0], entries[1])
     table = pa.table({"x": [1, 2, 3], "m": pa.array([[("a", [1, 2]), ("b", [])], None, []], kind), "y": [4, 5, 6]})
     if form == "parquet":
@@ -337,5 +339,5 @@ def test_arrow_batch_whose_columns_have_another_number_of_rows_is_corrupt(tmp_pa
     at = content.index((50).to_bytes(8, "little"))  # RecordBatch.length comes before the lengths of its columns
     content[at : at + 8] = rows.to_bytes(8, "little")
     (tmp_path / "a.arrow").write_bytes(content)
-    with pytest.raises(Corrupt, match="a batch of|a record batch is not readable"):
+    with pytest.raises(Corrupt, match=r"a batch of|a record batch is not readable"):
         read(tmp_path)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError, NotFound
@@ -295,6 +295,7 @@ figures = st.builds(
 values = st.dictionaries(st.sampled_from("abc"), st.builds(Value, value=numbers, note=st.text(max_size=9)))
 
 
+@settings(deadline=None)
 @given(st.lists(figures, max_size=3, unique_by=lambda each: each.id), values, values, values)
 def test_prop_any_result_survives_its_file_and_has_a_report(tmp_path_factory, listed, inverted, predicted, measured):
     part = PartResult(inverted=inverted, predicted=predicted, measured=measured, claims=(Claim("c", "h", None),))

@@ -248,7 +248,7 @@ def _time(value: Any, holds: str) -> str:
     found = re.match(r"(timestamp|date|time|duration)\[(day|ms|us|ns|s)\b", holds)
     if found is None or value.dtype.kind not in "iu":
         return ""
-    unit = "D" if found[2] == "day" else found[2]
+    unit: Any = "D" if found[2] == "day" else found[2]
     if found[1] in ("timestamp", "date"):
         return f"; {np.datetime64(int(value), unit)}"
     return f"; {np.timedelta64(int(value), unit)}"

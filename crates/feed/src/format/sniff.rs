@@ -122,7 +122,9 @@ impl Source {
                 format!("{kind} (penstock.video.open reads its clips)")
             }
             (Some(kind), Codec::None) => kind.to_owned(),
-            (Some(kind), codec) => format!("{kind} compressed by {codec}, in an object without the suffix `{}`,", codec.suffix()),
+            (Some(kind), codec) => {
+                format!("{kind} compressed by {codec}, in an object without the suffix `{}`,", codec.suffix())
+            }
             (None, _) if [".sgy", ".segy"].contains(&suffix.as_str()) => {
                 "SEG-Y (convert it to Zarr: penstock array convert SOURCE.sgy TARGET.zarr)".to_owned()
             }

@@ -25,7 +25,7 @@ def haul(**_settings) -> None:
 @haul.command("far")
 @click.option("--miles", type=int, default=1)
 def far(miles: int) -> None:
-    """A sub-verb."""
+    """A subcommand."""
 
 
 def config_of(folder, text: str) -> Config:

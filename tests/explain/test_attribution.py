@@ -267,7 +267,7 @@ def test_verdict_of_a_healthy_program_with_few_samples_has_low_confidence():
 def test_verdict_of_waiting_for_unseen_loaders_says_so():
     found = verdict_of(attributed(thread(model=40, wait=60)))
     assert found.kind == "unknown"
-    assert "waits 60 % of its time for threads or processes whose work was not seen" in found.reason
+    assert "waits 60 % of its time for threads or processes that were not observed" in found.reason
 
 
 def test_verdict_leaves_waiting_to_other_programs_on_a_busy_node():

@@ -60,7 +60,7 @@ def test_part_of_a_node_keeps_the_labels_of_the_whole_dataset(tmp_path):
 
 def test_classes_that_do_not_exist_are_refused(tmp_path):
     folder = images_in(tmp_path, "cat/0.png", "1.png", "2.png")
-    with pytest.raises(ConfigError, match=r"2 of 3 images are not in a class folder, such as 1\.png"):
+    with pytest.raises(ConfigError, match=r"2 of 3 images are not in a class folder \(first: 1\.png\)"):
         _ = penstock.open(folder).classes
     with pytest.raises(ConfigError, match="2 of 3 images are not in a class folder"):
         penstock.open(folder, format=penstock.formats.images(classes=["cat"]))

@@ -78,8 +78,8 @@ def change(document, path, value):
         (("path", 2, "reader"), "100Gbit/s", "cannot be faster than the account"),
         (("path", 4, "name"), "node cache", "occurs twice"),
         (("path",), [], "at least one"),
-        (("machine", 0, "disk"), None, "requires the local disks"),
-        (("machine", 0, "disk_write"), None, "requires the local disks"),
+        (("machine", 0, "disk"), None, "does not declare all disk values"),
+        (("machine", 0, "disk_write"), None, "does not declare all disk values"),
         (("place", "replicate"), True, "nothing is copied"),
     ],
 )

@@ -80,7 +80,7 @@ def test_refresh_waits_when_throttled_and_goes_on(service):
 
 def test_refresh_throttled_until_the_time_is_over_is_reported(service):
     service.refusals += [(429, {"Retry_After": "30"})]
-    with pytest.raises(Throttled, match=r"answered 429 until the time was over \(1 requests\)"):
+    with pytest.raises(Throttled, match=r"answered 429 until the time limit \(1 requests\)"):
         ask(service, timeout_s=2.0)
 
 

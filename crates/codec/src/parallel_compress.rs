@@ -74,7 +74,7 @@ impl BlockCompressor {
         }
     }
 
-    /// Number of bytes before a block that its compression needs.
+    /// Number of bytes that must precede a block as its compression window.
     pub fn window(self) -> usize {
         match self.codec {
             Codec::Gzip => WINDOW,

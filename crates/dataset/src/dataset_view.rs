@@ -173,7 +173,7 @@ impl DatasetView {
         })
     }
 
-    /// Chosen records of object `number`, counted among the objects with chosen samples.
+    /// Chosen records of one object. `number` is the object's index among the objects that contain chosen samples.
     fn records(&self, number: u64) -> Records {
         let mut list = Vec::new();
         match &self.chosen {

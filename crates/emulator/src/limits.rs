@@ -17,8 +17,8 @@ use crate::tier::{Kind, Latency, Scope, Tier, What};
 /// Maximum delay for which a sender is compensated. Timers fire slightly late; without compensation, the long-term rate
 /// would be too low.
 const SLACK: Duration = Duration::from_millis(20);
-/// Duration of one reservation; its slice has at least `MIN_SLICE` and at most `MAX_SLICE` bytes. Short reservations
-/// let streams share a rate evenly.
+/// Target duration of one reservation. A reservation covers at least `MIN_SLICE` and at most `MAX_SLICE` bytes. Short
+/// reservations let streams share a rate evenly.
 const SLICE: Duration = Duration::from_millis(5);
 const MIN_SLICE: u64 = 16 << 10;
 const MAX_SLICE: u64 = 512 << 10;

@@ -214,8 +214,9 @@ impl Records<'_> {
             Holding::First(_) => {}
             Holding::Sized => {
                 let records = framing.count_of_size(size, &place).transpose()?;
-                let records =
-                    records.ok_or_else(|| Error::bug(format!("the size of {place} does not determine its count")))?;
+                let records = records.ok_or_else(|| {
+                    Error::bug(format!("the record count of {place} cannot be computed from its size"))
+                })?;
                 return Ok(Scanned { size, records, spans });
             }
             Holding::Frames(frames) => frames.finish()?,

@@ -133,7 +133,11 @@ impl SidecarIndexes {
             })
             .buffered(IN_FLIGHT);
         for entry in objects {
-            match found.next().await.ok_or_else(|| Error::bug("an object has no outcome"))? {
+            match found
+                .next()
+                .await
+                .ok_or_else(|| Error::bug("an object has no result from the import of its sidecar index"))?
+            {
                 Ok(Some(spans)) => {
                     writer.push(stamp(entry), spans)?;
                     imported.indexed += 1;

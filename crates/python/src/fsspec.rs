@@ -119,7 +119,9 @@ impl PyFiles {
             let mut got = opened.store.get_ranges(&object, &asked, deadline).await?;
             let mut parts = vec![BytesMut::new(); asked.len()];
             while let Some(chunk) = got.chunks.try_next().await? {
-                let part = parts.get_mut(chunk.range).ok_or_else(|| Error::bug("a chunk belongs to no range"))?;
+                let part = parts
+                    .get_mut(chunk.range)
+                    .ok_or_else(|| Error::bug("a chunk does not belong to any requested range"))?;
                 part.extend_from_slice(&chunk.bytes);
             }
             Result::Ok(parts)

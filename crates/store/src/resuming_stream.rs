@@ -40,7 +40,11 @@ impl Source {
     /// Accepts a chunk of the current request: checks that it follows the previous chunk, and sets the range index of
     /// the caller.
     fn take(&mut self, mut chunk: Chunk) -> Result<Chunk> {
-        let index = self.running.get(chunk.range).copied().ok_or_else(|| Error::bug("a chunk belongs to no range"))?;
+        let index = self
+            .running
+            .get(chunk.range)
+            .copied()
+            .ok_or_else(|| Error::bug("a chunk does not belong to any requested range"))?;
         let progress = &mut self.ranges[index];
         let end = chunk.offset.saturating_add(chunk.bytes.len() as u64);
         if chunk.offset != progress.at || end > progress.end {

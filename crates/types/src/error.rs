@@ -154,7 +154,7 @@ pub enum Error {
     NoSpace {
         /// Path.
         place: String,
-        /// Bytes needed; 0 if only a single write failed.
+        /// Bytes needed; 0 if unknown, because a write failed with an error that does not contain the number.
         need: u64,
         /// Free bytes on the disk.
         free: u64,

@@ -121,7 +121,7 @@ def is_harmless(option: click.Option) -> bool:
 def default_map(
     config: Config, command: click.Command, verb: tuple[str, ...], *, asks_consent: bool = True
 ) -> dict[str, Any]:
-    """Build click's default map for a verb: its own settings, and those of its sub-verbs under their names.
+    """Build click's default map for a verb: its own settings, and those of its subcommands under their names.
 
     Args:
         asks_consent: Raise an error for settings that a file may set only with the user's consent.

@@ -104,7 +104,7 @@ class ImageSpec:
         if not 1 <= self.replicate <= 100:
             raise ConfigError(f"replicate: {self.replicate} is not between 1 and 100")
         if not 0 <= self.broken <= self.images:
-            raise ConfigError(f"broken: {self.broken} is not between 0 and the {self.images} images")
+            raise ConfigError(f"broken: {self.broken} is not between 0 and {self.images} (the number of images)")
         bits = self.median_bytes * 8 / (self.width * self.height)
         if not _MIN_BITS <= bits <= _MAX_BITS:
             low, high = (format_bytes(b * self.width * self.height / 8) for b in (_MIN_BITS, _MAX_BITS))

@@ -422,9 +422,9 @@ def _limits(seen: Observation, roles: Roles, figures: Figures, verdict: Verdict)
     if namespaces and os.readlink("/proc/self/ns/net") not in namespaces:
         found.append("the program has a separate network namespace: its connections were not seen")
     if seen.denied["syscall"]:
-        found.append("blocked system calls of some processes may not be read (another user or namespace)")
+        found.append("blocked system calls of some processes cannot be read (another user or namespace)")
     if seen.denied["io"] or seen.denied["fd"]:
-        found.append("I/O counters or open files of some processes may not be read (another user or namespace)")
+        found.append("I/O counters or open files of some processes cannot be read (another user or namespace)")
     if seen.gpu.count == 0:
         found.append("no NVIDIA GPU or no NVML: waiting for a GPU counts as time of the model")
     if any(one.consumer.samples["throttle"] for one in roles.consumers) or any(

@@ -85,7 +85,7 @@ def check_pid(pid: int) -> None:
         ) from error
     except PermissionError as error:
         raise Denied(
-            f"process {pid} belongs to another user or may not be read",
+            f"process {pid} belongs to another user or cannot be read",
             hint="run `penstock explain` as the same user, in the same container",
         ) from error
     except OSError as error:
@@ -305,7 +305,7 @@ def permission_note() -> str:
     scope = ptrace_scope()
     if scope >= 1:
         return (
-            f"kernel.yama.ptrace_scope is {scope}, so the stacks of some processes may not be read;"
+            f"kernel.yama.ptrace_scope is {scope}, so the stacks of some processes cannot be read;"
             " `sysctl kernel.yama.ptrace_scope=0` allows it"
         )
-    return "the stacks of some processes may not be read; containers need the capability SYS_PTRACE"
+    return "the stacks of some processes cannot be read; containers need the capability SYS_PTRACE"

@@ -97,7 +97,7 @@ def judge(consumers: Sequence[Attributed], figures: Figures) -> Verdict:
         return _of_ranks(consumers, ranks, candidates, figures)
     if not candidates:
         return _unknown(
-            f"the training loop waits {_percent(wait)} of its time for threads or processes whose work was not seen"
+            f"the training loop waits {_percent(wait)} of its time for threads or processes that were not observed"
         )
     kind, value = candidates[0]
     second = next((name for name, share in candidates[1:] if share >= HEALTHY_SHARE and name != kind), None)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Audio fields: recordings and clips, decoded in the feed's threads. Plain data; reads nothing."""
+"""Audio fields: recordings and clips, decoded in the feed's threads.
+
+This module only describes the fields; it does no I/O.
+"""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def _folders(source: _native.Source) -> list[str]:
     loose = [key for key in keys if "/" not in key]
     if loose:
         raise ConfigError(
-            f"{source.url}: {len(loose):,} of {len(keys):,} images are not in a class folder, such as {loose[0]}",
+            f"{source.url}: {len(loose):,} of {len(keys):,} images are not in a class folder (first: {loose[0]})",
             where="classes",
             hint='give labels from a file: penstock.formats.images(labels="labels.csv")',
         )

@@ -2,7 +2,7 @@
 """Runs that give all ranks the same number of batches, none of them empty, as collectives of a process group require.
 
 `FilledRun` leaves out a batch with fewer samples than ranks. `EqualRun` ends the pass on all ranks when the first rank
-has no more batches, for datasets whose ranks find their number of batches only at the end.
+has no more batches. It is for datasets in which a rank learns its number of batches only at the end.
 """
 
 from __future__ import annotations

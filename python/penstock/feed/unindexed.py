@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Unindexed mode: the loader's behaviour when records are not counted.
 
-Manages the state of one rank, (object, record), and rejects a state of another world size. With W ranks, a rank reads
-every W-th object of the epoch's order. The number of records before an object is unknown, so a state cannot be
-converted to another world size.
+Manages the state of one rank, (object, record), and rejects a state that was saved with a different world size. With W
+ranks, a rank reads every W-th object of the epoch's order. The number of records before an object is unknown, so a
+state cannot be converted to another world size.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""States the origin and the uncertainty of the limits of a plan's stores, and what a plan cannot know about them."""
+"""Lists the limits of each store in a plan, with their source and uncertainty, and the properties of the stores that
+the step model leaves out.
+"""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class Workload(_Section, frozen=True):
     reference: str | None = None
     run: str | None = None
     allreduce_s: Duration = msgspec.field(name="allreduce", default=0.0)
-    # One core of libdeflate, CRC included; DESIGN section 5 (2 to 2.6 GB/s).
+    # libdeflate on one core, CRC included; DESIGN section 5 (2 to 2.6 GB/s).
     inflate_bytes_per_s: Rate = msgspec.field(name="inflate", default=2.0e9)
     planes_bytes_per_s: Rate | None = msgspec.field(name="inflate_planes", default=None)
     decode_bytes_per_s: Rate | None = msgspec.field(name="decode", default=None)

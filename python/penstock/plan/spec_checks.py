@@ -161,7 +161,8 @@ def _check_path(path: PathSpec, spec: PlanSpec) -> None:
             needed += [machine.disk_write_bytes_per_s] if path.kind != "node-cache" else []
             if None in needed:
                 raise ConfigError(
-                    f"{where}: requires the local disks of machine `{machine.name}`",
+                    f"{where}: uses local disks, but machine `{machine.name}` does not declare all disk values that "
+                    "this path needs",
                     hint="add disk, disk_read and disk_write to [[machine]]",
                 )
 

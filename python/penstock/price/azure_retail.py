@@ -182,7 +182,7 @@ class _Client:
         pause_s = min(float(asked) if asked.isdigit() else wait_s, _MAX_WAIT_S)
         if time.monotonic() + pause_s >= self._end_s:
             raise Throttled(
-                f"{self._endpoint} answered {error.code} until the time was over ({self.requests} requests)",
+                f"{self._endpoint} answered {error.code} until the time limit ({self.requests} requests)",
                 hint="run the command again later, with fewer regions (--region), or with a longer --timeout",
             )
         self._on_wait(pause_s)

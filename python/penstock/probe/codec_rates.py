@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures inflating and decoding of a dataset's own objects on this machine's processors, from memory."""
+"""Measures how fast this machine's CPUs decompress and decode a dataset's own objects, read from memory."""
 
 from __future__ import annotations
 

@@ -344,7 +344,7 @@ class Doctor:
         side = "ahead of" if skew_s > 0 else "behind"
         text = "agrees with the store" if not size_s else f"this machine is {format_seconds(size_s)} {side} the store"
         state: State = "fail" if size_s >= _MAX_SKEW_S else "warn" if size_s >= _WARN_SKEW_S else "ok"
-        refuses = "; stores refuse signatures from 15 min on" if state != "ok" else ""
+        refuses = "; stores refuse signatures whose time differs by 15 min or more" if state != "ok" else ""
         self._add(
             "clock",
             state,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Formats hours, dollars, shares and rates as text; `penstock.units` formats sizes and seconds."""
+"""Formats hours, dollars, percentages, rates and counts as text; `penstock.units` formats sizes and seconds."""
 
 from __future__ import annotations
 

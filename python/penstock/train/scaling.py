@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weak and strong scaling of a training over ranks and nodes, with repeats in turn.
+"""Measures weak and strong scaling of training over ranks and nodes, with interleaved repeats.
 
 Each run is a separate training, even with one rank: on this node under torchrun, on several nodes as a command of
 `penstock bench app` with any launcher. The statistics, the fits and the document are those of `penstock bench app`.

@@ -116,7 +116,8 @@ pub async fn index_written(
         let Some((known, is_same_place)) = known.get(&entry.key).filter(|(known, _)| known.size == entry.size) else {
             continue;
         };
-        // In a copy of the dataset in another place, the objects have other versions.
+        // A copy of the dataset in another location has different object versions, so versions are compared only in the
+        // same location.
         if !is_same_place || entry.version.is_none() || known.version.is_none() || known.version == entry.version {
             entry.records = known.records;
         }

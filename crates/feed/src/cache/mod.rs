@@ -225,8 +225,8 @@ impl NodeCache {
         Ok(Some(answer(meta, read.ranges, parts)))
     }
 
-    /// Waits for the lock to fetch an object. Returns `None` if another process has fetched the object, or if the disk
-    /// fails.
+    /// Acquires the lock that lets this process fetch an object. Returns `None` if another process has fetched the
+    /// object, or if the disk fails.
     async fn turn(&self, name: Name, deadline: Deadline) -> Result<Option<EntryLock>> {
         let mut pause = LOOK_AGAIN.0;
         loop {

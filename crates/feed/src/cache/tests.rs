@@ -375,7 +375,8 @@ async fn cache_copy_in_planes_is_made_once_where_several_read_its_object() {
     // A later caller finds the existing copy, and does not create another.
     assert_eq!(copied(&second, &object, Codec::Gzip, &stored).await.as_ref(), made.first());
     assert_eq!(metrics.get(Metric::CacheTranscodes) + others.get(Metric::CacheTranscodes), 1);
-    // A caller that fetches the stored bytes again also gets the copy, and the stored entry is removed.
+    // If a caller fetches and caches the stored bytes again, it still receives the existing copy, and the stored entry
+    // is removed.
     assert_eq!(whole(&second, &object).await, stored);
     copied(&second, &object, Codec::Gzip, &stored).await.unwrap();
     let mut lies = Vec::new();

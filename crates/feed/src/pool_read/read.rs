@@ -105,7 +105,11 @@ impl Read {
     /// Records the progress of a chunk, and returns the previous chunk. The last chunk is held back until the source
     /// reports success, because a change of the object or a wrong checksum is detected only after the last byte.
     fn took(&mut self, mut chunk: Chunk) -> Result<Option<Chunk>> {
-        let index = self.running.get(chunk.range).copied().ok_or_else(|| Error::bug("a chunk belongs to no range"))?;
+        let index = self
+            .running
+            .get(chunk.range)
+            .copied()
+            .ok_or_else(|| Error::bug("a chunk does not belong to any requested range"))?;
         self.ranges[index].at = chunk.offset + chunk.bytes.len() as u64;
         chunk.range = index;
         let health = &self.shared.health;

@@ -17,8 +17,8 @@ use super::ObjectState;
 /// Timeout of a metadata request to the engine.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// Store wrapper with short timeouts; see the module documentation. Objects that are not in `known` use their full
-/// deadline.
+/// Store wrapper with short timeouts; see the module documentation. Requests for objects that are not in `known` keep
+/// their full deadline.
 #[derive(Debug)]
 pub(super) struct TimeoutStore {
     pub inner: Arc<dyn Store>,

@@ -3,8 +3,8 @@
 //! shard indexes, and copies a chunk to its array rows.
 //!
 //! The decompressed size of a chunk follows from its shape; a chunk with another size is damaged. Filters that reorder
-//! or transform values (transpose, delta, scale-offset, n-bit, szip, bz2, lzma) are rejected with their name, because a
-//! batch slot holds plain elements in C order.
+//! or transform values (transpose, delta, scale-offset, n-bit, szip, bz2, lzma) are rejected with an error that
+//! names the filter, because a batch slot holds plain elements in C order.
 
 mod blosc;
 mod fletcher;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Operations on the RGB values of a sample, with the values of torchvision's functions on uint8 tensors.
+//! Operations on the RGB values of a sample. Results equal those of torchvision's functions on uint8 tensors.
 
 use super::augment::{Op, OpKind};
 

@@ -121,7 +121,7 @@ fn convert<T: Sample>(
         (3, 4) => each::<T, 3, 4>(from, to),
         (4, 1) => each::<T, 4, 1>(from, to),
         (4, 3) => each::<T, 4, 3>(from, to),
-        _ => return Err(Error::bug(format!("{place} has {stored} channels, {channels} are wanted"))),
+        _ => return Err(Error::bug(format!("{place} has {stored} channels (expected {channels})"))),
     }
     Ok(())
 }

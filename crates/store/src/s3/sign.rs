@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Signs requests with credentials from the cache. Errors contain only Penstock's own texts, never the response of a
-//! credential source.
+//! Signs requests with credentials from the cache. Error messages contain only Penstock's own text, never the
+//! response of a credential provider.
 
 use std::sync::Arc;
 

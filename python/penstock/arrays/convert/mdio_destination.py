@@ -91,7 +91,8 @@ def mdio_chunks(source: MdioSource) -> tuple[int, ...] | None:
 class MdioDestination(ZarrDestination):
     """See the module."""
 
-    # The state is in the subgroup: in the group itself, zarr-python would warn about a folder that is not a Zarr node.
+    # The state is stored in the subgroup. If it were in the group itself, zarr-python would warn about a folder that is
+    # not a Zarr node.
     state = f"{_FOLDER}{STATE}"
 
     def __init__(self, location: Location, source: MdioSource, chunking: Chunking, codec: str) -> None:

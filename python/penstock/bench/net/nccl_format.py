@@ -130,7 +130,10 @@ def parse_nccl(text: str) -> NcclTable:
         elif _ROW.match(line):
             rows.append(_row(line, number))
     if not rows:
-        raise Corrupt("output of nccl-tests: contains no row", hint="run the program alone, and look at its messages")
+        raise Corrupt(
+            "output of nccl-tests: contains no result rows",
+            hint="run the program by itself, and read its error messages",
+        )
     return NcclTable(program, tuple(rows), mean, bounds)
 
 

@@ -163,8 +163,8 @@ def _message_limit(program: str, fit: LineFit) -> Finding:
         return Finding(kind="latency-bound", text=f"{start}; the time does not grow with the size: latency-bound")
     half = format_bytes(max(1, round(fit.half_bytes)), binary=True)
     misfit = (
-        f"; a single line misses by up to {fit.worst_residual:.0%}, so the library changes its protocol between sizes, or other programs "
-        "use these cores"
+        f"; the fitted line deviates by up to {fit.worst_residual:.0%}: either the library changes its protocol "
+        "between sizes, or other programs use these cores"
         if fit.worst_residual > 0.5
         else ""
     )

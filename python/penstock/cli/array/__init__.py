@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock array`: operations on volumes in any store. One module per sub-verb, loaded when it is called."""
+"""`penstock array`: operations on volumes in any store. One module per subcommand, loaded when it is called."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.cli.group import LazyGroup
 
 __all__ = ["VERBS", "command"]
 
-# Sub-verbs and their descriptions. A table, so that `penstock array --help` does not import any of them.
+# Subcommands and their descriptions. A table, so that `penstock array --help` does not import any of them.
 VERBS: dict[str, str] = {
     "info": "Describe a volume; rank the geometries that a SEG-Y file's headers allow.",
     "convert": "Convert between SEG-Y, Zarr and HDF5 without loss, resumable.",

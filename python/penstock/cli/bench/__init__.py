@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock bench`: measure a path and find its limit. One module per sub-verb, loaded when it is called."""
+"""`penstock bench`: measure a path and find its limit. One module per subcommand, loaded when it is called."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.cli.group import LazyGroup
 
 __all__ = ["VERBS", "command"]
 
-# Sub-verbs and their descriptions. A table, so that `penstock bench --help` does not import any of them.
+# Subcommands and their descriptions. A table, so that `penstock bench --help` does not import any of them.
 VERBS = {
     "storage": "Measure a disk, a pool or any other mounted file system.",
     "object": "Measure the rate, latency and throttling of an object store.",

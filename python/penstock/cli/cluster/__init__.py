@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock cluster`: operations on a set of nodes behind one launcher. One module per sub-verb, loaded when it is
+"""`penstock cluster`: operations on a set of nodes behind one launcher. One module per subcommand, loaded when it is
 called.
 """
 
@@ -11,7 +11,7 @@ from penstock.cli.group import LazyGroup
 
 __all__ = ["VERBS", "command"]
 
-# Sub-verbs and their descriptions. A table, so that `penstock cluster --help` does not import any of them.
+# Subcommands and their descriptions. A table, so that `penstock cluster --help` does not import any of them.
 VERBS: dict[str, str] = {
     "nodes": "List the nodes with the hardware of each.",
     "run": "Run a command on all nodes, or on some.",

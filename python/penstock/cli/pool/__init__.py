@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock pool`: a store that runs on the job's own nodes. One module per sub-verb, loaded when it is called."""
+"""`penstock pool`: a store that runs on the job's own nodes. One module per subcommand, loaded when it is called."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.cli.group import LazyGroup
 
 __all__ = ["VERBS", "command"]
 
-# Sub-verbs and their descriptions. A table, so that `penstock pool --help` does not import any of them.
+# Subcommands and their descriptions. A table, so that `penstock pool --help` does not import any of them.
 VERBS: dict[str, str] = {
     "up": "Start a pool on the nodes; if it is not ready in time, remove it.",
     "status": "Show the state of each node of a pool.",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock study`: repeat published experiments. One module per sub-verb, loaded when it is called."""
+"""`penstock study`: repeat published experiments. One module per subcommand, loaded when it is called."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.cli.group import LazyGroup
 
 __all__ = ["VERBS", "command"]
 
-# Sub-verbs and their descriptions. A table, so that `penstock study --help` does not import any of them.
+# Subcommands and their descriptions. A table, so that `penstock study --help` does not import any of them.
 VERBS = {
     "list": "List the studies, their parts and sizes.",
     "run": "Run a study, or parts of it, and write its report.",

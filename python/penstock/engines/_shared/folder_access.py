@@ -35,7 +35,7 @@ def validated_name(name: str) -> str:
         or "\0" in name
         or any(p in ("", ".", "..") for p in name.split("/"))
     ):
-        raise KeyRefused(f"`{name!r}` is not a valid object name in a pool", key=name)
+        raise KeyRefused(f"{name!r} is not a valid object name in a pool", key=name)
     return name
 
 

@@ -356,7 +356,7 @@ def global_rank(env: Mapping[str, str]) -> tuple[int, int]:
             value = env.get(seen, "").strip()
             if missing not in env and value.isdecimal() and value != single:
                 raise ConfigError(
-                    f"{missing}: not set, though {seen} is {value}; a process of a job needs both",
+                    f"{missing}: not set, although {seen} is {value}; a process of a job needs both",
                     where=missing,
                     hint=f"{hint}, or unset {seen} if this process is not part of a job",
                 )

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 import penstock
 from penstock.errors import ConfigError
+from penstock.feed import stream_dataset
 from penstock.torch import MapDataset, StreamDataset
 
 from . import mapped
@@ -84,6 +85,20 @@ def test_stream_dataset_with_persistent_workers_goes_on_after_unfinished_passes(
         for _ in range(2):
             assert sorted(row for batch in loader for row in ids(batch)) == list(range(21))
     assert [number(sample) for sample in stream] == rows_of_epoch(shuffled, 12)
+
+
+def test_stream_dataset_with_two_groups_at_one_place_of_the_table_keeps_their_passes_apart(shuffled):
+    def place(seed, workers):
+        torch.manual_seed(seed)
+        return hash((torch.empty((), dtype=torch.int64).random_().item(), workers)) % stream_dataset._GROUPS
+
+    other = next(seed for seed in range(1, 10_000) if place(seed, 2) == place(0, 3))
+    stream = StreamDataset(shuffled, batch_size=2)
+    loaders = [DataLoader(stream, batch_size=2, num_workers=n, persistent_workers=True) for n in (3, 2)]
+    for number, seed in ((0, 0), (0, None), (1, other), (0, None), (0, None), (1, None)):
+        if seed is not None:
+            torch.manual_seed(seed)
+        assert sorted(row for batch in loaders[number] for row in ids(batch)) == list(range(21))
 
 
 def test_stream_dataset_read_twice_at_the_same_time_gives_each_sample_once_to_each_reader(shuffled):

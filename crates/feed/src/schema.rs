@@ -362,7 +362,12 @@ impl Survey {
             let kind = framing.proposes(&name, &part).map_or_else(|| proposed(&part), Ok);
             match kind {
                 Ok(kind) => {
+                    let was_scalar = matches!(&found.kind, Some(Kind::Tensor(spec)) if spec.shape.is_empty());
                     let kind = found.kind.take().map_or(kind.clone(), |known| joined(known, &kind));
+                    if was_scalar && matches!(kind, Kind::Ragged(_)) {
+                        // The first value was one number; this one shows that the values are lists.
+                        found.holds = part.describe();
+                    }
                     found.kind = Some(of_json(kind, &part));
                 }
                 Err(why) => {

@@ -80,7 +80,7 @@ def compare(dataset: Dataset) -> dict[str, Any] | None:
     for number in chosen:
         key = source.key(number)
         try:
-            schema = of_object(dataset, number).schema() if kinds else whole
+            schema = of_object(dataset, number).schema()
         except ConfigError:  # the object has no record
             continue
         except (BudgetExceeded, Corrupt, Unsupported) as error:

@@ -20,7 +20,8 @@ class Ragged(NamedTuple):
     """A field whose samples differ in length: sample i is `values[offsets[i]:offsets[i + 1]]`.
 
     `len(field)` is the number of samples, and `field[i]` is sample i. `field[i:j]` is a `Ragged` of these samples, and so
-    is `field[index]` for a boolean mask or integers. Slices of step 1 are views; the others are copies. Iteration and unpacking give `values` and `offsets`.
+    is `field[index]` for a boolean mask or integers. Slices of step 1 are views; the others are copies. Iteration and
+    unpacking give `values` and `offsets`.
 
     For lists of lists, `values` is a `Ragged` of the inner lists. Sample i consists of the inner lists `offsets[i]` to
     `offsets[i + 1] - 1`.

@@ -135,7 +135,7 @@ class _Hash:
 
     def _digest_of(self, item: Any) -> bytes:
         """Return the digest of an item of a set, which does not depend on the other items."""
-        hashed = _Hash(self._package, dict(self._seen))
+        hashed = _Hash(self._package, {} if type(item) in _SCALARS else dict(self._seen))
         hashed.add(item)
         return hashed.digest.digest()
 

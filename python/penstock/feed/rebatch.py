@@ -57,7 +57,7 @@ class RebatchRun(MapRun):
         self._ready = 0
         self._skip_outputs = place.outputs
         # Number of samples so far, while none of them had an output. None after the first output, or after a resume.
-        self._fruitless: int | None = None if any(place) else 0
+        self._without_output: int | None = None if any(place) else 0
 
     def next(self) -> tuple[dict[str, Any], int, int] | None:
         """Return the next batch in order, or None after the last."""
@@ -66,9 +66,9 @@ class RebatchRun(MapRun):
             if got is None:
                 break
             self._add(*got)
-        if self._fruitless:
+        if self._without_output:
             raise MapFailed(
-                f"decode: fn returned no output for any of the {self._fruitless:,} samples of epoch {self._pass.epoch} on "
+                f"decode: fn returned no output for any of the {self._without_output:,} samples of epoch {self._pass.epoch} on "
                 f"this rank{self._after_errors()}",
                 where="decode",
             )
@@ -90,12 +90,12 @@ class RebatchRun(MapRun):
             )
         chunk.taken = min(skip, sum(counts[:1]))
         if chunk.total:
-            self._fruitless = None
-        elif self._fruitless is not None:
+            self._without_output = None
+        elif self._without_output is not None:
             dataset = self._loader.dataset
             # Positions from the number of samples on repeat samples, and the functions do not receive them.
             end = dataset.samples if dataset.is_counted else math.inf
-            self._fruitless += sum(position < end for position in task.positions)
+            self._without_output += sum(position < end for position in task.positions)
         if chunk.taken < chunk.total:
             self._chunks.append(chunk)
             self._ready += chunk.total - chunk.taken

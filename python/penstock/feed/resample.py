@@ -227,7 +227,7 @@ def _checked(spec: WeightSpec) -> Literal["balanced"] | Mapping[Any, float] | An
 
 @dataclass(frozen=True, slots=True)
 class _Classes:
-    """Return the distinct classes, and the number of each sample's class. `names` are the names of the class folders,
+    """Distinct classes, and the number of each sample's class. `names` are the names of the class folders,
     if the dataset has some.
     """
 

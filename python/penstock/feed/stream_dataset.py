@@ -31,7 +31,7 @@ VERSION = 1
 
 _MAX_WORKERS = 1024
 
-_GROUPS = 16
+_GROUPS = 64
 _PASSES = 64
 """Lengths of the shared tables: groups of workers and passes that can overlap, such as of two DataLoaders."""
 
@@ -76,6 +76,8 @@ class StreamDataset(torch.utils.data.IterableDataset):  # type: ignore[misc]  # 
         self._next = torch.zeros(1, dtype=torch.int64).share_memory_()
         self._begun = torch.zeros((_GROUPS, _MAX_WORKERS, 2), dtype=torch.int64).share_memory_()
         self._passes = torch.zeros((_PASSES, 2), dtype=torch.int64).share_memory_()
+        # In a worker: process, group, and number of passes of the group.
+        self._counted = (0, 0, 0)
         self._loader: tuple[tuple[int, int, int], Loader] | None = None
         self._resume: Mapping[str, Any] | None = None
         self._resumed_in = 0  # process that loaded the state
@@ -158,7 +160,12 @@ class StreamDataset(torch.utils.data.IterableDataset):  # type: ignore[misc]  # 
         if info is not None:
             group = hash((info.seed - info.id, info.num_workers))
             begun = self._begun[group % _GROUPS, info.id]
-            number = int(begun[1]) + 1 if int(begun[0]) == group else 1
+            if self._counted[:2] == (os.getpid(), group):
+                # A persistent worker counts its own passes, because another group may have taken its place in the table.
+                number = self._counted[2] + 1
+            else:
+                number = int(begun[1]) + 1 if int(begun[0]) == group else 1
+            self._counted = (os.getpid(), group, number)
             begun[0], begun[1] = group, number
             identity = hash((group, number))
             known = self._passes[identity % _PASSES]

@@ -52,7 +52,7 @@ NOT_SELECTED = "not selected"
 _NULLABLE = ("parquet", "arrow", "jsonl", "csv", "tar", "tfrecord")
 """Formats whose records may lack a value."""
 
-_NUMBER = re.compile(r"\w+, a Hive|(\w+ \[\]|the text `|[-\d]|true|false).*; a value in")
+_NUMBER = re.compile(r"(?:\w+\[[^\]]*\], )?(?:\w+, a Hive|(\w+ \[\]|the text `|[-\d]|true|false).*; a value in)")
 """A schema's description of a single number that some records lack."""
 
 _COMPRESSED = (
@@ -421,9 +421,9 @@ def _hints() -> Iterator[None]:
     try:
         yield
     except KeyRefused as error:
-        if error.hint is None:
+        if error.hint is None and str(error).startswith("write:"):
             error.add_note("rename the part by fields=: NEW=OLD")
-        elif f"`{KEY}`" in error.hint:
+        elif error.hint is not None and f"`{KEY}`" in error.hint:
             error.__notes__[0] = f"leave `{KEY}` out: select the other parts by fields=; then samples are numbered"
         raise
 
@@ -446,7 +446,7 @@ def stored_samples(
     plan: Conversion,
     at: Destination,
     settings: Settings,
-    if_exists: IfExists,
+    if_exists: Literal["resume", "overwrite"],
 ) -> tuple[Literal["empty", "complete", "unfinished", "replaced"], int]:
     """Return the state of the destination for a conversion, and the number of samples that it need not write again.
     Writes nothing.

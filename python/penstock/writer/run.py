@@ -189,10 +189,10 @@ def existing(at: Destination, journal: Journal, listed: dict[str, int]) -> dict[
         )
     found = journal.manifest()["written"]["settings"] if is_complete else journal.settings() if journal.exists else None
     pattern = None if found is None else shard_names(str(found.get("name")))
-    strangers = [each for each in listed if not each.startswith(OWN) and not (pattern and pattern.fullmatch(each))]
-    if strangers:
+    others = [each for each in listed if not each.startswith(OWN) and not (pattern and pattern.fullmatch(each))]
+    if others:
         raise ConfigError(
-            f"{at.url} contains {len(strangers):,} other objects ({strangers[0]}, ...)",
+            f"{at.url} contains {len(others):,} other objects ({others[0]}, ...)",
             where="url",
             hint="choose an empty folder; the folder of a dataset may contain only its shards",
         )

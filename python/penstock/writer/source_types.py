@@ -63,7 +63,9 @@ class ColumnType:
             return None
         if self.is_time or types.is_boolean(kind):
             return kind
-        return kind if self.depth and (types.is_string(kind) or types.is_large_string(kind)) else None
+        if not (self.depth and self.is_text):
+            return None
+        return pa.string() if str(kind) == "string_view" else kind
 
     @property
     def is_text(self) -> bool:
@@ -88,7 +90,8 @@ class ColumnType:
             return (
                 RawSpec() if not self.depth else NestedSpec(None, (), self.depth) if self.depth > 1 else RawListSpec()
             )
-        dtype = f"int{kind.bit_width}" if self.is_time else _DTYPES.get(str(kind))
+        is_time = self.is_time and kind.bit_width <= 64  # an interval has 128 bits
+        dtype = f"int{kind.bit_width}" if is_time else _DTYPES.get(str(kind))
         if dtype is None:
             return None
         if self.depth > 1:
@@ -127,15 +130,15 @@ class Columns:
         return {name: key for key, found in reversed(self.objects) for name in found if first and name not in first}
 
     def check_equal(self, names: Iterable[str]) -> None:
-        """Check that those of these columns that contain times or booleans have the same type in all objects.
+        """Check that those of these columns that contain times or booleans in an object have the same type in all objects.
 
         Raises:
             Unsupported: A column has another type in one of the objects.
         """
         for name in names:
-            if not (self.types[name].is_time or str(self.types[name].element) == "bool"):
-                continue
             have = [(key, found[name]) for key, found in self.objects if name in found and not found[name].is_null]
+            if not any(column.is_time or str(column.element) == "bool" for _key, column in have):
+                continue
             for key, column in have:
                 if column != have[0][1]:
                     raise Unsupported(

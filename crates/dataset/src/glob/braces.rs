@@ -110,6 +110,10 @@ impl Range {
         // The steps are counted from the number that is written first.
         let (first, last) =
             if from_value <= to_value { (low, high - (high - low) % step) } else { (low + (high - low) % step, high) };
+        // A range with a step becomes its members, so a longer one stays literal.
+        if step > 1 && (last - first) / step >= MAX_PATTERNS as u64 {
+            return None;
+        }
         let is_padded = [from, to].iter().any(|text| text.len() > 1 && text.starts_with('0'));
         let width = if is_padded { from.len().max(to.len()) } else { 1 };
         Some(Self { first, last, step, is_letters: letters.is_some(), width })
@@ -201,7 +205,9 @@ mod tests {
         assert_eq!(expanded("{a..e..2}"), ["a", "c", "e"]);
         assert_eq!(expanded("{1..2..0}"), ["[1-2]"]);
         assert_eq!(expanded("{90..0..-40}"), ["10", "50", "90"]);
-        for plain in ["{id}", "{", "a}b", "{..}", "{a..}", "{a..5}", "{1..2..3..4}", "{1..2..}", "{1..2..x}"] {
+        for plain in
+            ["{id}", "{", "a}b", "{..}", "{a..}", "{a..5}", "{0..3000000..2}", "{1..2..3..4}", "{1..2..}", "{1..2..x}"]
+        {
             assert_eq!(expanded(plain), [plain], "{plain}");
             assert_eq!(first(plain.as_bytes()), None);
         }

@@ -2,7 +2,7 @@
 //! Creates a manifest from a store listing. Skips keys that are not objects of the dataset: Penstock's own state and
 //! folder markers. Opens no object.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use futures::{StreamExt, TryStreamExt, stream};

@@ -9,11 +9,11 @@ use penstock_types::{Deadline, Error, Result};
 use tokio::sync::watch;
 
 use crate::dest_dir::DestDir;
-use crate::node_status::replace_own;
+use crate::node_leader::replace_own;
+use crate::opened_source::Source;
 use crate::plan::StagePlan;
 use crate::progress::{Failure, Progress};
 use crate::request::StageRequest;
-use crate::source::Source;
 use crate::status_record::FOLDER;
 use penstock_dataset::manifest::Manifest;
 

@@ -4,8 +4,8 @@
 //!
 //! [`StageRequest`] is the input; `run` executes it; `plan` computes the targets and rejects unsafe keys. `to_folder`
 //! downloads into `dest_dir`, which no key can leave; `to_store` uploads. `verify` compares a copy with its records and
-//! fetches damaged files again. `journal` makes a stage resumable, `launch_lock` keeps launches apart, and
-//! `node_status` reports progress to the other ranks of a node. `LimitStore` limits the request rate. A file gets its
+//! fetches damaged files again. `journal` makes a stage resumable, `destination_lock` keeps launches apart, and
+//! `node_leader` reports progress to the other ranks of a node. `LimitStore` limits the request rate. A file gets its
 //! final name only when it is complete, verified and on disk.
 
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests write and remove files of their own"))]
@@ -16,12 +16,13 @@ mod compress;
 mod concurrent;
 mod context;
 mod dest_dir;
+mod destination_lock;
 mod digests;
 mod job;
 mod journal;
-mod launch_lock;
-mod node_status;
+mod node_leader;
 mod ofd_lock;
+mod opened_source;
 mod page_cache_fit;
 mod parallel_decode;
 mod plan;
@@ -29,7 +30,6 @@ mod progress;
 mod request;
 mod run;
 mod settings;
-mod source;
 mod source_reader;
 mod status_record;
 mod summary;
@@ -39,7 +39,7 @@ mod verify;
 
 pub use compress::Compression;
 pub use job::Job;
-pub use node_status::{WaitLimits, leader_ends, wait_for_leader};
+pub use node_leader::{WaitLimits, leader_ends, wait_for_leader};
 pub use plan::{Item, PART_BYTES, StageOptions, StagePlan};
 pub use progress::{Failure, Progress, Snapshot};
 pub use request::StageRequest;

@@ -13,9 +13,9 @@ use penstock_types::{ByteRange, Deadline, Digest, Error, Result};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::digests::{StoredDigests, Verified};
+use crate::opened_source::Source;
 use crate::plan::PART_BYTES;
 use crate::progress::Progress;
-use crate::source::Source;
 use penstock_dataset::manifest::Entry;
 
 /// Unit in which memory is reserved. The semaphore counts in u32, so bytes would overflow.

@@ -23,7 +23,7 @@ from penstock import _native, env, ranks
 from penstock.deprecation import renamed_parameters
 from penstock.errors import ConfigError, MapFailed, Unsupported
 from penstock.extras import require
-from penstock.feed import columns, fields, loader_arguments, rebatch_state, states
+from penstock.feed import columns, fields, loader_arguments, rebatched_rank_state, states
 from penstock.feed import report as reporting
 from penstock.feed.counted_pack import CountedPackFeed, CountedPacking
 from penstock.feed.epoch import BatchRun, Delivery, Epoch
@@ -167,7 +167,7 @@ class BaseLoader(Generic[Batch]):
         # Size and tail of the feed's own batches. For a packed dataset, these are batches of documents.
         self.source_batch, self.source_tail = self.global_batch, tail
         if dataset.rebatches:
-            rebatch_state.check_loader(self)
+            rebatched_rank_state.check_loader(self)
             self.source_tail = "ragged"
         if dataset.decodes and on_error == "skip":
             self.source_tail = "pad"  # a damaged record keeps its row, so each row's position is known
@@ -450,7 +450,7 @@ class BaseLoader(Generic[Batch]):
         if self.dataset.rebatches:
             from penstock.feed.rebatch import RebatchRun
 
-            place = rebatch_state.Place.of(cursor)
+            place = rebatched_rank_state.Place.of(cursor)
             run = RebatchRun(self, feed.start(epoch, place.start), epoch, place)
         elif self.dataset.map_steps:
             from penstock.feed.map_step import MapRun
@@ -542,7 +542,7 @@ class BaseLoader(Generic[Batch]):
         if cursor == 0 or not self.dataset.is_counted:
             return False
         if self.dataset.rebatches:
-            return rebatch_state.Place.of(cursor).start >= self.dataset.samples
+            return rebatched_rank_state.Place.of(cursor).start >= self.dataset.samples
         left = self.dataset.samples - cursor
         return left < (self.global_batch if self.tail == "drop" and self._batch_by is None else self._min_rows)
 
@@ -586,9 +586,9 @@ class BaseLoader(Generic[Batch]):
         if self._unindexed is not None:
             return states.of_one_rank(self._unindexed.state(self._epoch, self._cursor))
         if self.dataset.rebatches:
-            place = rebatch_state.Place.of(self._cursor)
+            place = rebatched_rank_state.Place.of(self._cursor)
             state = states.make(self.dataset, self._epoch, place.start)
-            return states.of_one_rank({**state, **rebatch_state.state_of_place(self, place)})
+            return states.of_one_rank({**state, **rebatched_rank_state.state_of_place(self, place)})
         return states.make(self.dataset, self._epoch, self._cursor, self._batches(self.dataset))
 
     def _batches(self, dataset: DatasetBase) -> str | None:
@@ -624,7 +624,7 @@ class BaseLoader(Generic[Batch]):
         part = states.old_part(state, dataset, grown)
         epoch, cursor = states.check(state, part or dataset, self._batches(part or dataset))
         if dataset.rebatches:
-            cursor = rebatch_state.place_of_state(state, self, cursor).cursor()
+            cursor = rebatched_rank_state.place_of_state(state, self, cursor).cursor()
         self._use(part or dataset, None if part is None else dataset)
         self._go_on(epoch, cursor)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import ConfigError, MapFailed
 from penstock.feed.map_functions import FunctionFailed, difference
 from penstock.feed.map_step import MapRun
-from penstock.feed.rebatch_state import FUNCTION_HINT, Place
+from penstock.feed.rebatched_rank_state import FUNCTION_HINT, Place
 
 if TYPE_CHECKING:
     from penstock import _native

@@ -22,7 +22,7 @@ use crate::blocking::blocking;
 use crate::context::{StageContext, StateDir};
 use crate::dest_dir::DestDir;
 use crate::journal::Journal;
-use crate::node_status::replace_own_with;
+use crate::node_leader::replace_own_with;
 use crate::plan::Item;
 use crate::progress::Failure;
 use crate::request::StageRequest;

@@ -14,11 +14,11 @@ use tokio::sync::watch;
 
 use crate::blocking::blocking;
 use crate::dest_dir::DestDir;
+use crate::destination_lock::LaunchLock;
 use crate::journal::Journal;
-use crate::launch_lock::LaunchLock;
+use crate::opened_source::Source;
 use crate::plan::{Item, StageOptions};
 use crate::progress::Progress;
-use crate::source::Source;
 use crate::status_record::FOLDER;
 use crate::to_folder::inventory::{Record, amend};
 use crate::to_folder::workers::Workers;

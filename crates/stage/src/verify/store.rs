@@ -16,9 +16,9 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::blocking::blocking;
 use crate::digests::ContentDigest;
+use crate::opened_source::Source;
 use crate::plan::{Item, StageOptions};
 use crate::progress::Progress;
-use crate::source::Source;
 use crate::to_folder::inventory::Document;
 use crate::to_store::manifests::{documents, manifest_names};
 use crate::to_store::target::Target;

@@ -10,7 +10,7 @@ use penstock_types::{Deadline, Error, Key, Result};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::path::{is_regular, meta};
+use super::opened_file::{is_regular, meta};
 use super::{Local, blocking};
 use crate::Meta;
 use crate::rooted::{FOLDER, open_beneath, refusal, split};

@@ -7,7 +7,7 @@
 
 mod direct;
 mod list;
-mod path;
+mod opened_file;
 mod read;
 mod write;
 

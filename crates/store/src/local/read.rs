@@ -10,7 +10,7 @@ use futures::{StreamExt, stream};
 use penstock_types::{ByteRange, Deadline, Error, Key, Result};
 
 use super::direct::{LocalReads, is_cached};
-use super::path::{Opened, version};
+use super::opened_file::{Opened, version};
 use super::{Local, blocking};
 use crate::{BufferPool, Chunk, GetResult, ObjectRef, Version};
 

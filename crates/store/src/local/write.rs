@@ -12,7 +12,7 @@ use rustix::fs::{FlockOperation, Mode};
 use rustix::io::Errno;
 
 use super::Local;
-use super::path::meta;
+use super::opened_file::meta;
 use crate::owned::{self, OwnedFile, Proof, Replace};
 use crate::rooted::{self, FOLDER, Links, Missing, split};
 use crate::{Meta, Precondition, PutOptions, checksum};

@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 
 use crate::blocking::blocking;
 use crate::dest_dir::{DestDir, open_own, open_to_read};
-use crate::launch_lock::LaunchLock;
+use crate::destination_lock::LaunchLock;
 use crate::ofd_lock::{Mode, is_locked, try_lock};
 use crate::status_record::{FOLDER, HEARTBEAT, Identity, LOOK, Process, Record, State, WireError, read_record};
 use crate::summary::Summary;

@@ -7,7 +7,7 @@ import json
 import re
 import warnings
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from penstock.writer import Conversion, Written
-    from penstock.writer.run import IfExists
     from penstock.writer.settings import Compress, Format
 
 __all__ = ["command"]
@@ -108,7 +107,7 @@ def command(
         for warning in caught:
             click.echo(warning.message, err=True)
         facts = _facts(plan, destination, format_)
-        if_exists: IfExists = "overwrite" if overwrite else "resume"
+        if_exists: Literal["resume", "overwrite"] = "overwrite" if overwrite else "resume"
         if dry_run:
             try:
                 settings = Settings(format_, shard_bytes, compress, level, name, plan.identity)

@@ -211,7 +211,10 @@ fn other_kinds_are_refused_by_name() {
             "a.jpg cannot be decoded as TIFF: failed to fill whole buffer (if other programs read it, convert it to PNG)",
         ),
         (b"hello", "a.jpg is not an image (it begins `hello`)"),
-        (b"", "a.jpg has no image (0 bytes or a null); give the field a default or a mask"),
+        (
+            b"",
+            "a.jpg has no image (0 bytes or a null); leave such samples out with on_error=\"skip\" or, for a null, give the field a default or a mask",
+        ),
         (b"\xff\xd8\xff", "a.jpg ends inside its JPEG headers (byte 2 of 3)"),
         (b"\xff\xd8\xff\xc3\0\x0b\x08\0\x10\0\x10", "a.jpg ends inside its JPEG headers (byte 2 of 11)"),
         (b"\xff\xd8\xff\xc3\0\x09\x08\0\x10\0\x10\x01\0", "lossless JPEG (a.jpg) is not supported by image decoding"),

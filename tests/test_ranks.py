@@ -219,7 +219,7 @@ def test_global_rank_needs_only_the_variables_of_env_init(more):
 
 @pytest.mark.parametrize(("variables", "missing"), [({"RANK": "1"}, "WORLD_SIZE"), ({"WORLD_SIZE": "2"}, "RANK")])
 def test_global_rank_from_one_of_the_two_variables_is_refused(variables, missing):
-    with pytest.raises(ConfigError, match=f"{missing}: not set, though {next(iter(variables))} is ") as caught:
+    with pytest.raises(ConfigError, match=f"{missing}: not set, although {next(iter(variables))} is ") as caught:
         global_rank(variables)
     assert "pass rank= and world=" in str(caught.value.__notes__)
     assert global_rank({**variables, "SLURM_JOB_ID": "7", **SLURM}) == (3, 6)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock import _native
-from penstock.errors import ConfigError, Unsupported
+from penstock.errors import ConfigError, Corrupt, Unsupported
 from penstock.writer import convert, plan_conversion
 
 from .written import DTYPES, FORMATS, files, read, same, some
@@ -66,10 +66,11 @@ def test_manifest_with_fields_opens_the_dataset_elsewhere(tmp_path):
     assert (copied.rung, dict(copied.schema().specs)["x"]) == ("manifest", penstock.tensor("int16", (2, 3)))
     chosen = penstock.open(tmp_path / "a" / "*-000001.tfrecord")
     assert (chosen.source.objects, chosen.rung) == (1, "manifest")
-    # A shard that changed since is not trusted.
+    # A shard that changed since is refused.
     name = min(files(tmp_path / "a"))
     (tmp_path / "a" / name).write_bytes((tmp_path / "a" / "shard-000001.tfrecord").read_bytes())
-    assert penstock.open(tmp_path / "a").rung != "manifest"
+    with pytest.raises(Corrupt, match=f"{name} has .* bytes, but the manifest of its dataset states"):
+        penstock.open(tmp_path / "a")
 
 
 @pytest.mark.parametrize("kind", FORMATS)

@@ -33,7 +33,11 @@ if TYPE_CHECKING:
         ({"a": 2**64, "b": np.zeros(2)}, ConfigError, "sample 1: `a` is 18446744073709551616, instead of int"),
         ({"a": 1, "b": np.zeros(2, np.int8)}, ConfigError, "sample 1: `b` is int8 array, instead of float64 array"),
         ({"a": 1, "b": "x"}, ConfigError, "sample 1: `b` is .*, instead of float64 array"),
-        ({"a": 1, "b": np.zeros((2, 2))}, Unsupported, r"sample 1: `b` has the shape \[2, 2\], after \[2\]"),
+        (
+            {"a": 1, "b": np.zeros((2, 2))},
+            Unsupported,
+            r"sample 1: `b` has the shape \[2, 2\], but an earlier sample has \[2\]",
+        ),
         ([1], ConfigError, "sample 1 is a list, instead of a dict"),
     ],
 )

@@ -301,7 +301,7 @@ def test_nodes_that_each_do_their_part_make_the_whole_job(tmp_path):
 @pytest.mark.parametrize(
     ("words", "word"),
     [
-        (["--node", "0"], "--nodes: missing"),
+        (["--node", "0"], "--nodes: not set, although --node is set"),
         (["--node", "3", "--nodes", "3", "--rendezvous", "h:1"], "got 3 of 3 nodes"),
         (["--node", "0", "--nodes", "2"], "--rendezvous"),
         (["--node", "0", "--nodes", "2", "--rendezvous", "h"], "not HOST:PORT"),

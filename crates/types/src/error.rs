@@ -344,7 +344,9 @@ impl Error {
             Self::Mismatch { problem, .. } if problem.contains("but its clip starts at") => {
                 "start the clip earlier, or leave such samples out with on_error=\"skip\""
             }
-            Self::Mismatch { problem, .. } if !problem.contains("expects ") && !problem.contains("record contains") => {
+            Self::Mismatch { problem, .. }
+                if [" want ", "expects ", "record contains"].iter().all(|words| !problem.contains(words)) =>
+            {
                 "leave such samples out with on_error=\"skip\", or leave the field out"
             }
             Self::Mismatch { .. } => {

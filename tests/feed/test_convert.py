@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import json
 import sys
+import time
 
 import numpy as np
 import pyarrow as pa
@@ -377,9 +378,15 @@ def test_convert_continues_after_a_shard_with_a_null(tmp_path, monkeypatch):
     plan = plan_conversion(tmp_path / "a", "parquet")
     convert(plan, tmp_path / "whole", format="parquet", shard_bytes=800)
 
+    with_null = tmp_path / "b/.penstock/write/shard-000001.json"
+
     def failing(self, start, read=Conversion.read):
         for number, row in enumerate(read(self, start), start):
             if number == 300:
+                for _ in range(1000):  # other threads store the shards
+                    if with_null.exists():
+                        break
+                    time.sleep(0.01)
                 raise RuntimeError("the source broke")
             yield row
 
@@ -387,6 +394,7 @@ def test_convert_continues_after_a_shard_with_a_null(tmp_path, monkeypatch):
         patch.setattr(Conversion, "read", failing)
         with pytest.raises(RuntimeError, match="the source broke"):
             convert(plan, tmp_path / "b", format="parquet", shard_bytes=800)
+    assert with_null.exists()
     written = convert(plan, tmp_path / "b", format="parquet", shard_bytes=800)
     assert written.skipped > 100
     assert str(written.fields["n"]) == "ragged int64 []"

@@ -156,3 +156,9 @@ def test_home_and_other_programs_schemes_are_known(shards, monkeypatch, emulator
 def test_home_of_an_unknown_user_is_a_name_like_any_other():
     with pytest.raises(NotFound, match="~unknown-user/data"):
         penstock.open("~unknown-user/data/")
+
+
+def test_written_folder_of_an_unknown_user_is_a_name_like_any_other(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    penstock.write([{"x": 1}], "~unknown-user/data", format="tfrecord")
+    assert penstock.open(tmp_path / "~unknown-user/data").samples == 1

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from penstock import _native, env
 from penstock.errors import ConfigError, NotFound
+from penstock.local_paths import absolute
 
 __all__ = ["Entry", "Location"]
 
@@ -43,8 +44,7 @@ class Location:
         text = os.fsdecode(self.url).rstrip("/") if self.url not in ("/", "file:///") else self.url
         if not text:
             raise ConfigError("url: must not be empty", where="url", hint="write `.` for the working directory")
-        if "://" not in text:
-            text = str(Path(os.path.expanduser(text)).absolute())  # noqa: PTH111 - an unknown `~NAME` stays, as in shells
+        text = absolute(text)
         object.__setattr__(self, "url", text.removeprefix("file://localhost").removeprefix("file://"))
 
     def __truediv__(self, name: str) -> Location:

@@ -49,7 +49,7 @@ __all__ = [
 _MAX_ERRORS = 8
 """Maximum number of error messages kept for the report."""
 
-DEFAULT_TIMEOUT_S = 600.0
+_DEFAULT_TIMEOUT_S = 600.0
 
 _POLL_S = 0.005
 """Interval in seconds at which a free worker checks whether the feed has a batch."""
@@ -65,7 +65,7 @@ class MapStep:
     threads: int = 0
     decodes: bool = False
     rebatch: bool = False
-    timeout_s: float = DEFAULT_TIMEOUT_S
+    timeout_s: float = _DEFAULT_TIMEOUT_S
     is_source: bool = False
     """Whether this step is a part of opening the dataset, as in `penstock.video.open`."""
     digest: str | None = None
@@ -78,7 +78,7 @@ class MapStep:
         workers: int,
         *,
         threads: int | None = None,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
+        timeout_s: float = _DEFAULT_TIMEOUT_S,
         **how: bool,
     ) -> MapStep:
         """Check a function.
@@ -98,7 +98,7 @@ class MapStep:
             raise ConfigError(f"{name}: give either workers or threads (got {workers} and {threads})", where=name)
         if not timeout_s > 0:
             raise ConfigError(f"timeout_s: {timeout_s} is not above 0 s", where="timeout_s")
-        if timeout_s != DEFAULT_TIMEOUT_S and not workers and not threads:
+        if timeout_s != _DEFAULT_TIMEOUT_S and not workers and not threads:
             raise ConfigError(
                 f"timeout_s: {timeout_s:g} s cannot be enforced, because fn runs in the thread of the caller",
                 where="timeout_s",

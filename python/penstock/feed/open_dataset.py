@@ -17,6 +17,7 @@ from penstock.errors import ConfigError, Denied, NotFound, SystemFault
 from penstock.feed import classes as class_folders
 from penstock.feed import formats, hdf5_chunks, labels, pool_locality, url_list_pattern
 from penstock.feed.dataset import Dataset
+from penstock.local_paths import absolute
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -170,7 +171,7 @@ def _located(url: object, what: str) -> str:
         ) from None
     if "://" not in text:
         tail = "/" if text.endswith("/") else ""
-        text = str(Path(os.path.expanduser(text)).absolute()) + tail  # noqa: PTH111 - an unknown `~NAME` stays, as in shells
+        text = absolute(text) + tail
     return text
 
 

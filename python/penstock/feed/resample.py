@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock import _native
-from penstock.errors import ConfigError, Corrupt
+from penstock.errors import ConfigError
 from penstock.extras import require
 from penstock.feed import classes as class_folders
 from penstock.feed import sample_scan, selection
@@ -285,14 +285,8 @@ def _read(dataset: Dataset, name: str) -> Any:
         raise ConfigError(f"labels: no field `{name}` (fields: {', '.join(specs)})", where="labels")
     only = dataset.fields(**{name: specs[name]})
     key = f"values:{name}:{to_json(only.batch_fields().items())}"
-    try:
+    with sample_scan.advice_about_damage("labels", 'ds.filter(lambda sample: True, on_error="skip").resample(...)'):
         return sample_scan.scanned(only, f"resample by `{name}`", key, lambda: values_of(only, _Label(name), workers=0))
-    except Corrupt as error:
-        error.add_note(
-            "a loader's on_error does not apply to labels; leave out samples that cannot be read: "
-            'ds.filter(lambda sample: True, on_error="skip").resample(...)'
-        )
-        raise
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,22 +12,24 @@ import json
 import logging
 import zipfile
 import zlib
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from penstock import env
 from penstock.atomic_file import atomic_file
+from penstock.errors import Corrupt
 from penstock.extras import require
 from penstock.feed import scan_lock
 from penstock.feed.record_index_dir import record_index_dir
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from penstock.feed.dataset import Dataset
     from penstock.feed.dataset_base import DatasetBase
 
-__all__ = ["NewLoader", "batch_size", "in_batches", "leaves", "scanned"]
+__all__ = ["NewLoader", "advice_about_damage", "batch_size", "in_batches", "leaves", "scanned"]
 
 NewLoader: TypeAlias = "Callable[..., Iterable[dict[str, Any]]]"
 
@@ -44,6 +46,16 @@ def leaves(dataset: DatasetBase) -> list[Dataset]:
     """Return the datasets of a mixture, or the dataset itself."""
     parts = getattr(dataset, "parts", None)
     return [dataset] if parts is None else [leaf for part, _ in parts for leaf in leaves(part)]  # type: ignore[list-item]
+
+
+@contextmanager
+def advice_about_damage(what: str, how: str) -> Iterator[None]:
+    """Add to the error of a damaged sample how to leave such samples out of a scan for `what`."""
+    try:
+        yield
+    except Corrupt as error:
+        error.add_note(f"a loader's on_error does not apply to {what}; leave out samples that cannot be read: {how}")
+        raise
 
 
 def scanned(dataset: Dataset, what: str, key: str | None, compute: Callable[[], Any], hint: str = "") -> Any:

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock import _native
-from penstock.errors import ConfigError, Corrupt
+from penstock.errors import ConfigError
 from penstock.extras import require
 from penstock.feed import sample_scan
 from penstock.feed.dataset_base import cut, stored_steps
@@ -234,14 +234,8 @@ class Filter:
                 compute = partial(readable_values_of, self.dataset, predicate)
             else:
                 compute = partial(values_of, self.dataset, predicate, self.workers)
-            try:
+            with sample_scan.advice_about_damage("a filter", 'filter(fn, on_error="skip")'):
                 kept = sample_scan.scanned(self.dataset, f"filter {self!r}", key, compute)
-            except Corrupt as error:
-                error.add_note(
-                    "a loader's on_error does not apply to a filter; leave out samples that cannot be read: "
-                    'filter(fn, on_error="skip")'
-                )
-                raise
             if len(kept) and not kept.any():
                 raise ConfigError(f"filter: {self!r} keeps none of the {len(kept):,} samples", where="filter")
             self._kept.append(kept)

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, count
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock import _native, env
@@ -27,6 +27,7 @@ from penstock.feed.columns import rows
 from penstock.feed.fields import NestedSpec, PresentSpec, RaggedSpec, RawListSpec, RawSpec, TensorSpec, TextSpec
 from penstock.feed.number_arguments import as_int
 from penstock.feed.url_list_pattern import joined
+from penstock.local_paths import absolute
 from penstock.stage import is_local, local_path
 from penstock.writer.destination import Destination
 from penstock.writer.journal import MANIFEST, Journal, difference
@@ -345,8 +346,7 @@ def _absolute(source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]])
             f"source: must be a URL, a path, a list of these or a Conversion (got {type(source).__name__})",
             where="source",
         )
-    text = os.fsdecode(source)
-    return text if "://" in text else str(Path(text).expanduser().absolute())
+    return absolute(os.fsdecode(source))
 
 
 def _tar_name(name: str, source: str) -> str:

@@ -12,6 +12,7 @@ from penstock import _native, env
 from penstock.atomic_file import PART_PREFIX, atomic_file
 from penstock.datasets.files import write_errors
 from penstock.errors import ConfigError, Interrupted, NotFound, Unsupported
+from penstock.local_paths import absolute
 from penstock.ownership import remove_file
 from penstock.stage import is_local, local_path
 
@@ -53,9 +54,7 @@ class Destination:
                 where="url",
                 hint="write to a local folder or a bucket (s3://, gs://, az://)",
             )
-        self.path = (
-            Path(local_path(str(Path(text).expanduser()) if "://" not in text else text)) if is_local(text) else None
-        )
+        self.path = Path(local_path(absolute(text))) if is_local(text) else None
         self.url = (str(self.path) if self.path is not None else text.rstrip("/")) + "/"
         self._timeout_s = timeout_s
         self._files: _native.Files | None = None

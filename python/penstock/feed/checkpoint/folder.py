@@ -35,6 +35,7 @@ from penstock.errors import (
     SystemFault,
     Unsupported,
 )
+from penstock.local_paths import absolute
 from penstock.ownership import remove_empty_folder, remove_file
 
 __all__ = ["Checkpoint", "CheckpointFolder", "FileWriter", "data_name", "latest_checkpoint", "list_checkpoints"]
@@ -114,7 +115,7 @@ class CheckpointFolder:
         if not text:
             raise ConfigError("checkpoint: the URL must not be empty", where="url")
         text = text.removeprefix("file://localhost").removeprefix("file://")
-        self.url = text if "://" in text else str(Path(os.path.expanduser(text)).absolute())  # noqa: PTH111 - an unknown `~NAME` stays, as in shells
+        self.url = absolute(text)
         self.path = None if "://" in text else Path(self.url)
         self._timeout_s = timeout_s
         self._variables = dict(env.read())

@@ -8,6 +8,8 @@ import json
 import tarfile
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import penstock
@@ -206,3 +208,21 @@ def test_masks_have_names_of_their_own(evolved):
         penstock.ragged("int64", default=0)
     assert str(penstock.tensor("int8", (), mask="m")) == "int8 [], default 0, mask m"
     assert np.dtype(bool) == loaded(dataset, id=penstock.tensor("int64", (), mask="m"))["m"].dtype
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow"])
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_times_of_unlike_units_are_not_mixed(tmp_path, form, on_error):
+    for name, unit in (("a", pa.timestamp("ms")), ("b", pa.timestamp("us")), ("c", pa.timestamp("ms", "UTC"))):
+        table = pa.table({"t": pa.array([1, 2], unit), "n": [1, 2]})
+        if form == "parquet":
+            pq.write_table(table, tmp_path / f"{name}.parquet")
+        else:
+            with pa.ipc.new_file(tmp_path / f"{name}.arrow", table.schema) as out:
+                out.write_table(table)
+    with pytest.raises(ConfigError, match=r"`t` is timestamp\[us\] in .*b\..*, but timestamp\[ms\] in .*a\."):
+        list(penstock.Loader(penstock.open(tmp_path), batch_size=8, threads=1, on_error=on_error))
+    # Other columns can be read, and a time zone does not change the integers.
+    assert loaded(penstock.open(tmp_path), n=penstock.tensor("int64", ()))["n"].tolist() == [1, 2] * 3
+    same = penstock.open(f"{tmp_path}/{{a,c}}.*")
+    assert loaded(same, t=penstock.tensor("int64", ()))["t"].tolist() == [1, 2] * 2

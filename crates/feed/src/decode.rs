@@ -141,6 +141,11 @@ fn decode_table(
     sorted.sort_unstable_by_key(|&at| wants[at].record);
     let records: Vec<u64> = sorted.iter().map(|&at| wants[at].record).collect();
     let parts: Vec<&[String]> = fields.iter().flat_map(Field::part_groups).collect();
+    for name in parts.iter().copied().flatten() {
+        if let Some(time) = table.time(name) {
+            object.source.check_time(name, time, object.number)?;
+        }
+    }
     let partitions = object.source.partition_values(object.number);
     let mut bad = Vec::new();
     table.each(&records, &parts, object.limit, &mut |at, record| {

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Source of a feed: the objects of a dataset that hold records, and the store to read them from.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt, stream};
 use penstock_codec::Codec;
 use penstock_store::{Buffer, BufferPool, Chunk, ObjectRef, Store};
-use penstock_types::{ByteRange, Deadline, Error, Key, Metrics, Result, Scheme, now, with_separators};
+use penstock_types::{ByteRange, Deadline, Error, Key, Metrics, Result, Scheme, lock, now, with_separators};
 use std::time::{Duration, Instant};
 
 use super::MAX_PLANNED_IN_ORDER;
@@ -59,6 +60,8 @@ pub struct Source {
     framing: Box<dyn Framing>,
     /// Hive partitions of a dataset of tables.
     partitions: Partitions,
+    /// For each column of times: its type, and the object in which it was first met.
+    times: Mutex<HashMap<String, (String, u64)>>,
     index: Option<Arc<RecordIndex>>,
     schedule: Option<Arc<NextUse>>,
     is_local: bool,
@@ -143,6 +146,7 @@ impl Source {
             format,
             framing,
             partitions,
+            times: Mutex::default(),
             index,
             schedule,
             is_local,
@@ -246,6 +250,26 @@ impl Source {
         let place = self.store.root().with_key(self.base.clone()).to_string();
         let text = format!("{place}\n{}\n{}", self.manifest.url, self.format.to_json()?);
         Ok(format!("{:032x}", xxhash_rust::xxh3::xxh3_128(text.as_bytes())))
+    }
+
+    /// Returns a `Config` error if this column of times (`timestamp[us, UTC]`) has another unit in an object that was
+    /// decoded earlier, because the integers would then be mixed. It is no error of one record that may be skipped.
+    pub(crate) fn check_time(&self, column: &str, time: &str, object: u64) -> Result<()> {
+        let unit = |time: &str| time.split([',', ']']).next().unwrap_or_default().to_owned();
+        let mut times = lock(&self.times);
+        let Some((first, other)) = times.get(column) else {
+            times.insert(column.to_owned(), (time.to_owned(), object));
+            return Ok(());
+        };
+        if unit(first) == unit(time) {
+            return Ok(());
+        }
+        let problem = format!(
+            "`{column}` is {time} in {}, but {first} in {}; write all files with one unit, or leave the column out",
+            self.place(object),
+            self.place(*other)
+        );
+        Err(Error::config("fields", problem))
     }
 
     /// Hive partitions of a dataset of tables.

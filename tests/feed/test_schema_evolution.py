@@ -220,7 +220,9 @@ def test_times_of_unlike_units_are_not_mixed(tmp_path, form, on_error):
         else:
             with pa.ipc.new_file(tmp_path / f"{name}.arrow", table.schema) as out:
                 out.write_table(table)
-    with pytest.raises(ConfigError, match=r"`t` is timestamp\[us\] in .*b\..*, but timestamp\[ms\] in .*a\."):
+    # Which of two unlike objects is read first depends on the system.
+    b, other = r"timestamp\[us\] in .*b\.[^,]*", r"timestamp\[ms(, UTC)?\] in .*[ac]\.[^,]*"
+    with pytest.raises(ConfigError, match=f"`t` is ({b}, but {other}|{other}, but {b})"):
         list(penstock.Loader(penstock.open(tmp_path), batch_size=8, threads=1, on_error=on_error))
     # Other columns can be read, and a time zone does not change the integers.
     assert loaded(penstock.open(tmp_path), n=penstock.tensor("int64", ()))["n"].tolist() == [1, 2] * 3

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads boxes of a chunked array (Zarr versions 2 and 3, HDF5) as one planned batch. Each chunk is read once, nearby
-//! chunks share a request, and threads decode the chunks into the caller's memory.
+//! Reads boxes (one index range per axis) of a chunked array (Zarr versions 2 and 3, HDF5). A batch of boxes is planned
+//! as a whole: each chunk is read once, nearby chunks share a request, and threads decode the chunks into the caller's
+//! memory.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -18,10 +19,10 @@ use tokio::runtime::Handle;
 use crate::fetch::{FetchStats, MergePolicy, Want, fetch};
 use crate::{OutBuffer, Region};
 
-/// Maximum size of a block. A contiguous array (without chunks) is read in such blocks, which span its last axes.
+/// Maximum size of a block in bytes. A contiguous array (an HDF5 dataset without chunks) is read block by block.
 const BLOCK_BYTES: usize = 64 << 10;
 
-/// Maximum size of a decoded chunk in bytes. Each thread has one decoded chunk in memory.
+/// Maximum size of a decoded chunk in bytes. Each thread holds one decoded chunk in memory.
 const MAX_CHUNK: usize = 4 << 30;
 
 /// Location of a chunk in an HDF5 file, and the filters that were not applied to it.
@@ -38,7 +39,7 @@ pub struct ChunkRef {
 /// Locations of the chunks of an array that is stored in one file.
 #[derive(Debug, Clone)]
 pub struct ChunkTable {
-    /// The file.
+    /// The HDF5 file.
     pub object: ObjectRef,
     /// Decoding steps for each value of [`ChunkRef::skipped`] that occurs.
     pub steps: HashMap<u32, Vec<Step>>,
@@ -77,7 +78,7 @@ type ShardIndex = Arc<Vec<Option<(u64, u64)>>>;
 enum Layout {
     Zarr {
         array: Box<zarr::Array>,
-        /// Size and version of each object, indexed by its key below the array. `None` if the store cannot list.
+        /// Size and version of each object, by the object's key relative to the array. `None` if the store cannot list.
         listed: Option<HashMap<Vec<u8>, Existing>>,
         indexes: Mutex<HashMap<Vec<usize>, ShardIndex>>,
     },
@@ -100,7 +101,7 @@ pub struct ChunkedArray {
 
 /// Location of a chunk's bytes.
 enum Stored {
-    /// Byte range of the chunk, and its mask of skipped filters, which selects the decoding steps.
+    /// Byte range of the chunk, and the bit mask of filters that were not applied to the chunk.
     At(Want, u32),
     /// The chunk was never written.
     Missing,
@@ -111,7 +112,7 @@ thread_local! {
 }
 
 impl ChunkedArray {
-    /// Opens the Zarr array below `opened.prefix`, given its metadata. Lists its objects if the store can list.
+    /// Opens the Zarr array below `opened.prefix`, given its metadata. Lists the array's objects if the store can list.
     pub async fn open_zarr(opened: Opened, metadata: &[u8], policy: MergePolicy, deadline: Deadline) -> Result<Self> {
         let place = penstock_store::place(opened.store.root(), &opened.prefix);
         let array = zarr::Array::parse(metadata, &place)?;
@@ -204,7 +205,7 @@ impl ChunkedArray {
             }
             table.chunks.insert(cell, ChunkRef { offset, len, skipped });
         }
-        // A dataset without chunks and without an offset was never written. It reads as one missing chunk.
+        // A dataset that has neither chunks nor an offset was never written. It is read as one missing chunk.
         let chunk_shape = match chunk_shape.is_empty() {
             true => block_shape(&described.shape, dtype.size()),
             false => chunk_shape,
@@ -251,7 +252,7 @@ impl ChunkedArray {
         &self.chunk_shape
     }
 
-    /// Reads boxes into `out`, one after another, each in C order. Each chunk is read and decoded once.
+    /// Reads boxes into `out`, one box after another, each in C order. Each chunk is read and decoded once.
     ///
     /// Errs with `Config` for a box outside the array, `Corrupt` for a damaged chunk, and `NotFound` for an object that
     /// was listed but no longer exists.
@@ -281,7 +282,7 @@ impl ChunkedArray {
         if total != out.len() {
             return Err(Error::bug(format!("{} bytes for boxes of {total}", out.len())));
         }
-        // Needed chunks, in the order of their first use, each with the boxes that need it.
+        // The chunks to read, in the order of their first use. Each chunk is stored with the boxes that need it.
         let mut needs: Vec<(Vec<usize>, Vec<usize>)> = Vec::new();
         let mut numbers: HashMap<Vec<usize>, usize> = HashMap::new();
         for (number, region) in boxes.iter().enumerate() {
@@ -297,7 +298,8 @@ impl ChunkedArray {
         let chunk_len = self.chunk_shape.iter().product::<usize>() * element;
         let put = |cell: &[usize], within: &[usize], data: &[u8]| -> Result<()> {
             for &number in within {
-                // SAFETY: chunks do not overlap and each is decoded once, so no two threads write the same bytes.
+                // SAFETY: chunks do not overlap, and each chunk is decoded once, so no two threads write the same
+                // bytes.
                 unsafe { boxes[number].copy_from_cell(cell, &self.chunk_shape, element, data, out, bases[number])? };
             }
             Ok(())
@@ -332,7 +334,7 @@ impl ChunkedArray {
             }
             CHUNK.with_borrow_mut(|chunk| {
                 chunk.resize(chunk_len, 0);
-                // The last block of a contiguous array is shorter.
+                // The last block of a contiguous array can be shorter than the others.
                 let len = if self.is_contiguous() { bytes.len().min(chunk_len) } else { chunk_len };
                 if steps.is_empty() {
                     chunk[..len].copy_from_slice(&bytes[..len]);
@@ -443,7 +445,7 @@ impl ChunkedArray {
         }
     }
 
-    /// Returns the indexes of these shards. Each is read once and then cached.
+    /// Returns the chunk index of each given shard. An index is read once and then cached.
     fn shard_indexes(
         &self,
         runtime: &Handle,
@@ -529,13 +531,14 @@ fn check_chunk(dtype: DType, shape: &[usize], place: &str) -> Result<()> {
     }
 }
 
-/// Block shape of a contiguous array: as many whole last axes as fit in [`BLOCK_BYTES`], and 1 along the axes before.
+/// Block shape of a contiguous array. A block spans as many of the last axes as fit in [`BLOCK_BYTES`], and has length
+/// 1 along the other axes.
 fn block_shape(shape: &[usize], element: usize) -> Vec<usize> {
     let mut block = vec![1; shape.len()];
     let mut bytes = element;
     for (side, &whole) in block.iter_mut().zip(shape).rev() {
         if bytes * whole.max(1) > BLOCK_BYTES {
-            // Only the last axis may be cut. If another axis were cut, it would change the C order of the blocks.
+            // Only the last axis may be split. If another axis were split, a block would not be contiguous in the file.
             *side = if bytes == element { (BLOCK_BYTES / bytes).min(whole).max(1) } else { 1 };
             break;
         }

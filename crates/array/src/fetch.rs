@@ -25,15 +25,15 @@ pub(crate) struct Want {
     pub range: ByteRange,
 }
 
-/// Limits within which two ranges of an object are merged into one request.
+/// Limits for merging two ranges of an object into one request.
 #[derive(Debug, Clone, Copy)]
 pub struct MergePolicy {
-    /// Gaps up to this many bytes are always read, because their transfer costs less than another request.
+    /// Gaps of up to this many bytes are always read, because reading the gap costs less than a second request.
     pub small_gap: u64,
-    /// Maximum gap in bytes. Reading a gap costs its transfer time; a second request costs one latency instead. At
-    /// 90 MB/s, a latency of 20 ms corresponds to 1.8 MB.
+    /// Maximum gap in bytes. To read a gap costs its transfer time; to skip it costs the latency of a second request.
+    /// At 90 MB/s, a latency of 20 ms corresponds to 1.8 MB.
     pub max_gap: u64,
-    /// Maximum ratio of read bytes to needed bytes in a request.
+    /// Maximum ratio of bytes read to bytes needed in a request.
     pub max_waste: f64,
     /// Maximum number of requests in flight.
     pub in_flight: usize,
@@ -70,7 +70,7 @@ struct Request {
     wants: Vec<usize>,
 }
 
-/// Merges wants into requests, sorted by object and position.
+/// Merges wanted ranges into requests, sorted by object and offset.
 fn merged(wants: &[Want], policy: &MergePolicy) -> Vec<Request> {
     let mut order: Vec<usize> = (0..wants.len()).collect();
     order.sort_by_key(|&number| (wants[number].object, wants[number].range.start));
@@ -102,10 +102,10 @@ fn merged(wants: &[Want], policy: &MergePolicy) -> Vec<Request> {
     requests
 }
 
-/// Reads a range. Errs with `Corrupt` if the object ends inside it.
+/// Reads a range. Errs with `Corrupt` if the object ends inside the range.
 ///
-/// If the body arrives in pieces, they are joined, so that the transport's buffers are released early. The memory for
-/// this is reused, because new memory for each body would cause page faults.
+/// If the body arrives in pieces, the pieces are copied into one buffer, so that the transport can release its own
+/// buffers early. The buffer comes from a pool, because new memory for each body would cause page faults.
 pub(crate) async fn read(store: &dyn Store, object: &ObjectRef, range: ByteRange, deadline: Deadline) -> Result<Bytes> {
     let place = || penstock_store::place(store.root(), &object.key);
     let mut got = store.get_ranges(object, &[range], deadline).await?;
@@ -138,7 +138,7 @@ pub(crate) async fn read(store: &dyn Store, object: &ObjectRef, range: ByteRange
     }
 }
 
-/// Reads all `wants`, and calls `decode` with the index and the bytes of each, in `threads` threads. The first error
+/// Reads all `wants`. Calls `decode` with the index and the bytes of each want, in `threads` threads. The first error
 /// ends the batch.
 #[expect(
     clippy::too_many_arguments,
@@ -186,7 +186,7 @@ pub(crate) fn fetch(
         });
     }
     let failed: std::sync::Mutex<Option<Error>> = std::sync::Mutex::new(None);
-    // The queue is bounded: when it is full, no more responses are received until a thread takes one.
+    // The queue is bounded: while it is full, no further response is received.
     let (sender, receiver) = crossbeam_channel::bounded::<(Request, Bytes)>(2 * threads);
     std::thread::scope(|scope| {
         for _ in 0..threads {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Output buffer of the caller, which several threads fill. Each thread writes a different part.
+//! The caller's output buffer, which several threads fill. Each thread writes a different part of the buffer.
 
 use std::marker::PhantomData;
 
@@ -13,7 +13,8 @@ pub struct OutBuffer<'a> {
     lifetime: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: the pointer is to plain bytes that live for 'a; `write` checks the bounds, and callers write disjoint ranges.
+// SAFETY: the pointer refers to plain bytes that live for 'a. `part` checks the bounds, and callers write disjoint
+// ranges.
 unsafe impl Send for OutBuffer<'_> {}
 // SAFETY: the same as for `Send`.
 unsafe impl Sync for OutBuffer<'_> {}
@@ -34,7 +35,7 @@ impl<'a> OutBuffer<'a> {
         self.len == 0
     }
 
-    /// Returns bytes `at..at + len`, for one thread to write.
+    /// Returns bytes `at..at + len`, so that one thread can write them.
     ///
     /// # Safety
     /// While the slice exists, no other thread may read or write these bytes.
@@ -42,7 +43,8 @@ impl<'a> OutBuffer<'a> {
         if at.checked_add(len).is_none_or(|end| end > self.len) {
             return Err(Error::bug(format!("bytes {at}..+{len} of a buffer of {}", self.len)));
         }
-        // SAFETY: the bytes are in the buffer, which lives for 'a. The caller ensures that no other code uses them.
+        // SAFETY: the bytes are in the buffer, which lives for 'a. The caller ensures that no other code uses these
+        // bytes.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.start.add(at), len) })
     }
 }

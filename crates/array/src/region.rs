@@ -22,7 +22,7 @@ impl Region {
         self.0.iter().map(|range| range.len()).product()
     }
 
-    /// Grid positions of the cells (of shape `cell`) that intersect the box, in C order.
+    /// Grid positions of the cells (each of shape `cell`) that intersect the box, in C order.
     pub fn cells(&self, cell: &[usize]) -> Vec<Vec<usize>> {
         if self.elements() == 0 {
             return Vec::new();
@@ -42,7 +42,7 @@ impl Region {
     }
 
     /// Copies the intersection of this box and a cell into `out`. The cell is at grid position `cell`, has the shape
-    /// `cell_shape` and the elements `data`. In `out`, the box starts at byte `base` and is in C order.
+    /// `cell_shape`, and contains the elements `data`. In `out`, the box starts at byte `base` and is in C order.
     ///
     /// # Safety
     /// No other thread may write these elements of `out` during the call.
@@ -67,7 +67,7 @@ impl Region {
             unsafe { out.part(base, element)? }.copy_from_slice(data);
             return Ok(());
         }
-        // For each axis: start of the intersection in the cell, its start in the box, and its length.
+        // For each axis: start of the intersection within the cell, its start within the box, and its length.
         let mut common = Vec::with_capacity(axes);
         for (axis, range) in self.0.iter().enumerate() {
             let start = cell[axis] * cell_shape[axis];
@@ -78,7 +78,8 @@ impl Region {
             common.push((from - start, from - range.start, to - from));
         }
         let shape = self.shape();
-        // Innermost axes that the intersection covers completely, in the cell and in the box, are copied as one piece.
+        // Innermost axes are copied as one piece if the intersection covers them completely, in both the cell and the
+        // box.
         let mut inner = axes - 1;
         let mut piece = common[inner].2 * element;
         while inner > 0 && common[inner].2 == cell_shape[inner] && common[inner].2 == shape[inner] {

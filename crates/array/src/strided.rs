@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 
 use penstock_types::{Error, Result};
 
-/// A readable box of bytes. The last axis counts bytes and is contiguous. The other axes have strides.
+/// A readable box of bytes. The last axis counts bytes and is contiguous; the other axes have strides.
 #[derive(Debug)]
 pub struct StridedBytes<'a> {
     start: *const u8,
@@ -37,7 +37,8 @@ impl<'a> StridedBytes<'a> {
         &self.shape
     }
 
-    /// Returns the part of the box that begins at `start` and has at most the shape `sides`. The last axis counts bytes.
+    /// Returns the part of the box that begins at `start` and has at most the shape `sides`. The last axis counts
+    /// bytes.
     pub fn part(&self, start: &[usize], sides: &[usize]) -> Result<StridedBytes<'a>> {
         if start.len() != self.shape.len() || sides.len() != self.shape.len() {
             return Err(Error::bug(format!("a part at {start:?} of a box of {:?}", self.shape)));
@@ -50,7 +51,7 @@ impl<'a> StridedBytes<'a> {
         Ok(StridedBytes { start: first, shape, strides: self.strides.clone(), lifetime: PhantomData })
     }
 
-    /// Returns the first axis from which the box is contiguous: this axis and all later ones form one piece.
+    /// Returns the first axis from which the box is contiguous: this axis and all later axes form one piece.
     fn contiguous_from(&self) -> usize {
         let mut bytes = 1isize;
         let mut axis = self.shape.len();

@@ -37,8 +37,8 @@ struct ChunkEncoder {
     byte_shape: Vec<usize>,
 }
 
-/// Layout of shards whose chunks are encoded one by one. `zarrs` would first collect the whole shard, and copy it
-/// twice.
+/// Layout of shards whose chunks this module encodes one by one. `zarrs` would first collect the whole shard in memory,
+/// and then copy it twice.
 #[derive(Debug)]
 struct Shard {
     sharding: zarr::Sharding,
@@ -46,13 +46,13 @@ struct Shard {
 }
 
 thread_local! {
-    /// Buffer for a chunk that is copied from strided memory. It is reused, because new memory for each chunk would
-    /// cost more than the copy.
+    /// Buffer for a chunk that is copied from strided memory. The buffer is reused, because new memory for each chunk
+    /// would cost more than the copy.
     static CHUNK: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
 impl ChunkEncoder {
-    /// Encodes a chunk; `None` if all elements are the fill value. Elements outside `data` get the fill value.
+    /// Encodes a chunk. Returns `None` if all elements are the fill value. Elements outside `data` get the fill value.
     fn encode(&self, data: &StridedBytes<'_>, options: &CodecOptions) -> Result<Option<Vec<u8>>, String> {
         let len: usize = self.byte_shape.iter().product();
         if let Some(whole) = data.as_slice().filter(|bytes| bytes.len() == len) {
@@ -111,7 +111,7 @@ impl Shard {
         }))
     }
 
-    /// Encodes a shard; `None` if all elements are the fill value.
+    /// Encodes a shard. Returns `None` if all elements are the fill value.
     fn encode(&self, shard_shape: &[usize], data: &StridedBytes<'_>) -> Result<Option<Bytes>> {
         let options = CodecOptions::default().with_concurrent_target(1);
         let index_len = self.sharding.index_len();
@@ -150,7 +150,7 @@ impl Shard {
     }
 }
 
-/// A growing buffer, taken from the process's buffer pool, to which bytes are appended.
+/// A buffer from the process's buffer pool that grows as bytes are appended.
 struct Appended {
     buffer: Buffer,
     len: usize,
@@ -175,7 +175,7 @@ fn take(bytes: usize) -> Result<Buffer> {
 }
 
 impl ZarrWriter {
-    /// Creates a writer for the array with this metadata (`zarr.json`, or `.zarray` of version 2).
+    /// Creates a writer for the array with this metadata (the text of `zarr.json`, or of `.zarray` in version 2).
     ///
     /// Errs with `Unsupported` if `zarrs` does not support a codec or the element type.
     pub fn new(opened: Opened, metadata: &str) -> Result<Self> {
@@ -207,8 +207,8 @@ impl ZarrWriter {
         Ok(Self { opened, array, place, object, shard })
     }
 
-    /// Encodes an object; `None` if all elements are the fill value, so that no object is stored. `data` is a chunk or
-    /// shard, or the part of it that is within the array. It may also be the whole chunk or shard as a single axis.
+    /// Encodes an object. Returns `None` if all elements are the fill value; such an object is not stored. `data` is a
+    /// chunk or shard, or only its part within the array. `data` may also be the whole chunk or shard as a single axis.
     pub fn encode(&self, cell: &[u64], data: &StridedBytes<'_>, threads: usize) -> Result<Option<Bytes>> {
         let is_box = data.shape().len() == self.object.byte_shape.len();
         if is_box && data.shape().iter().zip(&self.object.byte_shape).any(|(own, side)| own > side) {
@@ -225,12 +225,12 @@ impl ZarrWriter {
         Ok(encoded.map(Bytes::from))
     }
 
-    /// Key of an object, relative to the array.
+    /// Key of an object, relative to the array's folder.
     pub fn key(&self, cell: &[u64]) -> String {
         self.array.chunk_key(cell).to_string()
     }
 
-    /// Writes an object, and replaces an existing one. Returns its size.
+    /// Writes an object, replacing an existing one. Returns its size in bytes.
     pub async fn put(&self, cell: &[u64], stored: Bytes, deadline: Deadline) -> Result<u64> {
         let key = self.opened.prefix.join(self.key(cell).as_bytes());
         let size = stored.len() as u64;

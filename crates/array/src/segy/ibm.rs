@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! IBM System/360 single precision: a sign, an exponent of base 16 (biased by 64), and a 24-bit fraction.
 //!
-//! Each normalised word between 2^-126 and 2^128 equals an `f32`, and converting that `f32` back gives the same word.
-//! Other words (un-normalised fractions, larger or smaller numbers) cannot be restored from an `f32`, so the caller
-//! stores them separately.
+//! Each normalised IBM word between 2^-126 and 2^128 equals an `f32`, and converting that `f32` back gives the same
+//! word. Other words (un-normalised fractions, larger or smaller numbers) cannot be restored from an `f32`, so the
+//! caller stores such words separately.
 
 /// Scale factor of each exponent: 16^(exponent - 64) / 2^24. All are exact in `f64`.
 static SCALE: [f64; 128] = scales();
@@ -12,14 +12,15 @@ const fn scales() -> [f64; 128] {
     let mut scales = [0.0; 128];
     let mut exponent = 0;
     while exponent < 128 {
-        // The bits of 2^(4 * (exponent - 64) - 24) as a float: the exponent, biased by 1,023, above 52 fraction bits.
+        // The bits of 2^(4 * (exponent - 64) - 24) as an `f64`: the exponent, biased by 1,023, followed by 52 fraction
+        // bits.
         scales[exponent] = f64::from_bits(((1023 + 4 * exponent as u64) - 64 * 4 - 24) << 52);
         exponent += 1;
     }
     scales
 }
 
-/// Converts an IBM word to the nearest `f32`; infinity if the value is above the range of `f32`.
+/// Converts an IBM word to the nearest `f32`. Returns infinity if the value is above the range of `f32`.
 #[inline]
 pub fn ibm_to_f32(word: u32) -> f32 {
     let fraction = f64::from(word & 0x00ff_ffff) * SCALE[(word >> 24 & 0x7f) as usize];
@@ -48,7 +49,7 @@ pub fn f32_to_ibm(value: f32) -> u32 {
     if magnitude >= 0x7f80_0000 {
         return sign | 0x7fff_ffff;
     }
-    // The value is 0.fraction (24 bits, the first is 1) times 2^power.
+    // The value is a 24-bit fraction between 1/2 and 1, times 2^power.
     let (fraction, power) = match magnitude >> 23 {
         0 => {
             let shift = magnitude.leading_zeros() - 8;

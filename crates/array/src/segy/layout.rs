@@ -11,13 +11,13 @@ use super::{BINARY_HEADER, SampleFormat, TEXT_HEADER, TRACE_HEADER};
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Overrides {
-    /// Sample format code.
+    /// Sample format code of the binary header.
     pub format: Option<u16>,
     /// Byte order.
     pub byte_order: Option<ByteOrder>,
-    /// Samples of each trace.
+    /// Number of samples of each trace.
     pub samples: Option<u64>,
-    /// True to accept bytes after the last trace; otherwise, they are an error.
+    /// If true, accepts bytes after the last trace; otherwise, such bytes are an error.
     pub allow_trailing: bool,
 }
 
@@ -30,13 +30,13 @@ pub struct Layout {
     pub byte_order: ByteOrder,
     /// Revision, as (major, minor).
     pub revision: (u8, u8),
-    /// Sample format code.
+    /// Sample format code of the binary header.
     pub format: u16,
-    /// Type of a decoded sample, as NumPy names it.
+    /// Type of a decoded sample, as a NumPy type name.
     pub dtype: String,
-    /// Samples of each trace.
+    /// Number of samples of each trace.
     pub samples: u64,
-    /// Sample interval in microseconds; for depths, in thousandths of the survey's length unit.
+    /// Sample interval: in microseconds for times, in thousandths of the survey's length unit for depths.
     pub interval: f64,
     /// Number of extended textual headers (3,200 bytes each) after the binary header.
     pub extended_headers: u64,
@@ -86,8 +86,8 @@ impl Fields<'_> {
         u64::from_be_bytes(self.bytes(at))
     }
 
-    /// Revision, as (major, minor). Some programs write it as a 16-bit number, so 0.1 is revision 1.0. Revision 0 does
-    /// not assign these bytes, so they may have any other value.
+    /// Revision, as (major, minor). Some programs write the revision as a 16-bit number, so 0.1 is read as revision
+    /// 1.0. Revision 0 does not assign these bytes, so they can have any other value.
     fn revision(&self) -> (u8, u8) {
         match (self.binary[300], self.binary[301]) {
             (major @ 1..=2, minor) => (major, minor),
@@ -96,8 +96,9 @@ impl Fields<'_> {
         }
     }
 
-    /// Size of a trace's headers in bytes; None if the number of additional headers is negative. Revision 2.0 states the
-    /// number in 32 bits. Revision 2.1 states it in the first 16 of them, and programs do this for 2.0, too.
+    /// Size of a trace's headers in bytes; `None` if the number of additional headers is negative. Revision 2.0 stores
+    /// the number in 32 bits, revision 2.1 in the first 16 of these bits. Programs use the first 16 bits for revision
+    /// 2.0, too.
     fn header_bytes(&self) -> Option<u64> {
         let additional = match (self.revision(), self.i16(306), self.u32(306)) {
             ((0 | 1, _), ..) => 0,
@@ -107,8 +108,8 @@ impl Fields<'_> {
         Some(TRACE_HEADER as u64 * (1 + additional))
     }
 
-    /// Revision 0 does not define extended headers, but programs write them. Returns true if the rest of the file is a
-    /// whole number of traces with these headers, and not without them.
+    /// Revision 0 does not define extended headers, but some programs write them. Returns true if the rest of the file
+    /// is a whole number of traces only with these headers.
     fn revision_0_has_extended(&self, count: i16, size: u64, trace_bytes: u64) -> bool {
         let body = size - Layout::HEADERS;
         let Some(without) = u64::try_from(count).ok().and_then(|count| body.checked_sub(TEXT_HEADER as u64 * count))
@@ -124,7 +125,8 @@ impl Layout {
     pub const HEADERS: u64 = (TEXT_HEADER + BINARY_HEADER) as u64;
 
     /// Parses the layout from the file headers of a file of `size` bytes. `place` is the file's name in errors. If the
-    /// number of extended headers is variable, the caller must find it and pass it as `extended_headers`.
+    /// header states a variable number of extended headers, the caller must count them and pass the number as
+    /// `extended_headers`.
     ///
     /// Errs with `Corrupt` if the file is not SEG-Y, or is truncated.
     pub fn parse(
@@ -224,8 +226,8 @@ impl Layout {
         })
     }
 
-    /// Number of extended headers that the binary header states, and whether the file's revision has this field. -1
-    /// means a variable number: the last header must be found by its end stanza.
+    /// Number of extended headers that the binary header states, and whether the file's revision defines this field. -1
+    /// means a variable number: the reader must search for the last header, which contains the end stanza.
     pub fn stated_extended(headers: &[u8], overrides: &Overrides, place: &str) -> Result<(i16, bool)> {
         let Some(binary) = headers.get(TEXT_HEADER..TEXT_HEADER + BINARY_HEADER) else { return Ok((0, false)) };
         let fields = Fields { binary, order: order_of(headers, overrides, place)? };
@@ -243,7 +245,7 @@ impl Layout {
     }
 }
 
-/// Determines the byte order. Uses the first of these that is available: the override, the constant of revision 2, and
+/// Determines the byte order from the first available source: the override, the byte-order constant of revision 2, or
 /// the byte order in which the sample format code is valid.
 fn order_of(headers: &[u8], overrides: &Overrides, place: &str) -> Result<ByteOrder> {
     if let Some(order) = overrides.byte_order {

@@ -16,19 +16,19 @@ use super::sample_format::{ByteOrder, SampleFormat, decode};
 use crate::OutBuffer;
 use crate::fetch::{FetchStats, MergePolicy, Want, fetch, read};
 
-/// Maximum number of extended text headers in which the end stanza is searched.
+/// Maximum number of extended text headers that are searched for the end stanza.
 const MAX_EXTENDED: u64 = 1000;
 
-/// Target size, in bytes, of a run of traces that is decoded at once.
+/// Target size, in bytes, of a run of consecutive traces, which one thread decodes.
 const RUN_BYTES: u64 = 2 << 20;
 
-/// An IBM word that `f32` cannot represent exactly: trace, sample, word.
+/// An IBM word that `f32` cannot represent exactly, as (trace, sample, word).
 pub type IbmException = (u64, u64, u32);
 
-/// Output buffers for traces, in the order of the request. `None` means that this part is not read.
+/// Output buffers for traces, in the order of the request. A part without a buffer (`None`) is not read.
 #[derive(Debug, Clone, Copy)]
 pub struct TraceBuffers<'a> {
-    /// Header of each trace: 240 bytes, or the layout's `header_bytes`.
+    /// Header of each trace, of the layout's `header_bytes` (usually 240).
     pub headers: Option<OutBuffer<'a>>,
     /// Samples of each trace, as little-endian elements of the layout's type.
     pub samples: Option<OutBuffer<'a>>,
@@ -101,13 +101,13 @@ impl SegyReader {
         self.object.version.as_ref().map(|version| version.0.as_str())
     }
 
-    /// Reads `len` bytes of the file from `start`, or fewer if the file ends before.
+    /// Reads `len` bytes of the file from `start`, or fewer if the file ends earlier.
     pub async fn bytes(&self, start: u64, len: u64, deadline: Deadline) -> Result<Bytes> {
         read_range(&*self.store, &self.object, start, len.min(self.layout.size.saturating_sub(start)), deadline).await
     }
 
-    /// Reads `traces` into `out`, and only the range `samples` of each trace. Traces are numbered in file order, and
-    /// may be requested in any order. Returns the IBM words that `f32` cannot represent exactly, sorted.
+    /// Reads the range `samples` of each of the `traces` into `out`. Traces are numbered in file order, and can be
+    /// requested in any order. Returns the IBM words that `f32` cannot represent exactly, sorted.
     ///
     /// Errs with `Config` if the file does not have a requested trace or sample.
     pub fn read_traces(
@@ -152,10 +152,12 @@ impl SegyReader {
             (true, true) => (0, samples_at + count as u64 * stored),
         };
         let len = end - skip;
-        // A scan of headers also reads the samples between them, because a request per header would cost more.
+        // If only headers are requested, the samples between them are read too, because one request per header would
+        // cost more.
         let small_gap = if out.samples.is_none() { self.policy.max_gap } else { self.policy.small_gap };
         let policy = MergePolicy { small_gap, ..self.policy };
-        // Consecutive traces are read as one range, a run, if the gaps between them would be read anyway.
+        // Consecutive traces are read as one range (a run) if the gaps between their requested bytes would be read
+        // anyway.
         let is_dense = layout.trace_bytes - len <= policy.small_gap;
         let most = if is_dense { (RUN_BYTES / layout.trace_bytes).max(1) as usize } else { 1 };
         let mut runs: Vec<Range<usize>> = Vec::new();
@@ -221,7 +223,7 @@ fn exceptions_of(words: &[u8], order: ByteOrder, trace: u64, first: u64, found: 
     }
 }
 
-/// How the text of a stanza begins.
+/// First characters of a stanza.
 const STANZA: &[u8] = b"((";
 
 /// True if these bytes begin a stanza, in ASCII or EBCDIC.

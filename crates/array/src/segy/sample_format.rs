@@ -64,7 +64,7 @@ impl SampleFormat {
         (16, Self::U8),
     ];
 
-    /// Returns the format with a code; `None` if the code is unknown, or is the obsolete 4 (fixed point with gain).
+    /// Returns the format with this code. `None` if the code is unknown, or is the obsolete 4 (fixed point with gain).
     pub fn of_code(code: u16) -> Option<Self> {
         Self::CODES.iter().find(|(number, _)| *number == code).map(|(_, format)| *format)
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Encodes traces, each a header and its samples, into memory or at their offsets in a file.
+//! Encodes traces (each a header and samples) into memory, or writes them at their offsets in a file.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

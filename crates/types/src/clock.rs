@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Clock and deadlines. Only this module reads the clock (`clippy.toml` forbids it elsewhere); all other code receives
-//! deadlines as values.
+//! Clock and deadlines. Only this module reads the clock; `clippy.toml` forbids clock reads elsewhere. All other code
+//! receives deadlines as values.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -31,7 +31,7 @@ impl Deadline {
         Self { at: now().checked_add(limit), limit }
     }
 
-    /// No deadline. Only for calls whose caller enforces its own deadline.
+    /// No deadline. Use it only if the caller enforces a deadline of its own.
     pub const NEVER: Self = Self { at: None, limit: Duration::MAX };
 
     /// Returns the remaining time: `None` without a deadline, zero after the deadline.
@@ -44,23 +44,23 @@ impl Deadline {
         self.at
     }
 
-    /// Returns true after the deadline.
+    /// Returns true if the deadline has passed.
     pub fn passed(&self) -> bool {
         self.left() == Some(Duration::ZERO)
     }
 
-    /// Returns [`Error::Deadline`] after the deadline.
+    /// Returns [`Error::Deadline`] if the deadline has passed.
     pub fn check(&self, what: &str) -> Result<()> {
         if self.passed() { Err(self.error(what)) } else { Ok(()) }
     }
 
-    /// Builds the error for this deadline.
+    /// Builds the error for the call `what`, which missed this deadline.
     pub fn error(&self, what: &str) -> Error {
         Error::Deadline { what: what.to_owned(), limit: self.limit }
     }
 }
 
-/// Measures the time since its start.
+/// Stopwatch: measures the time since its start.
 #[derive(Debug, Clone, Copy)]
 pub struct Stopwatch(Instant);
 
@@ -75,7 +75,7 @@ impl Stopwatch {
         now().saturating_duration_since(self.0)
     }
 
-    /// Returns the time since the start or the last lap, and starts the next lap.
+    /// Returns the time since the start or the end of the previous lap, and starts the next lap.
     pub fn lap(&mut self) -> Duration {
         let at = now();
         let took = at.saturating_duration_since(self.0);

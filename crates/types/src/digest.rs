@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
 
-/// Algorithm of a digest. Stores can return all of them except `Xxh3` (128 bits), which only Penstock uses.
+/// Algorithm of a digest. Stores can return every algorithm except `Xxh3`, which only Penstock uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Algorithm {
     /// CRC-32 (ISO-HDLC), as in gzip.
@@ -25,12 +25,12 @@ pub enum Algorithm {
     Md5,
     /// XXH3 (128 bits): detects accidental damage, but is not a cryptographic hash.
     Xxh3,
-    /// Composite digest: a digest of the digests of parts. The parts have this size in bytes, except for the last one.
-    /// S3 returns it for multipart uploads.
+    /// Composite digest: a digest of the digests of parts. S3 returns it for multipart uploads. The number is the size
+    /// of each part in bytes; the last part may have another size.
     Parts(PartDigest, u64),
 }
 
-/// Algorithm of the digests of parts and of the composite digest.
+/// Algorithm that computes a composite digest and the digests of its parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum PartDigest {
     /// CRC-32.
@@ -57,7 +57,7 @@ impl PartDigest {
 }
 
 impl Algorithm {
-    /// Name in manifests and journals. For a composite digest, it is the name of the algorithm of the parts.
+    /// Name in manifests and journals. For a composite digest, the name of the algorithm of its parts.
     pub fn name(self) -> &'static str {
         match self {
             Self::Crc32 => "crc32",
@@ -90,8 +90,8 @@ impl fmt::Display for Algorithm {
     }
 }
 
-/// A digest: an algorithm and a big-endian value. It is printed and stored as `algorithm:hex`, or as
-/// `algorithm@part-bytes:hex` for a composite digest.
+/// A digest: an algorithm and a big-endian value. The text form is `algorithm:hex`, or `algorithm@part-bytes:hex` for a
+/// composite digest.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Digest {
     /// Algorithm of the digest.

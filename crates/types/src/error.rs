@@ -2,8 +2,8 @@
 //! The error type of all Penstock calls. Each variant is an error that the caller can act on; all other errors are
 //! `Bug`.
 //!
-//! Messages contain the object, the problem and the numbers. `crates/python` matches this enum without a wildcard, so a
-//! new variant without a Python class does not compile.
+//! Each message contains the object, the problem and the numbers. `crates/python` matches this enum without a wildcard,
+//! so a new variant without a Python class does not compile.
 
 use std::time::Duration;
 
@@ -40,12 +40,12 @@ pub enum Error {
         sent: u32,
         /// Time during which the requests were retried.
         window: Duration,
-        /// Wait that the store requested before the next attempt, if it did.
+        /// Time that the store asked the client to wait before the next attempt, if the response contained one.
         retry_after: Option<Duration>,
-        /// HTTP status of the last throttled request; 0 for other protocols.
+        /// HTTP status of the last throttled request; 0 if the protocol is not HTTP.
         status: u16,
     },
-    /// No response: name resolution, connection or TLS failed, or the connection was interrupted.
+    /// The server sent no response. Name resolution, the connection or TLS failed, or the connection was interrupted.
     #[error("{place} cannot be reached: {reason}")]
     Unreachable {
         /// Endpoint or URL.
@@ -53,8 +53,8 @@ pub enum Error {
         /// Message of the network library.
         reason: String,
     },
-    /// This machine does not trust the server's certificate: its authority is unknown, it is for another name, or it
-    /// has expired.
+    /// This machine does not trust the server's certificate: its issuer is unknown, it was issued for another host
+    /// name, or it has expired.
     #[error("the certificate of {place} is not trusted: {reason}")]
     Untrusted {
         /// Endpoint or URL.
@@ -62,7 +62,7 @@ pub enum Error {
         /// Reason why the certificate is not trusted.
         reason: String,
     },
-    /// The store returned 5xx (other than throttling) or violated the protocol. A retry may succeed.
+    /// The store returned a 5xx status (other than for throttling) or violated the protocol. A retry may succeed.
     #[error("{}", server(place, *status, reason))]
     Server {
         /// URL.
@@ -89,7 +89,7 @@ pub enum Error {
         /// 1,048,576 bytes)`.
         problem: String,
     },
-    /// A complete record whose content does not match the definition of a field.
+    /// A record is complete, but its content does not match the definition of a field.
     #[error("{place}: {problem}")]
     Mismatch {
         /// URL or path, and the record.
@@ -104,7 +104,7 @@ pub enum Error {
         place: String,
         /// Pinned version.
         want: String,
-        /// Version found, or `another`.
+        /// Version that was found; `another` if it is unknown.
         have: String,
     },
     /// The precondition of a write was not met (for example, the object already exists).
@@ -112,7 +112,7 @@ pub enum Error {
     Precondition {
         /// URL or path.
         place: String,
-        /// The precondition, and what was found instead.
+        /// The precondition, and the state that was found instead.
         reason: String,
     },
     /// Another process holds the lock.
@@ -136,7 +136,7 @@ pub enum Error {
     Unsupported {
         /// Unsupported operation.
         what: String,
-        /// Component that does not support the feature.
+        /// Component that does not support the operation.
         by: String,
     },
     /// The memory budget is too small for the request.
@@ -154,19 +154,21 @@ pub enum Error {
     NoSpace {
         /// Path.
         place: String,
-        /// Bytes needed; 0 if unknown, because a write failed with an error that does not contain the number.
+        /// Number of bytes needed; 0 if unknown, because the system's error for a full disk does not contain the
+        /// number.
         need: u64,
-        /// Free bytes on the disk.
+        /// Number of free bytes on the disk; 0 if unknown.
         free: u64,
     },
-    /// A key cannot be a file under the destination, or two keys cannot both be files there.
+    /// The destination cannot store an object as a file: its key is not a valid file name, or conflicts with another
+    /// key.
     #[error("key `{key}` cannot be written under {place}: {reason}")]
     KeyRefused {
         /// Key in escaped form.
         key: String,
         /// Destination folder.
         place: String,
-        /// Reason, for example: leads out of the folder, too long, differs only in case, both a file and a folder.
+        /// Reason: for example, the key leads out of the folder, is too long, or differs from another key only in case.
         reason: String,
     },
     /// The operating system returned another error (EIO, ELOOP, ...).
@@ -228,7 +230,7 @@ fn no_space(place: &str, need: u64, free: u64) -> String {
     }
 }
 
-/// Hints for unsupported data. The first text of each pair is the start of `by` in [`Error::Unsupported`].
+/// Hints for unsupported data, as pairs. The first text of each pair is the start of `by` in [`Error::Unsupported`].
 const UNSUPPORTED_HINTS: [(&str, &str); 16] = [
     ("penstock.open", "set format= if the names do not show the format; otherwise, convert the objects"),
     ("the Arrow reader", READ_OTHER_COLUMNS),
@@ -283,7 +285,7 @@ impl Error {
         matches!(self, Self::Throttled { .. } | Self::Unreachable { .. } | Self::Server { .. } | Self::Deadline { .. })
     }
 
-    /// Returns one line of advice, if there is any.
+    /// Returns a hint for the user in one line; `None` if there is no useful hint.
     pub fn hint(&self) -> Option<String> {
         let text = match self {
             Self::NotFound { place } if place.starts_with("s3:") => {
@@ -397,7 +399,7 @@ impl Error {
         Self::Bug { what: what.into() }
     }
 
-    /// Converts an operating system error at `place`.
+    /// Converts an error that the operating system returned for `place`.
     pub fn from_io(place: impl Into<String>, error: &std::io::Error) -> Self {
         use std::io::ErrorKind;
         let place = place.into();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Registry of counters, which defines each name and unit once.
+//! Registry of counters. It defines the name and the unit of every counter.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -17,15 +17,15 @@ pub enum Unit {
 
 macro_rules! metrics {
     ($($(#[doc = $doc:literal])* $variant:ident = ($name:literal, $unit:ident)),+ $(,)?) => {
-        /// Name of a counter.
+        /// A counter of the registry.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum Metric { $($(#[doc = $doc])* $variant),+ }
 
         impl Metric {
-            /// All counters, in the order of the registry.
+            /// All counters, in the order in which the registry defines them.
             pub const ALL: &'static [Metric] = &[$(Metric::$variant),+];
 
-            /// Name in reports and JSON; names of times end in `_s`.
+            /// Name in reports and JSON. The names of time counters end in `_s`.
             pub fn name(self) -> &'static str {
                 match self { $(Metric::$variant => $name),+ }
             }
@@ -49,59 +49,59 @@ metrics! {
     Heads = ("heads", Count),
     /// Number of PUT and multipart requests sent.
     Puts = ("puts", Count),
-    /// Objects deleted.
+    /// Number of objects deleted.
     Deletes = ("deletes", Count),
-    /// Bytes that the caller requested.
+    /// Number of bytes that the caller requested.
     BytesRequested = ("bytes_requested", Bytes),
-    /// Body bytes received, including retries.
+    /// Number of body bytes received, including the bytes of retries.
     BytesIn = ("bytes_in", Bytes),
-    /// Bytes sent to a store.
+    /// Number of bytes sent to a store.
     BytesSent = ("bytes_sent", Bytes),
-    /// Requests sent again after a failure.
+    /// Number of requests sent again after a failure.
     Retries = ("retries", Count),
-    /// GETs sent a second time (hedged) because the first response was late.
+    /// Number of GETs that were sent a second time (hedged) because the first response was late.
     Hedges = ("hedges", Count),
-    /// Hedged GETs whose second response arrived before the first.
+    /// Number of hedged GETs for which the second request was answered first.
     HedgesWon = ("hedges_won", Count),
-    /// Responses with status 429 or 503.
+    /// Number of responses with status 429 or 503.
     Throttles = ("throttles", Count),
-    /// Error responses other than throttling.
+    /// Number of error responses other than 429 and 503.
     Errors = ("errors", Count),
     /// Time spent waiting because a store throttled.
     ThrottleWait = ("throttle_wait_s", Nanoseconds),
-    /// Time from sending a GET to its first body byte, summed over requests.
+    /// Time from sending a GET to its first body byte, summed over all GETs.
     FirstByteWait = ("first_byte_s", Nanoseconds),
-    /// Time from the first body byte to the last, summed over requests.
+    /// Time from the first body byte to the last, summed over all GETs.
     Transfer = ("transfer_s", Nanoseconds),
-    /// Reads served from the node cache.
+    /// Number of reads served from the node cache.
     CacheHits = ("cache_hits", Count),
-    /// Objects fetched into the node cache.
+    /// Number of objects fetched into the node cache.
     CacheMisses = ("cache_misses", Count),
-    /// Reads that bypass the node cache, because all of its entries are needed sooner.
+    /// Number of reads that bypassed the node cache, because all cached entries are needed before this one.
     CacheBypasses = ("cache_bypasses", Count),
-    /// Bytes served from the node cache.
+    /// Number of bytes served from the node cache.
     CacheBytes = ("cache_bytes", Bytes),
-    /// Entries evicted from the node cache.
+    /// Number of entries evicted from the node cache.
     CacheEvictions = ("cache_evictions", Count),
-    /// Objects that the node cache has transposed.
+    /// Number of objects for which the node cache stored a transposed copy.
     CacheTranscodes = ("cache_transcodes", Count),
-    /// Corrupt entries of the node cache that were fetched again.
+    /// Number of corrupt node cache entries that were fetched again.
     CacheCorrupt = ("cache_corrupt", Count),
-    /// Reads and writes of the node cache that failed on its disk.
+    /// Number of node cache reads and writes that failed because of its disk.
     CacheFailures = ("cache_failures", Count),
-    /// Pool reads that this node's own files served.
+    /// Number of pool reads from files on this node.
     PoolOwnReads = ("pool_own_reads", Count),
-    /// Bytes of pool reads that this node's own files served.
+    /// Number of bytes that pool reads read from files on this node.
     PoolOwnBytes = ("pool_own_bytes", Bytes),
-    /// Pool reads through the engine's protocol, possibly served by this node.
+    /// Number of pool reads through the engine's protocol, from this node or another one.
     PoolEngineReads = ("pool_engine_reads", Count),
-    /// Bytes of pool reads through the engine's protocol.
+    /// Number of bytes that pool reads read through the engine's protocol.
     PoolEngineBytes = ("pool_engine_bytes", Bytes),
-    /// Reads from the origin of objects that the pool has lost.
+    /// Number of reads from the origin store, because the pool had lost the object.
     PoolBucketReads = ("pool_bucket_reads", Count),
-    /// Bytes of objects that the pool has lost, read from the origin; counted in the pool's format.
+    /// Number of bytes read from the origin store, because the pool had lost the object. Counted in the pool's format.
     PoolBucketBytes = ("pool_bucket_bytes", Bytes),
-    /// Lost objects that were written to the pool again.
+    /// Number of lost objects that were written to the pool again.
     PoolRefills = ("pool_refills", Count),
 }
 

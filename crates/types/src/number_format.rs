@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Formats numbers for messages.
 
-/// Formats `number` with commas between thousands, so that byte counts are readable: `2,828,486`.
+/// Formats `number` with commas between thousands, for example `2,828,486`.
 pub fn with_separators(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);

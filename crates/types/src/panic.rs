@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Catches panics of libraries that process hostile input, without printing them.
+//! Catches panics of libraries that process untrusted input, without printing the panics.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,7 +22,7 @@ pub fn catch_panic<T>(call: impl FnOnce() -> T) -> Result<T, Panicked> {
     HOOK.call_once(|| {
         let before = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
-            // A thread that is ending no longer has a counter, so its panics are printed.
+            // A thread that is ending no longer has this counter, so its panics are printed.
             if CAUGHT.try_with(Cell::get).unwrap_or(0) == 0 {
                 before(info);
             }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Byte range of an object.
 
-/// Range of `len` bytes from offset `start`. A part of an object is read as one such range.
+/// Range of `len` bytes from offset `start`. One read of a part of an object uses one such range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ByteRange {
     /// Offset of the first byte.

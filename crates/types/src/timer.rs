@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Timer with a resolution of a tenth of a millisecond, for code that measures or simulates a latency. A runtime's own
-//! timer rounds up to whole milliseconds, and 1 ms is 5 % of a store's latency or more. This timer works with any
-//! runtime, because it wakes the task that polls it.
+//! Timer with a resolution of 0.1 ms, for code that measures or simulates a latency. The timers of async runtimes round
+//! up to whole milliseconds, and 1 ms is at least 5 % of a typical store's latency. This timer works with any runtime,
+//! because it wakes the task that polls it.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -12,11 +12,11 @@ use std::time::Instant;
 
 use crate::{Error, Result, lock, now};
 
-/// Timer thread that wakes futures at their times. Clones share the thread, which ends with the last clone.
+/// Timer thread that wakes each future at its time. Clones share the thread; it ends when the last clone is dropped.
 #[derive(Debug, Clone)]
 pub struct Timer(Arc<Owner>);
 
-/// Stops the thread when dropped. The thread itself holds only a reference to the shared state.
+/// Stops the timer thread when dropped. The thread does not own this value, only the shared state.
 #[derive(Debug)]
 struct Owner(Arc<Shared>);
 
@@ -28,7 +28,7 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Queue {
-    /// Waiting futures, ordered by time and then by number, because two futures may have the same time.
+    /// Wakers of the waiting futures, ordered by time and then by number. Two futures may have the same time.
     wakers: BTreeMap<(Instant, u64), Waker>,
     numbers: u64,
     has_ended: bool,

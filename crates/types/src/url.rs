@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! URLs and keys of objects. Keys are bytes, because a store may contain any bytes in a key. They are untrusted.
+//! URLs and keys of objects. Keys are bytes, because a store may contain any bytes in a key. Keys are untrusted input.
 
 use std::fmt;
 use std::str::FromStr;
@@ -51,7 +51,7 @@ impl Scheme {
     }
 }
 
-/// Key of an object below its store's root. A key consists of bytes: it is not a path and not necessarily UTF-8.
+/// Key of an object below its store's root. A key consists of bytes; it is not a path and not necessarily UTF-8.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Key(Bytes);
 
@@ -78,7 +78,8 @@ impl Key {
         Self(bytes.into())
     }
 
-    /// Returns the key as a folder prefix: it ends in `/` unless it is empty, so that `a` does not match `ab`.
+    /// Returns the key as a folder prefix: appends `/` if it is missing, so that `a` does not match `ab`. The empty key
+    /// stays empty.
     pub fn as_folder(&self) -> Self {
         if self.is_empty() || self.0.ends_with(b"/") { self.clone() } else { self.join(b"/") }
     }
@@ -105,7 +106,7 @@ impl From<&str> for Key {
     }
 }
 
-/// Formats the key with control and non-UTF-8 bytes escaped, so that a hostile key cannot manipulate a terminal.
+/// Formats the key and escapes control and non-UTF-8 bytes, so that a hostile key cannot manipulate a terminal.
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for chunk in self.0.utf8_chunks() {
@@ -124,13 +125,13 @@ impl fmt::Debug for Key {
     }
 }
 
-/// URL of a store with a key or key prefix in it: `s3://bucket/key`, `file:///folder/key`, or a plain path.
+/// URL of an object or of a key prefix: `s3://bucket/key`, `file:///folder/key`, or a plain path.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Url {
     /// Kind of store.
     pub scheme: Scheme,
-    /// Bucket, container or host. Empty for `file`, and for `hdfs` if the Hadoop configuration's default is used. For
-    /// `hf`, it is `datasets/ORG/NAME` with `@REVISION`, if the URL has one.
+    /// Bucket, container or host. Empty for `file`, and for `hdfs` if the URL names no NameNode. For `hf`:
+    /// `datasets/ORG/NAME`, followed by `@REVISION` if the URL has a revision.
     pub authority: String,
     /// Key, without any escaping. For `file`, it is the path without its leading `/`.
     pub key: Key,
@@ -150,7 +151,7 @@ impl Url {
         }
     }
 
-    /// Returns the same URL with its key as a folder prefix.
+    /// Returns the URL with its key as a folder prefix.
     pub fn as_folder(&self) -> Self {
         self.with_key(self.key.as_folder())
     }
@@ -191,17 +192,17 @@ impl fmt::Display for Url {
     }
 }
 
-/// Schemes that other programs (Hadoop, gcsfs, adlfs) use for the supported stores.
+/// Pairs of schemes: the name that another program (Hadoop, gcsfs, adlfs) uses, and Penstock's name.
 const SYNONYMS: [(&str, &str); 6] =
     [("s3a", "s3"), ("s3n", "s3"), ("gcs", "gs"), ("azure", "az"), ("abfs", "az"), ("abfss", "az")];
 
-/// Hadoop's schemes for Azure, whose URLs may name the account: `abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/KEY`.
+/// Hadoop's schemes for Azure. Such a URL may contain the account:
+/// `abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/KEY`.
 const HADOOP_AZURE: [&str; 4] = ["abfs", "abfss", "wasb", "wasbs"];
 
-/// Parses a URL. Text is taken literally, not percent-decoded, because keys may contain `%` and `+`. Only URLs of web
-/// servers are percent-decoded, as in browsers; their queries are rejected, because they are signatures or parameters
-/// of generated content. A text without a scheme must be an absolute path. Relative paths are resolved by the
-/// caller, which has the working directory.
+/// Parses a URL. The text is taken literally, not percent-decoded, because keys may contain `%` and `+`. Only URLs of
+/// web servers are percent-decoded, as in browsers. They must not contain a query, because it may be a signature or
+/// select generated content. A text without a scheme must be an absolute path; the caller resolves relative paths.
 impl FromStr for Url {
     type Err = Error;
 
@@ -213,7 +214,8 @@ impl FromStr for Url {
         if name == Scheme::Hub.name() {
             return hub_url(rest);
         }
-        // The account is a setting, because credentials belong to it; a URL that chose another account would fail late.
+        // The account is a setting, because the credentials are for one account. If a URL could name another account,
+        // the error would occur only at the first request.
         if HADOOP_AZURE.contains(&name)
             && (name.starts_with("wasb") || rest.split('/').next().unwrap_or("").contains('@'))
         {
@@ -254,8 +256,8 @@ impl FromStr for Url {
     }
 }
 
-/// Parses `datasets/ORG/NAME[@REVISION][/KEY]`. A revision is a branch, a tag or a commit. The three-part revisions
-/// `refs/convert/NAME` and `refs/pr/NUMBER` are stored with `%2F`, as in the Hub's own URLs. Errors do not contain the
+/// Parses `datasets/ORG/NAME[@REVISION][/KEY]`. A revision is a branch, a tag or a commit. The slashes in the revisions
+/// `refs/convert/NAME` and `refs/pr/NUMBER` are stored as `%2F`, as in the Hub's own URLs. Errors do not contain the
 /// text, because it may contain a token.
 fn hub_url(rest: &str) -> Result<Url> {
     let bad = |problem: &str| Error::config("url", problem);
@@ -285,11 +287,11 @@ fn hub_url(rest: &str) -> Result<Url> {
     Ok(Url { scheme: Scheme::Hub, authority: format!("datasets/{org}/{name}{mark}{revision}"), key: Key::from(key) })
 }
 
-/// Rejects a bucket URL that contains credentials. The error does not contain the URL, because errors appear in logs.
+/// Rejects a bucket URL that contains credentials. The error does not contain the URL, because errors are logged.
 fn refuse_secrets(authority: &str, key: &str) -> Result<()> {
     let bad = |problem: &str| Err(Error::config("url", problem));
-    // A secret may contain a `/`, which then ends the authority. The `:` before the secret remains in the authority,
-    // and no bucket name contains a `:`.
+    // A secret may contain a `/`, where the authority then ends. The authority still contains the `:` before the
+    // secret, and no bucket name contains a `:`.
     if authority.contains(['@', ':']) {
         return bad(
             "the URL contains credentials or a port; set credentials by environment variables, files or a login",

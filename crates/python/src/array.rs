@@ -21,14 +21,15 @@ use pyo3::types::{PyBytes, PyDict};
 use crate::errors::raise;
 use crate::runtime::{enter, enter_async, runtime};
 
-/// Opens the folder of a URL. Also returns the policy for merging its reads (local or remote).
+/// Opens the folder of a URL. Also returns the merge policy for reads from this folder (local or remote).
 fn opened(url: &str, env: &HashMap<String, String>) -> Result<(Opened, MergePolicy)> {
     let url: Url = url.parse()?;
     let policy = if url.scheme == Scheme::File { MergePolicy::LOCAL } else { MergePolicy::REMOTE };
     Ok((open(&url.as_folder(), &StoreSettings::from_env(env)?, Default::default())?, policy))
 }
 
-/// A contiguous byte buffer of a Python object. It stays exported, so its memory stays valid, while this value exists.
+/// A contiguous byte buffer of a Python object. The buffer stays exported while this value exists, so its memory stays
+/// valid.
 pub(crate) struct Memory {
     /// Keeps the memory behind `start` valid.
     _buffer: PyBuffer<u8>,
@@ -59,11 +60,11 @@ impl Memory {
         }
     }
 
-    /// Returns the writable memory that a read fills.
+    /// Returns the writable memory that a read will fill.
     fn out(&mut self) -> OutBuffer<'_> {
         match self.len {
             0 => OutBuffer::new(&mut []),
-            // SAFETY: `self._buffer` keeps the memory valid. It is writable, and the caller does not use it during the
+            // SAFETY: `self._buffer` keeps the memory valid and writable. The caller does not use the memory during the
             // call.
             len => OutBuffer::new(unsafe { std::slice::from_raw_parts_mut(self.start, len) }),
         }
@@ -82,7 +83,8 @@ fn stats_of<'py>(py: Python<'py>, stats: &FetchStats) -> PyResult<Bound<'py, PyD
     Ok(found)
 }
 
-/// Serializes IBM float exceptions. Each one is trace (8 bytes), sample (8) and IBM word (4), all little-endian.
+/// Serializes the IBM words that float32 cannot represent. Each entry is trace (8 bytes), sample (8 bytes) and IBM word
+/// (4 bytes), all little-endian.
 fn packed(exceptions: &[(u64, u64, u32)]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(20 * exceptions.len());
     for (trace, sample, word) in exceptions {
@@ -135,15 +137,15 @@ impl PySegyFile {
         self.reader.version().map(str::to_owned)
     }
 
-    /// Reads `count` bytes from `start`; fewer at the end of the file.
+    /// Reads `count` bytes from `start`, or fewer if the file ends earlier.
     fn read_bytes<'py>(&self, py: Python<'py>, start: u64, count: u64) -> PyResult<Bound<'py, PyBytes>> {
         let (reader, deadline) = (self.reader.clone(), Deadline::within(self.deadline));
         let found = enter_async(py, async move { reader.bytes(start, count, deadline).await })?;
         Ok(PyBytes::new(py, &found))
     }
 
-    /// Reads the headers of `traces` (u64) and their samples `first..end` into the buffers. Returns the packed IBM
-    /// exceptions.
+    /// Reads the headers of `traces` (u64) and the samples `first..end` of these traces into the buffers. Returns the
+    /// serialized IBM words that float32 cannot represent.
     #[pyo3(signature = (traces, *, headers=None, samples=None, first=0, end=0, threads=1))]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn read<'py>(
@@ -203,7 +205,8 @@ impl PyChunkedArray {
         Ok(Self { array, deadline })
     }
 
-    /// Opens a dataset of the HDF5 file `name` in `folder`. `penstock.feed.hdf5_chunks` produces the description.
+    /// Opens a dataset of the HDF5 file `name` in `folder`. `described` is the JSON that `penstock.feed.hdf5_chunks`
+    /// produced.
     #[staticmethod]
     #[pyo3(signature = (folder, name, size, version, dataset, env, *, timeout_s=600.0))]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
@@ -240,7 +243,7 @@ impl PyChunkedArray {
         self.array.chunk_shape().to_vec()
     }
 
-    /// Reads boxes into `out`, one after another. Each box is a (start, end) pair per axis.
+    /// Reads boxes into `out`, one box after another. Each box is a list of (start, end) pairs, one pair per axis.
     #[pyo3(signature = (boxes, out, *, threads=1))]
     fn read_many(
         &self,
@@ -284,11 +287,12 @@ impl PyZarrWriter {
     }
 
     /// Encodes a chunk or shard and writes it as an object. At the array's edge, `data` may be only the part within the
-    /// array. Its last axis must be contiguous. Returns the object's size; 0 if all values are the fill value.
+    /// array. The last axis of `data` must be contiguous. Returns the object's size; 0 if all values are the fill
+    /// value.
     #[pyo3(signature = (cell, data, *, threads=1))]
     fn write(&self, py: Python<'_>, cell: Vec<u64>, data: &Bound<'_, PyAny>, threads: usize) -> PyResult<u64> {
         let buffer = PyBuffer::<u8>::get(data)?;
-        // SAFETY: the buffer outlives the box; the caller in Python does not write into it during the call.
+        // SAFETY: the buffer outlives the box. The caller in Python does not write to the buffer during the call.
         let data = unsafe { StridedBytes::new(buffer.buf_ptr().cast(), buffer.shape(), buffer.strides()) };
         let data = data.map_err(|error| raise(py, error))?;
         enter(py, || {
@@ -298,7 +302,7 @@ impl PyZarrWriter {
     }
 }
 
-/// Writes one object sequentially.
+/// Writes one object, from its first byte to its last.
 #[pyclass(name = "ObjectWriter", module = "penstock._native", frozen)]
 pub struct PyObjectWriter(Mutex<Option<ObjectWriter>>);
 
@@ -397,13 +401,14 @@ pub fn encode_traces(
         }
         let all = out.out();
         (0..count).try_for_each(|trace| {
-            // SAFETY: one thread writes all parts.
+            // SAFETY: one thread writes all parts of the buffer.
             traces.encode(trace, unsafe { all.part(trace * size, size)? })
         })
     })
 }
 
-/// Encodes traces and writes each to its place in the open file `fd`: trace `i` is number `numbers[i]` of the file.
+/// Encodes traces and writes each at its offset in the open file `fd`. Trace `i` of the call is trace `numbers[i]` of
+/// the file.
 #[pyfunction]
 #[pyo3(signature = (fd, place, code, byte_order, headers, samples, numbers, *, first_trace, header_bytes=240))]
 #[expect(clippy::too_many_arguments, reason = "a file, a layout and three arrays")]

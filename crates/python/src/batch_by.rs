@@ -11,13 +11,14 @@ use pyo3::prelude::*;
 use crate::runtime::enter;
 use crate::sampler::PySampler;
 
-/// Rule for the batches of a sampler, with the lengths of its samples.
+/// Batching rule of a sampler, with the lengths of the sampler's samples.
 #[pyclass(name = "BatchBy", module = "penstock._native", frozen)]
 pub struct PyBatchBy(pub(crate) Arc<BatchBy>);
 
 #[pymethods]
 impl PyBatchBy {
-    /// `rule` is JSON. `lengths` has one uint32 array per dataset of the sampler, with the lengths in stored order.
+    /// `rule` is JSON. `lengths` has one uint32 array per dataset of the sampler: the lengths of its samples in stored
+    /// order.
     #[new]
     #[pyo3(signature = (course, rule, lengths, *, window=None))]
     fn new(

@@ -38,13 +38,13 @@ impl PyStoragePhase {
         .map(Self)
     }
 
-    /// Returns the number of completed entries, of completed reads or writes, and of bytes.
+    /// Returns the number of completed entries, the number of completed reads or writes, and the number of bytes.
     fn progress(&self) -> (u64, u64, u64) {
         let total = self.0.progress();
         (total.entries, total.ios, total.bytes)
     }
 
-    /// Waits at most `timeout_s`. Returns the report as JSON, once; `None` while the phase runs.
+    /// Waits at most `timeout_s` for the phase. Returns the report as JSON, only once; `None` while the phase runs.
     fn wait(&self, py: Python<'_>, timeout_s: f64) -> PyResult<Option<String>> {
         enter(py, || self.0.wait(limit(timeout_s)).map(|report| json(&report?)).transpose())
     }
@@ -68,12 +68,12 @@ impl PyObjectPhase {
         .map(Self)
     }
 
-    /// Returns the number of completed requests, of bytes, and of throttled attempts.
+    /// Returns the number of completed requests, the number of bytes, and the number of throttled attempts.
     fn progress(&self) -> (u64, u64, u64) {
         self.0.progress()
     }
 
-    /// Waits at most `timeout_s`. Returns the report as JSON, once; `None` while the phase runs.
+    /// Waits at most `timeout_s` for the phase. Returns the report as JSON, only once; `None` while the phase runs.
     fn wait(&self, py: Python<'_>, timeout_s: f64) -> PyResult<Option<String>> {
         enter(py, || self.0.wait(limit(timeout_s)).map(|report| json(&report?)).transpose())
     }
@@ -83,14 +83,14 @@ impl PyObjectPhase {
     }
 }
 
-/// Lists at most `most` keys below `url`, relative to it. If the store does not support listing, returns the URL's own
-/// object.
+/// Lists at most `most` keys below `url`, relative to `url`. If the store does not support listing, returns the one
+/// object that `url` names.
 #[pyfunction]
 pub fn object_keys(py: Python<'_>, url: String, env: HashMap<String, String>, most: usize) -> PyResult<Vec<String>> {
     enter_async(py, async move { keys_of(&url, &StoreSettings::from_env(&env)?, most).await })
 }
 
-/// Deletes everything below `url`, a folder that a benchmark made. Returns the number of deleted objects.
+/// Deletes everything below `url`, a folder that a benchmark created. Returns the number of deleted objects.
 #[pyfunction]
 pub fn clear_objects(py: Python<'_>, url: String, env: HashMap<String, String>) -> PyResult<u64> {
     enter_async(py, async move { clear(&url, &StoreSettings::from_env(&env)?).await })

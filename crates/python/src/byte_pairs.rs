@@ -12,18 +12,19 @@ use pyo3::types::PyBytes;
 
 use crate::array::Memory;
 
-/// Tokens of all texts, number of tokens of each text, and the texts that are left to the tokenizer.
+/// Tokens of all texts, number of tokens of each text, and indices of the texts that the caller must encode.
 type PyEncoded<'py> = (Bound<'py, PyBytes>, Bound<'py, PyBytes>, Vec<usize>);
 
 /// A byte-level BPE tokenizer.
 #[pyclass(name = "BytePairs", module = "penstock._native", frozen)]
 pub struct PyBytePairs {
     pairs: BytePairs,
-    /// Caches that no thread is using.
+    /// Word caches that no thread is using now.
     caches: Mutex<Vec<WordCache>>,
 }
 
-/// Encoded texts: their tokens, the number of tokens of each, and the texts that are left to the tokenizer.
+/// Encoded texts: the tokens of all texts, the number of tokens of each text, and the indices of the texts that the
+/// caller must encode.
 #[derive(Default)]
 struct Encoded {
     tokens: Vec<u32>,
@@ -33,15 +34,15 @@ struct Encoded {
 
 #[pymethods]
 impl PyBytePairs {
-    /// Reads a tokenizer from its JSON; None if the core does not support all of its steps.
+    /// Reads a tokenizer from its JSON. Returns None if the core does not support all steps of the tokenizer.
     #[staticmethod]
     fn of_json(py: Python<'_>, json: &str) -> Option<Self> {
         py.detach(|| Some(Self { pairs: BytePairs::of_json(json)?, caches: Mutex::default() }))
     }
 
-    /// Encodes the texts between consecutive offsets of `values` in UTF-8. Tokens `before` and `after` are added to each
-    /// text. Returns the tokens of all texts and the number of tokens of each text, as uint32, and the indices of the
-    /// texts that the caller must encode. These texts have no tokens in the result.
+    /// Encodes UTF-8 texts. `offsets` are the bounds of the texts in `values`. The tokens `before` and `after` are
+    /// added to each text. Returns the tokens of all texts and the number of tokens of each text, as uint32. Also
+    /// returns the indices of the texts that the caller must encode; these texts have no tokens in the result.
     fn encode<'py>(
         &self,
         py: Python<'py>,
@@ -114,5 +115,5 @@ impl PyBytePairs {
     }
 }
 
-/// Minimum number of bytes that a thread encodes, because starting it takes about 20 µs.
+/// Minimum number of bytes that a thread encodes. Starting a thread takes about 20 µs.
 const MIN_THREAD_BYTES: usize = 32 << 10;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bindings for `penstock diff`: compares two datasets. Each side is a manifest, a staged folder, or a URL that can be
-//! listed.
+//! Bindings for `penstock diff`: compares two datasets. Each dataset is given as a manifest, a staged folder, or a URL
+//! that can be listed.
 
 use std::collections::HashMap;
 use std::io::Read;
@@ -55,7 +55,7 @@ pub fn diff(
     })
 }
 
-/// Manifest of one side, and how it was obtained: `stage`, `manifest` or `listing`.
+/// Returns the manifest of one of the two datasets, and its origin: `stage`, `manifest` or `listing`.
 async fn manifest_of(
     place: &str,
     select: &KeyFilter,
@@ -73,7 +73,7 @@ async fn manifest_of(
             return Ok((Manifest::load(&path)?.keep(select), "manifest"));
         }
     }
-    // A missing object of a written dataset is not an error here, because the comparison reports it.
+    // An object that a writer recorded may be missing here without an error, because the comparison reports it.
     let listed = list(&url, select.clone().accepting_missing(), settings, Arc::<Metrics>::default(), deadline).await?;
     let is_web = matches!(url.scheme, Scheme::Http | Scheme::Https | Scheme::File);
     if is_web || listed.url != url.as_folder().to_string() {
@@ -85,8 +85,8 @@ async fn manifest_of(
     }
 }
 
-/// Manifest of the objects that a staged copy contains now. An object that has not changed since the stage gets the
-/// entry that the stage recorded.
+/// Manifest of the objects that a staged copy contains now. For an object that has not changed since the stage, the
+/// manifest has the entry that the stage recorded.
 fn standing(recorded: Manifest, listed: Manifest) -> Manifest {
     let known: HashMap<&Key, &Entry> = recorded.objects.iter().map(|entry| (&entry.key, entry)).collect();
     let objects = listed.objects.into_iter().map(|entry| match known.get(&entry.key) {
@@ -102,7 +102,7 @@ fn is_manifest(path: &Path) -> bool {
     const PARQUET: &[u8] = b"PAR1";
     let mut head = Vec::with_capacity(64);
     let read = std::fs::File::open(path).and_then(|file| file.take(64).read_to_end(&mut head));
-    // Ignore white space, which differs between JSON writers.
+    // White space differs between JSON writers.
     head.retain(|byte| !byte.is_ascii_whitespace());
     path.is_file() && read.is_ok() && (head.starts_with(BEGIN) || head.starts_with(PARQUET))
 }

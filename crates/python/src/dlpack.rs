@@ -9,7 +9,7 @@ use penstock_types::DType;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-/// Device type `kDLCPU`. Pinned memory is exported as CPU memory too, because JAX rejects `kDLCUDAHost` (jax#22346).
+/// Device type `kDLCPU`. Pinned memory is also exported as CPU memory, because JAX rejects `kDLCUDAHost` (jax#22346).
 pub const CPU: i32 = 1;
 
 const PLAIN: &CStr = c"dltensor";
@@ -56,7 +56,8 @@ struct ManagedVersioned {
     tensor: DlTensor,
 }
 
-/// Allocation behind a capsule: the C structure, the arrays that it points to, and the batch's memory.
+/// Allocation behind a capsule: the C structure, the shape and strides that it points to, and a reference to the
+/// tensor.
 struct Owner<M> {
     managed: M,
     shape: Vec<i64>,
@@ -101,8 +102,8 @@ macro_rules! capsule {
                 drop(unsafe { Box::from_raw((*managed).context.cast::<Owner<$kind>>()) });
             }
             unsafe extern "C" fn destroy(capsule: *mut ffi::PyObject) {
-                // SAFETY: Python passes the capsule that is being destroyed. If a consumer has taken the tensor, the
-                // capsule was renamed; then it is not valid under this name, and the consumer frees the tensor.
+                // SAFETY: Python passes the capsule that is being destroyed. A consumer that takes the tensor renames
+                // the capsule and frees the tensor; the capsule is then not valid under this name.
                 unsafe {
                     if ffi::PyCapsule_IsValid(capsule, $name.as_ptr()) == 1 {
                         let managed = ffi::PyCapsule_GetPointer(capsule, $name.as_ptr()).cast::<$kind>();
@@ -112,8 +113,8 @@ macro_rules! capsule {
             }
             let (mut shape, mut strides) = sides(tensor);
             let described = described(tensor, &mut shape, &mut strides);
-            // The pointers in `described` stay valid, because moving the vectors into the box does not move their
-            // elements.
+            // Moving `shape` and `strides` into the box does not move their elements, so the pointers in `described`
+            // stay valid.
             let build: fn(DlTensor, unsafe extern "C" fn(*mut $kind)) -> $kind = $build;
             let owner = Box::new(Owner { managed: build(described, delete), shape, strides, _tensor: tensor.clone() });
             debug_assert_eq!(owner.shape.len(), owner.strides.len());

@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 
 use crate::runtime::enter;
 
-/// S3 emulator (see `_native.pyi`). It serves requests on its own threads, so it does not hold the GIL.
+/// S3 emulator (see `_native.pyi`). The emulator serves requests on its own threads, which do not hold the GIL.
 #[pyclass(module = "penstock._native", frozen)]
 pub struct Emulator {
     core: Mutex<Core>,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Converts a core error to the matching Python exception, with the error's data as attributes and its hint as a note.
+//! Converts a core error to the matching Python exception. The error's data becomes attributes, and its hint becomes a
+//! note.
 
 use penstock_types::Error;
 use pyo3::exceptions::PyRuntimeError;

@@ -21,7 +21,7 @@ use crate::sampler::PySampler;
 use crate::source::{Indexed, PySource};
 use crate::tensor::set_column;
 
-/// Feed of one rank's batches. Its threads and requests exist only while an epoch runs.
+/// Feed of one rank's batches. A feed has threads and requests only while an epoch runs.
 #[pyclass(name = "Feed", module = "penstock._native", frozen)]
 pub struct PyFeed {
     feed: Own<Arc<Feed>>,
@@ -97,7 +97,7 @@ impl PyFeed {
         })
     }
 
-    /// Starts an epoch at a cursor.
+    /// Starts an epoch at a cursor (a position in the sample order).
     fn start(&self, py: Python<'_>, epoch: u64, cursor: u64) -> PyResult<PyRun> {
         let handle = runtime();
         enter(py, || {
@@ -108,8 +108,8 @@ impl PyFeed {
         })
     }
 
-    /// Reads the fields of the given (dataset, object, record) triples, one row each. Random crops are those of
-    /// `positions` in `epoch`.
+    /// Reads the fields of the given (dataset, object, record) triples, one row per triple. Random crops are the ones
+    /// that the samples at `positions` get in `epoch`.
     fn gather<'py>(
         &self,
         py: Python<'py>,
@@ -126,8 +126,8 @@ impl PyFeed {
         Ok(dict)
     }
 
-    /// For each dataset, a sentence that reports whether the node cache stores transposed copies; None until that is
-    /// decided.
+    /// Returns one sentence per dataset, which reports whether the node cache stores transposed copies. The sentence is
+    /// None until the cache has decided.
     fn transcoding(&self, py: Python<'_>) -> PyResult<Vec<Option<String>>> {
         enter(py, || Ok(self.feed.get("loader")?.transcoding()))
     }

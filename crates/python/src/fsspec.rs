@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Bindings that treat the keys of a store as files: list, stat, ranged read, write and delete. The fsspec adapter and
-//! the arrays use them.
+//! `penstock.arrays` use these bindings.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -102,8 +102,8 @@ impl PyFiles {
         enter_async(py, async move { opened.store.delete(&keys, deadline).await })
     }
 
-    /// Reads ranges (offset, length) of one object; of its `version`, if given. A range that exceeds the object is
-    /// shortened.
+    /// Reads ranges (offset, length) of one object, or of its `version` if given. A range that extends beyond the
+    /// object is shortened.
     #[pyo3(signature = (name, ranges, *, version=None))]
     fn read<'py>(
         &self,

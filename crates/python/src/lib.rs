@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Python bindings, the only crate that uses PyO3: conversions, the GIL release (`runtime`) and errors. Contains no
-//! logic.
+//! Python bindings. Only this crate uses PyO3. It converts values and errors, releases the GIL (`runtime`), and
+//! contains no other logic.
 
 #![allow(missing_docs, reason = "what Python sees is documented in _native.pyi")]
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Values that belong to one process. After a fork, the child leaks the inherited value, and must create a new one.
+//! Values that belong to one process. After a fork, the child leaks the inherited value, and must create its own.
 
 use std::mem::ManuallyDrop;
 
@@ -28,7 +28,7 @@ impl<T> Own<T> {
 impl<T> Drop for Own<T> {
     fn drop(&mut self) {
         if self.pid == std::process::id() {
-            // SAFETY: the value is dropped only here, once.
+            // SAFETY: the value is dropped only here, and only once.
             unsafe { ManuallyDrop::drop(&mut self.value) };
         }
     }

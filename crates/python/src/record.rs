@@ -13,7 +13,7 @@ use crate::array::Memory;
 use crate::errors::raise;
 use crate::runtime::enter;
 
-/// Maximum decompressed size in `decode_tfrecord` (1 GiB), which is meant for inspecting files.
+/// Maximum decompressed size of a file in `decode_tfrecord` (1 GiB). The function is meant for inspecting files.
 const DECODE_LIMIT: u64 = 1 << 30;
 
 /// Value of a feature, readable while the GIL is released.
@@ -65,7 +65,7 @@ impl<'py> Held<'py> {
     }
 }
 
-/// Converts a Python float to float32. Returns `None` for another type, or if the value is too large.
+/// Converts a Python float to float32. Returns `None` for a value of another type, or a value that is too large.
 fn as_f32(item: &Bound<'_, PyAny>) -> Option<f32> {
     let wide = item.cast::<PyFloat>().ok()?.value();
     let float = wide as f32;

@@ -27,9 +27,9 @@ pub(crate) fn metrics_of<'py>(py: Python<'py>, counted: &[Arc<Metrics>]) -> PyRe
 
 /// A running epoch of either kind of feed.
 pub(crate) enum Pass {
-    /// The dataset has record counts.
+    /// Epoch of a dataset with record counts.
     Counted(Run),
-    /// The dataset has no record counts.
+    /// Epoch of a dataset without record counts.
     Unindexed(UnindexedRun),
 }
 
@@ -70,12 +70,12 @@ impl Pass {
     }
 }
 
-/// A running epoch.
+/// A running epoch, as a Python object.
 #[pyclass(name = "Run", module = "penstock._native", frozen)]
 pub struct PyRun {
     run: Mutex<Pass>,
     names: Vec<String>,
-    /// Positions of the rows of the last batch, if the batches are planned.
+    /// Position of each row of the last batch, if `batch_by` plans the batches.
     positions: Mutex<Option<Vec<u64>>>,
     pid: u32,
 }
@@ -85,8 +85,8 @@ impl PyRun {
         Self { run: Mutex::new(pass), names, positions: Mutex::default(), pid: std::process::id() }
     }
 
-    /// Calls `work` with the epoch. Returns an error if another thread uses the epoch: waiting would deadlock, because
-    /// this thread holds the GIL, which the other thread needs.
+    /// Calls `work` with the epoch. Returns an error if another thread uses the epoch. To wait for that thread would
+    /// deadlock: it needs the GIL, which this thread holds.
     fn run<T>(&self, work: impl FnOnce(&mut Pass) -> Result<T>) -> Result<T> {
         let mut run = match self.run.try_lock() {
             Ok(run) => run,
@@ -101,7 +101,8 @@ impl PyRun {
 
 #[pymethods]
 impl PyRun {
-    /// The next batch as (fields, rows, cursor), or None after the last. Waits without the GIL and yields to Ctrl-C.
+    /// The next batch as (fields, rows, cursor), or None after the epoch's last batch. Waits without the GIL and yields
+    /// to Ctrl-C.
     fn next<'py>(&self, py: Python<'py>) -> PyResult<Option<(Bound<'py, PyDict>, usize, u64)>> {
         loop {
             match enter(py, || self.run(|run| run.next(SIGNAL_POLL)))? {
@@ -119,8 +120,8 @@ impl PyRun {
         }
     }
 
-    /// For each row of the last batch, its position in the sample order; `None` unless `batch_by` plans the batches.
-    /// For a repeated sample, the number of samples is added to the position.
+    /// For each row of the last batch, its position in the sample order. Returns `None` unless `batch_by` plans the
+    /// batches. For a row that repeats a sample, the position is increased by the number of samples.
     fn positions(&self) -> Option<Vec<u64>> {
         lock(&self.positions).clone()
     }
@@ -130,7 +131,8 @@ impl PyRun {
         enter(py, || self.run(Pass::is_ready))
     }
 
-    /// Seconds spent waiting, by cause (`wait_*`), and busy seconds of the threads (`busy_*`).
+    /// Returns the seconds spent waiting, by cause (`wait_*`), and the seconds for which the threads were busy
+    /// (`busy_*`).
     fn timing<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let (waits, busy) = enter(py, || self.run(Pass::timing))?;
         let dict = PyDict::new(py);
@@ -150,7 +152,7 @@ impl PyRun {
         Ok(dict)
     }
 
-    /// Number of skipped samples, number of substituted samples, and the first few error messages.
+    /// Returns the number of skipped samples, the number of substituted samples, and the first few error messages.
     fn error_counts(&self, py: Python<'_>) -> PyResult<(u64, u64, Vec<String>)> {
         let error_counts = enter(py, || self.run(Pass::error_counts))?;
         Ok((error_counts.skipped, error_counts.substituted, error_counts.errors))
@@ -158,7 +160,7 @@ impl PyRun {
 
     /// Ends the epoch's threads and requests.
     fn close(&self, py: Python<'_>) {
-        // In a forked child, the lock may never be released, and the threads do not exist.
+        // In a forked child, the threads do not exist, and the lock may never be released.
         if self.pid == std::process::id() {
             py.detach(|| lock(&self.run).close());
         }

@@ -14,8 +14,8 @@ use crate::errors::raise;
 /// Interval at which a wait checks for Ctrl-C. 50 ms feels instant and has no measurable cost.
 pub const SIGNAL_POLL: Duration = Duration::from_millis(50);
 
-/// Tokio runtime and the process that built it. A forked child must not touch its parent's runtime, whose threads do
-/// not exist in the child. It leaks that runtime and builds a new one.
+/// Tokio runtime and the process that built it. The threads of the runtime do not exist in a forked child, so the child
+/// leaks the inherited runtime and builds a new one.
 static RUNTIME: Mutex<Option<(u32, Runtime)>> = Mutex::new(None);
 
 /// The process-wide runtime for sockets and timers, built at first use.
@@ -41,8 +41,7 @@ pub fn runtime() -> Handle {
     handle
 }
 
-/// Runs `work` without the GIL and converts its error. Does not check for Ctrl-C, so it is for work that does not wait
-/// long.
+/// Runs `work` without the GIL and converts its error. Does not check for Ctrl-C, so `work` must not wait long.
 pub fn enter<T, F>(py: Python<'_>, work: F) -> PyResult<T>
 where
     F: FnOnce() -> Result<T> + Send,
@@ -51,8 +50,8 @@ where
     py.detach(work).map_err(|error| raise(py, error))
 }
 
-/// Runs a future to completion without the GIL, and checks for Ctrl-C. On an interrupt, the future is dropped, which
-/// also ends its requests.
+/// Runs a future to completion without the GIL, and checks for Ctrl-C. Ctrl-C drops the future, which also ends the
+/// future's requests.
 pub fn enter_async<T, F>(py: Python<'_>, work: F) -> PyResult<T>
 where
     F: Future<Output = Result<T>> + Send + 'static,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bindings for the sampler. It is built step by step from listed datasets, and then passed to a feed or queried.
+//! Bindings for the sampler. Python builds a sampler step by step from listed datasets, and then passes it to a feed or
+//! queries it.
 
 use std::sync::{Arc, Mutex};
 
@@ -17,7 +18,8 @@ use crate::errors::raise;
 use crate::runtime::enter;
 use crate::source::{Indexed, PyCounted, PySource};
 
-/// Order of the samples in an epoch, over one or several datasets. Immutable: each step returns a new sampler.
+/// Order of the samples in an epoch, over one or several datasets. Immutable: each method that changes the order
+/// returns a new sampler.
 #[pyclass(name = "Sampler", module = "penstock._native", frozen)]
 pub struct PySampler {
     pub(crate) course: Sampler,
@@ -25,7 +27,7 @@ pub struct PySampler {
     pub(crate) sources: Vec<Py<PySource>>,
     /// Record index of each source.
     pub(crate) indexes: Vec<Option<Indexed>>,
-    /// State of the last lookup, which makes consecutive lookups cheap.
+    /// State after the last lookup. Consecutive lookups that reuse this state are cheap.
     walk: Mutex<Option<SamplerCursor>>,
 }
 
@@ -62,7 +64,7 @@ fn copied<T: Element>(py: Python<'_>, buffer: &Bound<'_, PyAny>) -> PyResult<Vec
 
 #[pymethods]
 impl PySampler {
-    /// Sampler over one dataset. `select` (first, end) is a range of samples in stored order.
+    /// Returns a sampler over one dataset. `select` (first, end) is a range of samples in stored order.
     #[staticmethod]
     #[pyo3(signature = (source, counted, *, seed, window, select=None))]
     fn leaf(
@@ -78,8 +80,8 @@ impl PySampler {
         Self::of_view(py, source, counted, || DatasetView::new(counted.counts().clone(), select, shuffle))
     }
 
-    /// Sampler over the samples of one dataset whose bit is 1. `bits` is a buffer of uint64. Bit i % 64 of word i / 64
-    /// belongs to sample i in stored order.
+    /// Returns a sampler over the samples of one dataset whose bit is 1. `bits` is a buffer of uint64: bit `i % 64` of
+    /// word `i / 64` belongs to sample `i` in stored order.
     #[staticmethod]
     #[pyo3(signature = (source, counted, bits, *, seed, window))]
     fn subset(
@@ -95,8 +97,8 @@ impl PySampler {
         Self::of_view(py, source, counted, || DatasetView::subset(counted.counts().clone(), bits, shuffle))
     }
 
-    /// Sampler that draws `samples` samples per epoch from one dataset, in `passes` passes over its objects. `schedule`
-    /// lists (first epoch, buffer of uint32 weights of all stored samples).
+    /// Returns a sampler that draws `samples` samples per epoch from one dataset, in `passes` passes over its objects.
+    /// `schedule` lists (first epoch, weights) pairs; the weights are a buffer with one uint32 per stored sample.
     #[staticmethod]
     #[expect(clippy::too_many_arguments, reason = "named in Python; one caller")]
     #[pyo3(signature = (source, counted, schedule, *, samples, passes, seed, window))]
@@ -121,7 +123,7 @@ impl PySampler {
         Ok(made.with(py, course))
     }
 
-    /// Returns a sampler of the listed positions (buffer of uint64) of each epoch, in the order of the list.
+    /// Returns a sampler of the given positions (buffer of uint64) of each epoch, in the given order.
     fn listed(&self, py: Python<'_>, positions: &Bound<'_, PyAny>) -> PyResult<Self> {
         let positions = copied::<u64>(py, positions)?;
         let course = enter(py, || self.course.clone().listed(positions.into()))?;
@@ -139,7 +141,8 @@ impl PySampler {
         Ok(self.with(py, course))
     }
 
-    /// Mixes samplers, with `samples` samples per epoch. `schedule` lists (first position, integer weights).
+    /// Mixes samplers, with `samples` samples per epoch. `schedule` lists (first position, integer weights of the
+    /// samplers) pairs.
     #[staticmethod]
     fn mix(
         py: Python<'_>,
@@ -162,27 +165,27 @@ impl PySampler {
         self.course.samples()
     }
 
-    /// For each dataset: its samples per epoch, and the number of objects that an epoch reads (with weights, the
-    /// expected number).
+    /// For each dataset, returns its number of samples per epoch, and the number of objects that an epoch reads. With
+    /// weights, the number of objects is the expected value.
     #[getter]
     fn views(&self) -> Vec<(u64, f64)> {
         self.leaves.iter().map(|leaf| (leaf.samples(), leaf.objects())).collect()
     }
 
-    /// Bytes of memory that the choice and the order of samples take: subsets, weights and lists of positions.
+    /// Memory, in bytes, that the selection and order of samples take: subsets, weights and lists of positions.
     #[getter]
     fn memory_bytes(&self) -> u64 {
         self.course.memory_bytes() + self.leaves.iter().map(DatasetView::memory_bytes).sum::<u64>()
     }
 
-    /// The sources, in the order of their dataset numbers.
+    /// The sources. A dataset number is an index into this list.
     #[getter]
     fn sources(&self, py: Python<'_>) -> Vec<Py<PySource>> {
         self.sources.iter().map(|source| source.clone_ref(py)).collect()
     }
 
-    /// Returns one uint32 per position of an epoch, as little-endian bytes. `values` has a buffer of uint32 for each
-    /// dataset, with a value per sample in stored order.
+    /// Returns the value of the sample at each position of an epoch (uint32, little-endian bytes). `values` has one
+    /// buffer of uint32 for each dataset, with one value per sample in stored order.
     fn values<'py>(
         &self,
         py: Python<'py>,

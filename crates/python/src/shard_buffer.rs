@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bindings for the writer: encodes samples into a shard in memory, with statistics of their values.
+//! Bindings for the writer: encodes samples into a shard in memory, and collects statistics of the samples' values.
 
 use std::ffi::{c_int, c_void};
 use std::path::PathBuf;
@@ -22,7 +22,7 @@ use crate::array::Memory;
 use crate::errors::raise;
 use crate::runtime::enter;
 
-/// Value of a feature, whose memory stays valid.
+/// Value of a feature. The variant keeps the value's memory valid.
 enum Held<'py> {
     Bytes(Bound<'py, PyBytes>),
     List(Vec<Bound<'py, PyBytes>>),
@@ -32,7 +32,7 @@ enum Held<'py> {
 }
 
 impl<'py> Held<'py> {
-    /// Reads a value of the kind that the writer chose for its field.
+    /// Reads a value. `kind` is the kind that the writer chose for the value's field.
     fn of(kind: &str, value: &Bound<'py, PyAny>) -> PyResult<Self> {
         let py = value.py();
         Ok(match kind {
@@ -82,12 +82,12 @@ fn as_tuple(stats: &ValueStats) -> PyStats {
     (stats.count, stats.nan, stats.min, stats.max, stats.sum)
 }
 
-/// Memory of stored shards that later shards reuse, because new memory costs a page fault per 4 KiB.
+/// Memory of stored shards, which later shards reuse. New memory would cost a page fault per 4 KiB.
 #[pyclass(name = "ShardMemory", module = "penstock._native", frozen)]
 #[derive(Default, Clone)]
 pub struct PyShardMemory(Arc<Mutex<Vec<Vec<u8>>>>);
 
-/// Maximum number of stored shards whose memory is kept.
+/// Maximum number of stored shards whose memory is kept for reuse.
 const MAX_SPARE: usize = 2;
 
 #[pymethods]
@@ -118,7 +118,7 @@ pub struct PyShardBuffer {
     bytes: Vec<u8>,
     memory: PyShardMemory,
     is_tar: bool,
-    /// Start of the last record.
+    /// Byte offset at which the last record starts.
     last: usize,
     records: u64,
     fields: Vec<FieldStats>,
@@ -143,7 +143,7 @@ impl PyShardBuffer {
         self.records
     }
 
-    /// Appends a TFRecord with a tf.Example of these features: (field, name, kind, value).
+    /// Appends a TFRecord with a tf.Example of these features. A feature is (field, name, kind, value).
     fn add_example(&mut self, py: Python<'_>, features: &Bound<'_, PyList>) -> PyResult<()> {
         let mut held = Vec::with_capacity(features.len());
         for feature in features.iter() {
@@ -180,7 +180,8 @@ impl PyShardBuffer {
         Ok(())
     }
 
-    /// Appends tar members: (field, name, head, kind, value). A member consists of the head and the value.
+    /// Appends tar members, each given as (field, name, head, kind, value). The content of a member is the head and the
+    /// value.
     fn add_members(&mut self, py: Python<'_>, members: &Bound<'_, PyList>) -> PyResult<()> {
         let start = self.bytes.len();
         for member in members.iter() {
@@ -207,17 +208,17 @@ impl PyShardBuffer {
         Ok(())
     }
 
-    /// CRC-32C of the last record.
+    /// CRC-32C of the last record in this buffer.
     fn last_crc32c(&self, py: Python<'_>) -> u32 {
         py.detach(|| checksum::crc32c(&self.bytes[self.last..]))
     }
 
-    /// Statistics of the sizes and of the values of each field.
+    /// For each field, returns the statistics of its sizes and the statistics of its values.
     fn statistics(&self) -> Vec<(PyStats, PyStats)> {
         self.fields.iter().map(|field| (as_tuple(&field.sizes), as_tuple(&field.values))).collect()
     }
 
-    /// Ends the shard, compresses it and empties this buffer. Returns the bytes to store.
+    /// Completes and compresses the shard, and empties this buffer. Returns the bytes to store.
     fn finish(&mut self, py: Python<'_>, codec: &str, level: Option<i32>) -> PyResult<PyShardBytes> {
         let mut bytes = std::mem::take(&mut self.bytes);
         let (is_tar, memory) = (self.is_tar, self.memory.clone());
@@ -250,7 +251,8 @@ impl PyShardBuffer {
 #[pyclass(name = "ShardBytes", module = "penstock._native", frozen)]
 pub struct PyShardBytes {
     bytes: Vec<u8>,
-    /// Pool to which the memory of `bytes` returns; `None` for compressed bytes, because their sizes differ too much.
+    /// Pool to which the memory of `bytes` returns. `None` for compressed bytes: their sizes differ too much to reuse
+    /// the memory.
     memory: Option<PyShardMemory>,
     crc32c: u32,
 }
@@ -295,8 +297,8 @@ pub fn tar_member<'py>(py: Python<'py>, name: &str, data: &[u8]) -> PyResult<Bou
     Ok(PyBytes::new(py, &out))
 }
 
-/// Returns the entry of a file in the log of record offsets. With this entry, records are read by range without a scan.
-/// The result is empty if the file is compressed or its format has no record offsets.
+/// Returns the entry for a file in the log of record offsets. With this entry, a reader can read single records by
+/// range without a scan. The result is empty if the file is compressed or its format has no record offsets.
 #[pyfunction]
 pub fn record_offsets<'py>(py: Python<'py>, path: PathBuf, name: &str) -> Bound<'py, PyBytes> {
     let key = Key::from(name);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bindings for a dataset: its listing, format and record counts. The samples are read in `run`.
+//! Bindings for a dataset: its listing, format and record counts. The module `run` reads the samples.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -27,29 +27,30 @@ use pyo3::types::PyBytes;
 use crate::errors::raise;
 use crate::runtime::{enter, enter_async};
 
-/// Time limit of a listing, or of counting records.
+/// Time limit for listing a dataset or counting its records.
 const LISTING: Duration = Duration::from_secs(3600);
 
-/// Maximum size of a dataset's index file, which is read into memory. An MDS index of 10^6 shards has half this size.
+/// Maximum size of a dataset's index file, which is read into memory. The MDS index of 10^6 shards has half this size.
 const MAX_METADATA: u64 = 1 << 30;
 
 /// Result of `__reduce__`: a function and its arguments.
 type Pickled<'py, T> = (Bound<'py, PyAny>, T);
 
-/// Pickled form of a source: the listing, the number of ignored objects, the format, index files of other programs, the
-/// routes, and the fields that a writer stored.
+/// Pickled form of a source: the listing, the number of ignored objects, the format, the listing of other programs'
+/// index files, the routes of a pool, and the default fields that a writer stored.
 type PickledSource<'py> =
     (Bound<'py, PyBytes>, usize, String, Option<Bound<'py, PyBytes>>, Option<String>, Option<String>);
 
-/// Fields as JSON, a description of each field, and the values without a field (name, reason).
+/// The fields as JSON, a description of each field, and the values that no field reads, as (name, reason).
 type PySchema = (String, Vec<String>, Vec<(String, String)>);
 
-/// Pickled form of record counts: run-length encoded counts (records, times), their source, the dataset fingerprint,
-/// and the path of the index.
+/// Pickled form of record counts: run-length encoded counts (records, times), the source of the counts, the dataset
+/// fingerprint, and the path of the record index.
 type PickledCounts = (Vec<(u64, usize)>, String, String, Option<String>);
 
-/// Opens the store of a listing. The format is `format`, or is detected from the object names. A remote store gets at
-/// most `in_flight` requests at a time; the limit adapts. With `routes`, the store reads through a pool.
+/// Opens the store of a listing. If `format` is `None`, the format is detected from the object names. A remote store
+/// gets at most `in_flight` concurrent requests, and an adaptive limit below that. With `routes`, reads go through a
+/// pool.
 fn opened(
     manifest: &Manifest,
     format: Option<&FormatSpec>,
@@ -64,7 +65,7 @@ fn opened(
     settings.hedges.get_or_insert(true);
     let reads = settings.local_reads.unwrap_or(LocalReads::Auto).of(manifest.bytes());
     settings.local_reads = Some(reads);
-    // With this size, an object that is read in one request arrives in one chunk, which saves a copy.
+    // With this piece size, an object that is read in one request arrives as one buffer, which saves a copy.
     settings.local_piece_bytes = Some(MAX_AT_ONCE);
     let governor = |url: &Url| {
         let rates = Rates { in_flight, ..Rates::default() };
@@ -104,7 +105,7 @@ fn opened(
     Ok((source, metrics))
 }
 
-/// Lists `url`. Also returns the default fields that a writer stored with the dataset. If `selects` selects all keys of
+/// Lists `url`. Also returns the default fields that a writer stored with the dataset. If `selects` accepts all keys of
 /// a dataset, the dataset must be complete.
 fn listed_at(
     py: Python<'_>,
@@ -118,8 +119,9 @@ fn listed_at(
     })
 }
 
-/// Detects the format of a listing from the object names, or else from the content of one object. In the second case,
-/// removes objects of other formats from the listing. Returns the format and the number of removed objects.
+/// Detects the format of a listing from the object names. If the names do not show a format, detects it from the
+/// content of one object, and removes objects of other formats from the listing. Returns the format and the number of
+/// removed objects.
 fn found(py: Python<'_>, manifest: &mut Manifest, env: &HashMap<String, String>) -> PyResult<(FormatSpec, usize)> {
     if let Some(format) = enter(py, || FormatSpec::of_names(manifest))? {
         return Ok((format, 0));
@@ -133,7 +135,7 @@ fn found(py: Python<'_>, manifest: &mut Manifest, env: &HashMap<String, String>)
     Ok((format, removed))
 }
 
-/// Completes the format with metadata from one of the dataset's objects, if the format requires that.
+/// If the format requires metadata from one of the dataset's objects, reads that object and completes the format.
 fn resolved(
     py: Python<'_>,
     manifest: &Manifest,
@@ -161,9 +163,9 @@ fn resolved(
 #[pyclass(name = "Source", module = "penstock._native", frozen)]
 pub struct PySource {
     pub(crate) manifest: Manifest,
-    /// For arrays: the blocks, which are shuffled instead of the listed objects.
+    /// For arrays: the blocks, which the sample order shuffles instead of the listed objects.
     blocks: Option<ArrayBlocks>,
-    /// Index files of other programs for these objects.
+    /// Listing of the index files that other programs wrote for these objects.
     indexes: Option<Manifest>,
     ignored: usize,
     format: FormatSpec,
@@ -180,7 +182,8 @@ impl PySource {
         Self { manifest: listing, blocks, indexes, ignored: source.ignored(), format, routes: None, fields: None }
     }
 
-    /// Opens the source's store with at most `in_flight` requests at a time. Also returns its request counters.
+    /// Opens the source's store with at most `in_flight` concurrent requests. Also returns the request counters of the
+    /// store.
     pub(crate) fn opened(&self, env: &HashMap<String, String>, in_flight: usize) -> Result<(Source, Arc<Metrics>)> {
         opened(&self.manifest, Some(&self.format), env, in_flight, self.routes.as_deref())
     }
@@ -192,8 +195,8 @@ impl PySource {
 
 #[pymethods]
 impl PySource {
-    /// Lists `url` (a folder, a pattern or one object), or reads the listing from a JSON manifest. Index files of other
-    /// programs are searched beside the objects, or at `indexes`. If the URL selects a whole dataset, its writer must
+    /// Lists `url` (a folder, a pattern or one object), or reads the listing from a JSON manifest. Searches for other
+    /// programs' index files beside the objects, or at `indexes`. If the URL selects a whole dataset, its writer must
     /// have completed it, and all objects of the writer's manifest must exist. `accepts_incomplete` skips this check.
     #[staticmethod]
     #[pyo3(signature = (url, manifest, env, format=None, indexes=None, *, accepts_incomplete=false))]
@@ -254,7 +257,8 @@ impl PySource {
             None => found(py, &mut listed, &env)?,
         };
         let format = resolved(py, &listed, format, &env)?;
-        // Check the listing only for a whole folder. A pattern, or the name of one shard, selects a part of it.
+        // Check completeness only for a whole folder. A pattern, or the name of one shard, selects only a part of the
+        // dataset.
         let is_folder = |listed: Url| listed.without_revision() == url.as_folder().without_revision();
         if pattern.is_none() && listed.url.parse().is_ok_and(is_folder) {
             enter(py, || format.check_listing(&listed))?;
@@ -312,7 +316,7 @@ impl PySource {
         Ok((py.get_type::<Self>().getattr("restore")?, state))
     }
 
-    /// Returns the same dataset, read through a pool with these routes (JSON).
+    /// Returns the same dataset with its reads routed through a pool. `routes` is JSON.
     fn routed(&self, py: Python<'_>, routes: &str) -> PyResult<Self> {
         enter(py, || {
             let routes = Some(Arc::new(Placements::from_json(routes)?));
@@ -341,8 +345,8 @@ impl PySource {
         enter(py, || self.format.to_json())
     }
 
-    /// Reads the schema of the first record. Returns the fields as JSON, a description of each field, and the values
-    /// that no field reads (name, reason).
+    /// Reads the schema from the first record. Returns the fields as JSON, a description of each field, and the values
+    /// that no field reads, as (name, reason).
     fn schema(&self, py: Python<'_>, env: HashMap<String, String>) -> PyResult<PySchema> {
         let (source, _) = enter(py, || self.opened(&env, Rates::default().in_flight))?;
         let found = enter_async(py, async move { schema(&Arc::new(source), Deadline::within(LISTING)).await })?;
@@ -351,8 +355,8 @@ impl PySource {
         Ok((enter(py, || Field::to_json(&fields))?, holds, found.left_out))
     }
 
-    /// Each entry of `wanted` lists alternative names of one value. Returns the indices of the entries that match no
-    /// object.
+    /// Each entry of `wanted` lists alternative names of one value. Returns the indices of the entries of which no name
+    /// matches a value in any object.
     fn unknown_columns(
         &self,
         py: Python<'_>,
@@ -385,7 +389,8 @@ impl PySource {
         self.blocks.as_ref()?.max_window
     }
 
-    /// For patches: stored size in bytes of all chunks that they touch, each counted once. None for other datasets.
+    /// For patches: stored size, in bytes, of all chunks that contain a part of a patch. Each chunk is counted once.
+    /// None for other datasets.
     #[getter]
     fn needed_bytes(&self) -> Option<u64> {
         self.blocks.as_ref()?.needed_bytes
@@ -400,7 +405,8 @@ impl PySource {
         Ok(entry.key.to_string())
     }
 
-    /// Name of an object without its codec suffix. A staged or decompressed copy has the same name.
+    /// Name of an object without its codec suffix. Staged and decompressed copies of the object have the same logical
+    /// name.
     fn logical_name(&self, number: usize) -> PyResult<String> {
         let entry = self.ordered().objects.get(number);
         let entry = entry.ok_or_else(|| {
@@ -414,7 +420,7 @@ impl PySource {
         self.manifest.bytes()
     }
 
-    /// Number of requests that reading the whole dataset once takes.
+    /// Number of requests that are needed to read the whole dataset once.
     #[getter]
     fn requests(&self) -> u64 {
         self.manifest.objects.iter().map(|entry| requests_of(entry.size)).sum()
@@ -425,7 +431,7 @@ impl PySource {
         self.ignored
     }
 
-    /// Indices of the objects in the order in which an epoch reads them; in stored order without a seed.
+    /// Indices of the objects in the order in which an epoch reads them. Without a seed, this is the stored order.
     #[pyo3(signature = (seed, epoch=0))]
     fn object_order(&self, seed: Option<u64>, epoch: u64) -> Vec<u64> {
         let objects = self.ordered().objects.len() as u64;
@@ -434,7 +440,7 @@ impl PySource {
         (0..objects).map(|block| order.place(block).object).collect()
     }
 
-    /// Returns the dataset of these objects, by their indices in the listing.
+    /// Returns a dataset of only these objects, given by their indices in the listing.
     fn subset(&self, py: Python<'_>, objects: Vec<usize>) -> PyResult<Self> {
         enter(py, || {
             let listed = &self.manifest.objects;
@@ -447,7 +453,7 @@ impl PySource {
         })
     }
 
-    /// Wraps known record counts, one per object. `rung` is the name of their source.
+    /// Wraps known record counts, one per object. `rung` is the name of the counts' source.
     fn counted(&self, py: Python<'_>, records: Vec<u64>, rung: &str) -> PyResult<PyCounted> {
         enter(py, || {
             let rung = CountSource::ALL.into_iter().find(|known| known.name() == rung);
@@ -457,7 +463,7 @@ impl PySource {
         })
     }
 
-    /// Indices of the objects, sorted by the time of their last change. Objects without a time are last.
+    /// Indices of the objects, sorted by modification time, oldest first. Objects without a time are last.
     fn oldest_first(&self) -> Vec<usize> {
         let objects = &self.ordered().objects;
         let mut order: Vec<usize> = (0..objects.len()).collect();
@@ -472,7 +478,7 @@ impl PySource {
         entry.map(|entry| entry.size).ok_or_else(|| PyIndexError::new_err(format!("object {number} is out of range")))
     }
 
-    /// Fingerprint of the dataset, computed from the object names only, not from their content.
+    /// Fingerprint of the dataset, computed only from the object names, not from their content.
     #[getter]
     fn fingerprint(&self) -> String {
         format!("{:032x}", self.manifest.fingerprint(&[]))
@@ -483,8 +489,8 @@ impl PySource {
         enter(py, || self.opened(&env, Rates::default().in_flight)?.0.cache_name())
     }
 
-    /// Record counts from the cached index. Returns None if the index lacks the current version of an object. Sends no
-    /// request.
+    /// Returns the record counts from the cached index, or None if the index lacks the current version of an object.
+    /// Sends no request.
     #[pyo3(signature = (env, cache=None))]
     fn kept_count(
         &self,
@@ -496,9 +502,9 @@ impl PySource {
         Ok(counted.map(PyCounted::new))
     }
 
-    /// Counts the records from cheap sources, or by reading everything if `scans` is true. Returns None if only a scan
-    /// can count them, or if an object must be read in full and `reads_objects` is false. Also returns the problems of
-    /// ignored indexes.
+    /// Counts the records from cheap sources or, if `scans` is true, by reading everything. Returns None if only a scan
+    /// can count the records, or if an object must be read completely and `reads_objects` is false. Also returns the
+    /// problems of the indexes that were ignored.
     #[pyo3(signature = (declared, *, scans, env, cache=None, reads_objects=true))]
     fn count(
         &self,
@@ -537,11 +543,11 @@ impl PySource {
 #[pyclass(name = "Counted", module = "penstock._native", frozen)]
 pub struct PyCounted {
     counted: Counted,
-    /// Path of the record index, for a process that has not opened the index yet.
+    /// Path of the record index. A process that has not opened the index yet opens it at this path.
     index: Option<PathBuf>,
 }
 
-/// Record counts that grow while objects are scanned. Objects that are not counted yet are empty.
+/// Record counts that grow while objects are scanned. An object that is not counted yet counts as empty.
 #[pyclass(name = "PartialCounts", module = "penstock._native", frozen)]
 pub struct PyPartialCounts {
     source: Arc<Source>,
@@ -550,7 +556,7 @@ pub struct PyPartialCounts {
 
 #[pymethods]
 impl PyPartialCounts {
-    /// Prepares to scan a source. Positions of records are stored in the folder `cache`. With `node_cache` (folder,
+    /// Prepares to scan a source. The positions of records are stored in the folder `cache`. With `node_cache` (folder,
     /// limit in bytes, transcode), the scan fills the node cache.
     #[new]
     #[pyo3(signature = (source, env, cache=None, node_cache=None))]
@@ -564,7 +570,8 @@ impl PyPartialCounts {
         enter(py, || {
             let (mut opened, _) = source.opened(&env, Rates::default().in_flight)?;
             if let Some((folder, limit, transcode)) = node_cache {
-                // The counts are not known yet. One record per object gives the cache the right order of objects.
+                // The record counts are not known yet. The cache needs only the order of the objects, so one record per
+                // object is enough.
                 let objects = opened.manifest().objects.len() as u64;
                 let leaf = DatasetView::new(Counts::Equal { objects, each: 1 }, None, None)?;
                 opened = opened.cached(&folder, limit, &leaf, None, 0..1, transcode.parse()?)?;
@@ -574,24 +581,26 @@ impl PyPartialCounts {
         })
     }
 
-    /// Counts the records of these objects. Each is read once.
+    /// Counts the records of these objects. Each object is read once.
     fn scan(&self, py: Python<'_>, objects: Vec<u64>) -> PyResult<()> {
         let (source, counts) = (self.source.clone(), self.counts.clone());
         enter_async(py, async move { counts.scan(&source, objects, Deadline::within(LISTING)).await })
     }
 
-    /// Ends the current scan in another thread with Interrupted. If none runs, the next scan ends immediately.
+    /// Ends a scan that another thread runs; the scan raises Interrupted. If no scan runs, the next scan ends
+    /// immediately.
     fn stop(&self) {
         self.counts.stop();
     }
 
-    /// Counts the first records of an object: at least `records`, if it has that many. Returns the number counted.
+    /// Counts the first records of an object: at least `records` of them, if the object has that many. Returns the
+    /// number counted.
     fn scan_start(&self, py: Python<'_>, number: u64, records: u64) -> PyResult<u64> {
         let (source, counts) = (self.source.clone(), self.counts.clone());
         enter_async(py, async move { counts.scan_start(&source, number, records, Deadline::within(LISTING)).await })
     }
 
-    /// Adds the counts of objects that another process scanned, as (object, records).
+    /// Adds the counts of objects that another process scanned, as (object, records) pairs.
     fn learn(&self, py: Python<'_>, counted: Vec<(u64, u64)>) -> PyResult<()> {
         enter(py, || {
             counted.into_iter().for_each(|(object, records)| self.counts.learn(object, records));
@@ -599,7 +608,7 @@ impl PyPartialCounts {
         })
     }
 
-    /// Complete count of an object; None if it is not known yet.
+    /// Complete count of an object. None if the complete count is not known yet.
     fn count(&self, number: u64) -> Option<u64> {
         self.counts.count(number)
     }
@@ -615,20 +624,20 @@ impl PyPartialCounts {
         self.counts.complete()
     }
 
-    /// Returns the counts of `objects`; all other objects count as empty. For the objects from `first_indexed` on, also
-    /// returns the positions of their records.
+    /// Returns the counts of `objects`; all other objects count as empty. From item `first_indexed` of `objects` on,
+    /// also returns the positions of the records.
     #[pyo3(signature = (objects, first_indexed=0))]
     fn so_far(&self, py: Python<'_>, objects: Vec<u64>, first_indexed: usize) -> PyResult<PyCounted> {
         enter(py, || Ok(PyCounted::new(self.counts.so_far(&self.source, &objects, first_indexed)?)))
     }
 
-    /// Returns the complete counts, and stores the index.
+    /// Returns the complete counts, and stores the record index.
     fn finish(&self, py: Python<'_>) -> PyResult<PyCounted> {
         enter(py, || Ok(PyCounted::new(self.counts.finish(&self.source)?)))
     }
 }
 
-/// A record index, either open or only its path.
+/// A record index: an open one, or only its path.
 #[derive(Clone)]
 pub(crate) struct Indexed {
     open: Option<Arc<RecordIndex>>,
@@ -704,7 +713,7 @@ impl PyCounted {
         format!("{:032x}", self.counted.fingerprint)
     }
 
-    /// Number of objects without records, and the index of the first of them.
+    /// Number of objects without records, and the index of the first such object.
     #[getter]
     fn empty_objects(&self) -> (u64, u64) {
         match &self.counted.counts {

@@ -51,7 +51,7 @@ impl PyStageRequest {
         })
     }
 
-    /// Like `wait_for_leader`, but returns an error of the leader as `{"failed": {code, message, hint}}`.
+    /// Works like `wait_for_leader`, but returns an error of the leader as `{"failed": {code, message, hint}}`.
     #[pyo3(signature = (*, start_s=600.0, silence_s=120.0))]
     fn leader_ends(&self, py: Python<'_>, start_s: f64, silence_s: f64) -> PyResult<String> {
         let request = self.0.clone();
@@ -78,7 +78,7 @@ pub fn verify(
     Ok(PyStageJob(Box::new(VerifyJob::start(request, &runtime()))))
 }
 
-/// Job methods that Python calls, independent of the job's result type.
+/// Methods of a job that Python calls. They do not depend on the type of the job's result.
 trait Watched: Send + Sync {
     fn snapshot(&self) -> Snapshot;
     fn counters(&self) -> &Metrics;
@@ -132,7 +132,7 @@ impl PyStageJob {
         Ok(facts)
     }
 
-    /// Waits at most `timeout_s`. Returns the summary as JSON; `None` while the job runs.
+    /// Waits at most `timeout_s` for the job. Returns the summary as JSON; `None` while the job runs.
     fn wait(&self, py: Python<'_>, timeout_s: f64) -> PyResult<Option<String>> {
         let limit = Duration::try_from_secs_f64(timeout_s).unwrap_or(Duration::ZERO);
         enter(py, || self.0.ended(limit).transpose())

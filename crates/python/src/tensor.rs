@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Columns of a batch for Python, which share their memory through the buffer protocol and DLPack.
+//! Columns of a batch for Python. A column shares its memory through the buffer protocol and DLPack.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::runtime::enter;
 #[pyclass(name = "Tensor", module = "penstock._native", frozen)]
 pub struct PyTensor(Tensor);
 
-/// Arrays (shape and strides) that a `Py_buffer` points to.
+/// Shape and strides that a `Py_buffer` points to.
 struct View {
     shape: Vec<isize>,
     strides: Vec<isize>,
@@ -100,7 +100,7 @@ impl PyTensor {
             DType::F64 => c"d",
         };
         let asked = |flag: c_int| flags & flag == flag;
-        // SAFETY: Python passed a view to fill. The pointers in it refer to `arrays` (freed on release) or to the
+        // SAFETY: Python passed a view to fill. The pointers in the view refer to `arrays` (freed on release) or to the
         // tensor, which `obj` keeps alive.
         unsafe {
             (*view).buf = tensor.start().as_ptr().cast();
@@ -159,7 +159,7 @@ impl PyRagged {
         self.offsets.first().map_or(0, |offsets| offsets.shape[0] - 1)
     }
 
-    /// The rows of a text field as `str`. For lists of texts, returns the texts of all lists.
+    /// The rows of a text field as `str`. For lists of texts, returns all texts of all lists, concatenated.
     fn texts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         // The GIL is held, so that no Python thread writes to the values meanwhile.
         let texts = self.strings().ok_or_else(|| raise(py, Error::bug("a column is not text, or was overwritten")))?;
@@ -168,7 +168,7 @@ impl PyRagged {
 }
 
 impl PyRagged {
-    /// The texts of a text field, or of its lists; `None` for other columns.
+    /// The texts of a text field or of a field of text lists; `None` for other columns.
     fn strings(&self) -> Option<Vec<&str>> {
         fn bytes(tensor: &Tensor) -> &[u8] {
             // SAFETY: the memory belongs to the tensor and has this size, and the caller holds the GIL.

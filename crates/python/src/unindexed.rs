@@ -14,8 +14,8 @@ use crate::run::{Pass, PyRun, metrics_of};
 use crate::runtime::{enter, runtime};
 use crate::source::PySource;
 
-/// Feed of one rank's batches, for a dataset without record counts. A cursor is (object, record), packed into one
-/// number.
+/// Feed of one rank's batches, for a dataset without record counts. A cursor is an (object, record) pair, packed into
+/// one number.
 #[pyclass(name = "UnindexedFeed", module = "penstock._native", frozen)]
 pub struct PyUnindexed {
     feed: Own<Arc<Unindexed>>,
@@ -62,7 +62,7 @@ impl PyUnindexed {
         })
     }
 
-    /// Starts an epoch at a cursor.
+    /// Starts an epoch at a cursor (see [`PyUnindexed`]).
     fn start(&self, py: Python<'_>, epoch: u64, cursor: u64) -> PyResult<PyRun> {
         let handle = runtime();
         enter(py, || {

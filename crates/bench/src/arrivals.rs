@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Intended start times of requests. In a closed loop, the next request starts when the last one ends, so a stall hides
-//! the requests that it delayed. In an open loop, each request has its own intended start time, and its latency counts
-//! from that time.
+//! Intended start times of requests. In a closed loop, the next request starts when the previous one ends, so a stall
+//! delays later requests without adding to their latencies. In an open loop, each request has an intended start time,
+//! and its latency is measured from that time.
 
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,7 @@ pub enum Schedule {
     Poisson,
 }
 
-/// Intended start times of one worker's requests.
+/// Intended start times of the requests of one worker.
 #[derive(Debug)]
 pub struct Arrivals {
     mean_s: f64,
@@ -32,8 +32,8 @@ pub struct Arrivals {
 }
 
 impl Arrivals {
-    /// Schedule of worker number `worker` out of `workers`, which together send `rate` requests per second. Returns
-    /// `None` for a closed loop.
+    /// Creates the arrivals of worker number `worker`. All `workers` workers together send `rate` requests per second.
+    /// Returns `None` for a closed loop.
     pub fn new(schedule: Schedule, rate: Option<f64>, worker: u32, workers: u32, seed: u64) -> Result<Option<Self>> {
         let rate = match (schedule, rate) {
             (Schedule::Closed, None) => return Ok(None),
@@ -52,7 +52,7 @@ impl Arrivals {
         let mean_s = 1.0 / rate;
         let random =
             (schedule == Schedule::Poisson).then(|| SmallRng::seed_from_u64(seed ^ (u64::from(worker) << 32) ^ 0x6172));
-        // With a constant rate, the workers' start times are staggered.
+        // With equal intervals, each worker starts at a different offset within the interval.
         let next_s = mean_s * f64::from(worker) / f64::from(workers);
         let mut made = Self { mean_s, random, next_s };
         if made.random.is_some() {
@@ -64,17 +64,17 @@ impl Arrivals {
     fn step(&mut self) -> f64 {
         match &mut self.random {
             None => self.mean_s,
-            // 1 - u is in (0, 1], so its logarithm is finite.
+            // `1 - u` is in (0, 1], so its logarithm is finite.
             Some(random) => -(1.0 - random.random::<f64>()).ln() * self.mean_s,
         }
     }
 
-    /// Returns the next request's time, since the start of the phase. [`Self::take`] advances to the following request.
+    /// Returns the time of the next request, counted from the start of the phase. Does not advance.
     pub fn peek(&self) -> Duration {
         Duration::try_from_secs_f64(self.next_s).unwrap_or(Duration::MAX)
     }
 
-    /// Returns the next request's time and advances.
+    /// Returns the time of the next request, and advances to the one after it.
     pub fn take(&mut self) -> Duration {
         let at = self.peek();
         self.next_s += self.step();
@@ -82,11 +82,11 @@ impl Arrivals {
     }
 }
 
-/// Approximate delay with which kernel timers fire.
+/// Typical lateness of a kernel timer.
 const SLACK: Duration = Duration::from_micros(80);
 
-/// Waits until `at`: sleeps while it is far away, then spins, so that it wakes within about a microsecond. Checks
-/// `stop` while it sleeps. Returns false if it was stopped before `at`.
+/// Waits until `at`. Sleeps until shortly before `at`, then spins, so that it returns within about a microsecond. Calls
+/// `stop` repeatedly, and returns false if `stop` returns true before `at`.
 pub fn wait_until(at: Instant, stop: &dyn Fn() -> bool) -> bool {
     loop {
         let left = at.saturating_duration_since(now());

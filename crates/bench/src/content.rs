@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Generates and checks the content of written files. The bytes do not compress (except for a given share), no two
-//! pages are equal, and every byte can be recomputed from its position.
+//! Generates and checks the content of written files. Apart from a given percentage of zeros, the bytes cannot be
+//! compressed. No two pages are equal, and every byte can be computed again from its position.
 //!
-//! The pattern is one mebibyte of random noise, repeated. Each page starts with a stamp computed from (salt, file,
-//! page). Generating or checking a block costs one pass over memory, and deduplicating storage finds no duplicates.
+//! The content is one mebibyte of random noise, repeated. Each page starts with a stamp: eight bytes computed from the
+//! salt (a seed), the file number and the page number. Generating or checking a block costs one pass over memory, and
+//! storage that deduplicates finds no duplicates.
 
-/// Period of the noise: larger than the windows of gzip and lz4, and than the blocks that file systems compress.
+/// Period of the noise. It is larger than the windows of gzip and lz4, and than the blocks that file systems compress.
 const PERIOD: usize = 1 << 20;
 const PAGE: u64 = 4096;
 
@@ -15,7 +16,7 @@ fn mix(value: u64) -> u64 {
     value ^ (value >> 31)
 }
 
-/// Generator of file content for one salt (see the module).
+/// Generates the content of files for one salt.
 #[derive(Debug)]
 pub struct Content {
     salt: u64,
@@ -23,7 +24,7 @@ pub struct Content {
 }
 
 impl Content {
-    /// Builds the pattern for `salt`. `compressible` percent of each page are zeros.
+    /// Builds the noise for `salt`. In each page, `compressible` percent of the bytes are zeros.
     pub fn new(salt: u64, compressible: u32) -> Self {
         let random = (PAGE as usize * (100 - compressible.min(100)) as usize) / 100;
         let mut noise = vec![0; PERIOD];
@@ -42,8 +43,8 @@ impl Content {
         mix(self.salt ^ mix(file.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ mix(page))).to_le_bytes()
     }
 
-    /// Stamps that overlap the `len` bytes at `offset`. Each item is the position in the block, the stamp, and the
-    /// range of stamp bytes inside the block.
+    /// Returns the stamps that overlap the `len` bytes from `offset`. Each item contains the stamp's position in the
+    /// block, the stamp, and the range of the stamp's bytes that are inside the block.
     fn stamps(
         &self,
         file: u64,
@@ -75,13 +76,13 @@ impl Content {
         }
     }
 
-    /// Fills a block that is reused for many writes; [`Self::touch`] makes each write different.
+    /// Fills a block that is written many times. [`Self::touch`] then changes it before each write.
     pub fn prepare(&self, block: &mut [u8]) {
         self.fill(block, u64::MAX, 0);
     }
 
-    /// Changes every page of a prepared block. Cheaper than [`Self::fill`], but the written content cannot be verified
-    /// later.
+    /// Changes every page of a prepared block. This is cheaper than [`Self::fill`], but the written content cannot be
+    /// verified later.
     #[inline]
     pub fn touch(&self, block: &mut [u8], serial: u64) {
         for (page, bytes) in block.chunks_mut(PAGE as usize).enumerate() {
@@ -91,7 +92,8 @@ impl Content {
         }
     }
 
-    /// Returns the first file position at which `block` differs from the content written at `offset` of `file`.
+    /// Returns the first position in `file` at which `block`, which was read from `offset`, differs from the written
+    /// content.
     pub fn differs(&self, block: &[u8], file: u64, offset: u64) -> Option<u64> {
         let mut first: Option<usize> = None;
         let mut note = |at: usize| first = Some(first.map_or(at, |known| known.min(at)));
@@ -105,7 +107,7 @@ impl Content {
             let position = offset + done as u64;
             let within = (position % PAGE) as usize;
             let len = (PAGE as usize - within).min(block.len() - done);
-            // Skip the eight bytes of the stamp, which are checked above.
+            // Skip the bytes of the stamp, which were compared above.
             let skip = 8usize.saturating_sub(within).min(len);
             let from = (position % PERIOD as u64) as usize;
             let (have, want) = (&block[done + skip..done + len], &self.noise[from + skip..from + len]);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! CPU time of this process (including io_uring's kernel workers) and utilization of the processors that it may run on.
+//! CPU time of this process (including io_uring's kernel workers), and how busy its allowed processors are.
 
 use serde::Serialize;
 
@@ -24,7 +24,7 @@ impl CpuTime {
         Self { user_s: seconds(usage.ru_utime), system_s: seconds(usage.ru_stime) }
     }
 
-    /// CPU time used since `earlier`.
+    /// Returns the CPU time used since `earlier`.
     pub fn since(self, earlier: Self) -> Self {
         Self { user_s: self.user_s - earlier.user_s, system_s: self.system_s - earlier.system_s }
     }
@@ -35,8 +35,8 @@ pub fn usable_cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Scheduler ticks of the processors that this process may run on: (busy, total). Both are 0 if the kernel does not
-/// report them.
+/// Scheduler ticks of the processors that this process may run on, as (busy, total). Both numbers are 0 if the kernel
+/// does not report them.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CpuTicks {
     busy: u64,
@@ -50,7 +50,8 @@ impl CpuTicks {
         Self::parse(&read("/proc/stat"), &read("/proc/self/status"))
     }
 
-    /// Parses `/proc/stat`. Counts only the processors that `/proc/self/status` allows, or all if it lists none.
+    /// Parses `/proc/stat`. Counts only the processors that `/proc/self/status` allows; counts all processors if it
+    /// lists none.
     fn parse(stat: &str, status: &str) -> Self {
         let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap_or_default();
         let is_allowed = |cpu: usize| {
@@ -64,7 +65,7 @@ impl CpuTicks {
             let Some((name, ticks)) = line.strip_prefix("cpu").and_then(|line| line.split_once(' ')) else { continue };
             let ticks: Vec<u64> = ticks.split_ascii_whitespace().take(8).map_while(|word| word.parse().ok()).collect();
             let all: u64 = ticks.iter().sum();
-            // Fields four and five are idle time and I/O wait.
+            // The fourth and the fifth field are idle time and I/O wait.
             let busy = all - ticks.iter().skip(3).take(2).sum::<u64>();
             match name.parse() {
                 Ok(cpu) if is_allowed(cpu) => own = Self { busy: own.busy + busy, all: own.all + all },
@@ -75,7 +76,7 @@ impl CpuTicks {
         if own.all > 0 { own } else { machine }
     }
 
-    /// Percentage of the time since `earlier` in which these processors were busy.
+    /// Returns the percentage of the time since `earlier` in which these processors were busy; `None` if it is unknown.
     pub fn percent_since(self, earlier: Self) -> Option<f64> {
         let all = self.all.checked_sub(earlier.all).filter(|all| *all > 0)?;
         Some(100.0 * self.busy.saturating_sub(earlier.busy) as f64 / all as f64)

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Latency histogram with log-linear buckets: 128 buckets per power of two. A bucket is less than 0.8 % wide, and its
-//! middle is at most 0.4 % from any value in it. Histograms of threads, phases and hosts merge by adding counts;
-//! percentiles are never averaged.
+//! Latency histogram with 128 buckets per power of two (log-linear). A bucket is less than 0.8 % wide, so its middle
+//! differs by at most 0.4 % from any value in it. Histograms of several threads, phases or hosts are merged by adding
+//! their counts; percentiles are never averaged.
 
 use std::time::Duration;
 
 use penstock_types::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-/// Log2 of the number of buckets per power of two (7: 128 buckets). fio uses the same default.
+/// Binary logarithm of the number of buckets per power of two: 7 gives 128 buckets, as in fio.
 const BITS: u32 = 7;
 const LINEAR: u64 = 1 << BITS;
 /// Number of buckets that are needed for all values of a `u64`.
 const BUCKETS: usize = (((64 - BITS) as usize) << BITS) + LINEAR as usize;
 
-/// Histogram of latencies in nanoseconds. Takes 58 KiB; recording a value does not allocate.
+/// Histogram of latencies in nanoseconds. It occupies 58 KiB, and recording a value does not allocate memory.
 #[derive(Debug, Clone)]
 pub struct Histogram {
     counts: Box<[u64]>,
@@ -38,7 +38,7 @@ fn index_of(value: u64) -> usize {
     (((u64::from(shift) + 1) << BITS) + ((value >> shift) - LINEAR)) as usize
 }
 
-/// The middle of a bucket, rounded down.
+/// Returns the middle of a bucket, rounded down.
 fn middle_of(index: usize) -> u64 {
     let index = index as u64;
     if index < LINEAR {
@@ -52,7 +52,7 @@ impl Histogram {
     /// Adds one latency.
     #[inline]
     pub fn record(&mut self, took: Duration) {
-        // A `u64` of nanoseconds is enough for 584 years.
+        // A `u64` of nanoseconds can hold 584 years.
         self.record_ns(took.as_nanos() as u64);
     }
 
@@ -82,7 +82,7 @@ impl Histogram {
         self.count
     }
 
-    /// Returns the quantile `share` (0 to 1), accurate to 0.4 %; 0 if nothing was recorded.
+    /// Returns the quantile `share` (0 to 1) with an error of at most 0.4 %; 0 if the histogram is empty.
     pub fn at(&self, share: f64) -> u64 {
         if self.count == 0 {
             return 0;
@@ -98,7 +98,7 @@ impl Histogram {
         self.max
     }
 
-    /// Converts to the serialized form that result rows contain.
+    /// Converts the histogram to the form that result rows contain.
     pub fn latency(&self) -> Latency {
         let us = |ns: u64| ns as f64 / 1e3;
         let is_empty = self.count == 0;
@@ -117,8 +117,8 @@ impl Histogram {
         }
     }
 
-    /// Rebuilds a histogram from a result row, so that it can be merged with others. Returns `Corrupt` for inconsistent
-    /// values.
+    /// Rebuilds a histogram from a result row, so that it can be merged with other histograms. Returns `Corrupt` if the
+    /// values contradict each other.
     pub fn of(latency: &Latency) -> Result<Self> {
         let mut made = Self::default();
         let mut count = 0u64;
@@ -148,7 +148,7 @@ impl Histogram {
     }
 }
 
-/// Serialized histogram of a result row: percentiles for readers, and the buckets for merging.
+/// Histogram in a result row: percentiles for readers, and buckets for merging.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Latency {
     /// Number of recorded values.
@@ -171,8 +171,8 @@ pub struct Latency {
     pub max_us: f64,
     /// Exact sum of all values.
     pub sum_us: f64,
-    /// Non-empty buckets, as (index, count). For i < 128, bucket i counts values of i ns. For larger i, bucket i begins
-    /// at (128 + i mod 128) << (i / 128 - 1) ns.
+    /// Non-empty buckets as (index, count). Bucket i counts the values of exactly i ns for i < 128. For larger i, it
+    /// begins at (128 + i mod 128) << (i / 128 - 1) ns.
     pub buckets: Vec<(u32, u64)>,
 }
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Load generator: sends requests to disks and object stores, and measures the latency of each.
 //!
-//! Contains the timed loops, histograms, file content and arrival schedules. Prints nothing, and removes only the files
-//! that its caller names. Parameter sweeps, page caches, result rows and verdicts belong to the Python code.
+//! This crate contains the timed loops, histograms, file content and arrival schedules. It prints nothing, and removes
+//! only the files that its caller names. The Python code runs parameter sweeps, drops page caches, writes result rows
+//! and judges the results.
 
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests write and remove files of their own"))]
 

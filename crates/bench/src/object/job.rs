@@ -20,13 +20,13 @@ use super::stats::Stats;
 use super::worker::work;
 use crate::cpu_usage::{CpuTicks, CpuTime, usable_cores};
 
-/// Number of samples of which the last [`STEADY_SAMPLES`] decide whether the rate is steady (as in MinIO's warp).
+/// The rate cannot count as steady before there are more samples than this.
 const SAMPLES: usize = 25;
 const STEADY_SAMPLES: usize = 7;
-/// The rate is steady if these last samples are within this fraction of each other.
+/// The rate is steady if the rates of the last [`STEADY_SAMPLES`] intervals differ by at most this fraction.
 const STEADY: f64 = 0.075;
 
-/// Opens a store that returns the error of each attempt: its retry wrapper gives up immediately.
+/// Opens a store whose retry wrapper does not retry, so that each attempt returns its own error.
 fn opened(url: &str, mut settings: StoreSettings, attempt_limit: Duration) -> Result<Opened> {
     let url: Url = url.parse()?;
     settings.retry = RetryPolicy {
@@ -56,7 +56,7 @@ impl ObjectJob {
         Self::over(spec, opened)
     }
 
-    /// Starts the phase on an open store, which must return the error of each attempt.
+    /// Starts the phase on a store that does not retry, so that each attempt returns its own error.
     pub(super) fn over(spec: ObjectSpec, opened: Opened) -> Result<Self> {
         let can = opened.store.capabilities();
         for share in spec.mix.iter().filter(|share| share.weight > 0.0) {
@@ -87,14 +87,14 @@ impl ObjectJob {
                     Ok(runtime) => runtime.block_on(run(its, &cancelled, &woken)),
                     Err(error) => Err(Error::from_io("a thread", &error)),
                 };
-                // Sending fails only if the job was dropped, and its receiver with it.
+                // Sending fails only if the job, and with it the receiver, was dropped.
                 let _ = send.send(report);
             })
             .map_err(|error| Error::from_io("a thread", &error))?;
         Ok(Self { shared, is_cancelled, wake, done: Mutex::new(done), thread: Some(thread) })
     }
 
-    /// Completed requests, transferred bytes, and throttled attempts so far.
+    /// Returns the numbers of completed requests, transferred bytes and throttled attempts so far.
     pub fn progress(&self) -> (u64, u64, u64) {
         let sample = self.shared.sample(now());
         (sample.requests, sample.bytes, sample.throttles)
@@ -106,7 +106,7 @@ impl ObjectJob {
         self.wake.notify_one();
     }
 
-    /// Waits at most `limit` for the report. Returns the report only once.
+    /// Waits at most `limit` for the report; returns `None` after that. Returns the report only once.
     pub fn wait(&self, limit: Duration) -> Option<Result<ObjectReport>> {
         let done = lock(&self.done);
         match done.recv_timeout(limit) {
@@ -182,7 +182,7 @@ async fn run(shared: Arc<Shared>, is_cancelled: &AtomicBool, wake: &Notify) -> R
             }
         }
     };
-    // Requests in flight are dropped. Their received bytes are counted, but the requests are not.
+    // Requests in flight are dropped. The bytes that they have received are counted, but the requests are not.
     let last = shared.ends(start, machine);
     workers.shutdown().await;
     if is_cancelled.load(Ordering::Relaxed) {
@@ -218,7 +218,7 @@ async fn run(shared: Arc<Shared>, is_cancelled: &AtomicBool, wake: &Notify) -> R
     })
 }
 
-/// True if the rate of the last samples is steady.
+/// Returns true if the rate over the last samples is steady.
 fn is_steady(series: &[ObjectSample]) -> bool {
     if series.len() <= SAMPLES {
         return false;
@@ -229,7 +229,7 @@ fn is_steady(series: &[ObjectSample]) -> bool {
         .windows(2)
         .map(|pair| {
             let done = match moves_bytes {
-                // The byte count may decrease: bytes of failed attempts are subtracted.
+                // The byte count may decrease, because the bytes of failed attempts are subtracted.
                 true => pair[1].bytes.saturating_sub(pair[0].bytes),
                 false => pair[1].requests - pair[0].requests,
             };
@@ -242,14 +242,14 @@ fn is_steady(series: &[ObjectSample]) -> bool {
 
 const MAX_SAMPLES: usize = 600;
 
-/// Reduces the number of samples. Counts are cumulative, so leaving out a sample loses no counts.
+/// Reduces the number of samples. The counts in the samples are cumulative, so omitting samples loses no counts.
 fn thinned(series: Vec<ObjectSample>) -> Vec<ObjectSample> {
     let step = series.len().div_ceil(MAX_SAMPLES).max(1);
     series.into_iter().skip(step - 1).step_by(step).collect()
 }
 
-/// Lists at most `most` keys below a URL, relative to it. If the store does not support listing, returns the URL's own
-/// object.
+/// Lists at most `most` keys below a URL, relative to the URL. If the store cannot list, returns one empty key, which
+/// is the object at the URL itself.
 pub async fn keys_of(url: &str, settings: &StoreSettings, most: usize) -> Result<Vec<String>> {
     let url: Url = url.parse()?;
     let Opened { store, prefix } = open(&url, settings, Arc::default())?;
@@ -261,7 +261,7 @@ pub async fn keys_of(url: &str, settings: &StoreSettings, most: usize) -> Result
     while found.len() < most
         && let Some(meta) = keys.try_next().await?
     {
-        // Skips keys that are not UTF-8, because a spec cannot contain them.
+        // Skip keys that are not UTF-8, because an [`ObjectSpec`] cannot contain them.
         found.extend(meta.key.strip_prefix(&prefix).and_then(|tail| tail.as_str().map(str::to_owned)));
     }
     if found.is_empty() {
@@ -270,8 +270,8 @@ pub async fn keys_of(url: &str, settings: &StoreSettings, most: usize) -> Result
     Ok(found)
 }
 
-/// Deletes all objects below a folder that the benchmark created. Returns the number of deleted objects. Uses the retry
-/// settings in `settings`.
+/// Deletes all objects below a folder that the benchmark created, and returns their number. Retries as `settings`
+/// specify.
 pub async fn clear(url: &str, settings: &StoreSettings) -> Result<u64> {
     let url: Url = url.parse()?;
     let Opened { store, prefix } = open(&url, settings, Arc::default())?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Chooses the object of the next request, and generates object keys.
+//! Chooses the object for the next request, and generates object keys.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,14 +9,14 @@ use penstock_types::{Key, lock};
 
 use super::spec::{ObjectSpec, Operation};
 
-/// The chosen object. `number` counts the benchmark's own objects, or is an index into the list of existing keys.
+/// The object for a request. `number` is the number in a generated key, or the index in the list of existing keys.
 #[derive(Debug, Clone)]
 pub(super) struct Chosen {
     pub(super) number: u64,
     pub(super) key: Key,
 }
 
-/// Key chooser that all workers of a phase share (see the module).
+/// Chooses objects for all workers of a phase.
 #[derive(Debug)]
 pub(super) struct Keys {
     root: Key,
@@ -26,9 +26,10 @@ pub(super) struct Keys {
     order: Permutation,
     once: bool,
     next: AtomicU64,
-    /// Index of the next object to write.
+    /// Number of the next object to write.
     fresh: AtomicU64,
-    /// Objects that this phase has written and not yet deleted. DELETE requests in a mix take from these only.
+    /// Numbers of the objects that this phase has written and not yet deleted. In a mix, DELETE requests use only
+    /// these.
     spare: Mutex<Vec<u64>>,
 }
 
@@ -42,8 +43,8 @@ impl Keys {
             existing,
             prefixes: u64::from(spec.prefixes),
             objects,
-            // Existing objects are used in shuffled order: a listing follows the partitions of the store, and requests
-            // must not.
+            // Read the existing objects in shuffled order. In the order of a listing, consecutive requests would go to
+            // the same partition of the store.
             order: if makes { Permutation::identity(objects) } else { Permutation::keyed(objects, spec.seed, 0, 0) },
             once: spec.once,
             next: AtomicU64::new(0),
@@ -60,7 +61,7 @@ impl Keys {
         Chosen { number, key }
     }
 
-    /// Chooses an existing object. With `once`, returns `None` after each object was chosen once.
+    /// Chooses an existing object. With `once`, returns `None` after every object has been chosen once.
     pub(super) fn standing(&self) -> Option<Chosen> {
         let at = self.next.fetch_add(1, Ordering::Relaxed);
         if self.once && at >= self.objects {
@@ -69,7 +70,7 @@ impl Keys {
         Some(self.named(self.order.at(at % self.objects)))
     }
 
-    /// Chooses an object that does not exist yet.
+    /// Chooses a key for a new object. With `once`, returns `None` after the last object of the spec.
     pub(super) fn fresh(&self) -> Option<Chosen> {
         let number = self.fresh.fetch_add(1, Ordering::Relaxed);
         (!self.once || number < self.objects).then(|| self.named(number))
@@ -80,7 +81,8 @@ impl Keys {
         lock(&self.spare).push(number);
     }
 
-    /// Chooses an object to delete. In a mix, this is always an object that the mix itself has written.
+    /// Chooses an object to delete; `None` if there is none. In a mix, chooses only objects that the mix itself has
+    /// written.
     pub(super) fn spare(&self) -> Option<Chosen> {
         if self.once {
             return self.standing();

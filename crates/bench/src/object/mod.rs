@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Object store benchmark: workers send a mix of requests, and each attempt is classified by the store's response.
+//! Object store benchmark. Workers send a mix of requests, and each attempt is classified by its result.
 
 mod job;
 mod keys;

@@ -8,23 +8,24 @@ use super::stats::{Failures, Stats};
 use crate::Latency;
 use crate::cpu_usage::CpuTime;
 
-/// Number of completed requests of one operation, and their bytes.
+/// Number of completed requests of one operation, and number of bytes that they transferred.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct OperationTotal {
     /// Successful requests.
     pub requests: u64,
-    /// Body bytes, including those received by requests in flight.
+    /// Body bytes, including the bytes that requests in flight have received so far.
     pub bytes: u64,
 }
 
-/// Counters when the first or the last worker ended, by operation in the order of [`Operation::ALL`].
+/// Counters at the moment when the first (or the last) worker ended.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct ObjectEnds {
     /// Time since the start of the phase.
     pub seconds: f64,
-    /// Totals per operation until then.
+    /// Totals until that moment, in the order of [`Operation::ALL`].
     pub totals: [OperationTotal; 6],
-    /// Percentage of the time until then in which the cores of this process's affinity were busy.
+    /// Percentage of the time until that moment in which this process's allowed cores were busy. `None` if the kernel
+    /// does not report it.
     pub cpu_percent: Option<f64>,
 }
 
@@ -48,8 +49,8 @@ pub struct ObjectSample {
 pub struct OperationReport {
     /// The operation.
     pub operation: Operation,
-    /// Latency of whole requests, including all attempts and back-off. In an open loop it counts from the intended
-    /// start.
+    /// Latency of whole requests, including all attempts and back-off. In an open loop, it is measured from the
+    /// intended start.
     pub latency: Latency,
     /// Latency of the successful attempt.
     pub attempt_latency: Latency,
@@ -59,11 +60,11 @@ pub struct OperationReport {
     pub failures: Failures,
     /// Number of attempts beyond the first of each request.
     pub retries: u64,
-    /// Worker-seconds spent in throttled attempts and in the back-off after them.
+    /// Time that workers spent in throttled attempts and in the back-off after such attempts, summed over all workers.
     pub throttled_s: f64,
-    /// Bytes received by attempts that failed.
+    /// Bytes that failed attempts had received.
     pub bytes_refetched: u64,
-    /// Bytes that were verified against the pattern.
+    /// Bytes that were verified against the generated content.
     pub verified_bytes: u64,
 }
 
@@ -94,7 +95,8 @@ pub struct ObjectReport {
     pub first: ObjectEnds,
     /// Counters when the last worker ended.
     pub last: ObjectEnds,
-    /// Counters when the last worker had started. Rates exclude the ramp before it, which is not a steady state.
+    /// Counters when the last worker had started, if the start was spread over a ramp. Rates exclude the ramp, because
+    /// it is not a steady state.
     pub ramp: Option<ObjectEnds>,
     /// Totals over time.
     pub series: Vec<ObjectSample>,
@@ -104,6 +106,6 @@ pub struct ObjectReport {
     pub cores: usize,
     /// Target rate of an open loop, in requests per second.
     pub offered_per_s: Option<f64>,
-    /// Limit that ended the phase: `time`, `requests` or `stable`. `None` if no limit did.
+    /// Limit that ended the phase: `time`, `requests` or `stable`. `None` if all work was done.
     pub ended_by: Option<&'static str>,
 }

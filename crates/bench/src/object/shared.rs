@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
-/// Number of statistics shards. Workers lock different shards, so they rarely wait for one another.
+/// Number of shards of the statistics. Workers lock different shards, so they rarely wait for one another.
 const PLACES: usize = 8;
 
 /// Running counters of one operation.
@@ -84,14 +84,14 @@ impl Shared {
         Held(lock(place), operation as usize)
     }
 
-    /// Counts one more request; returns false when the request limit is reached.
+    /// Counts one more request. Returns false if the request limit was already reached.
     pub(super) fn may_send(&self) -> bool {
         let sent = self.sent.fetch_add(1, Ordering::Relaxed);
         self.spec.request_limit.is_none_or(|limit| sent < limit)
     }
 
-    /// Content of object `number`. With verification, each object is generated in full; otherwise all objects share one
-    /// body and differ only in the first 4 KiB.
+    /// Returns the content of object `number`. With verification, the content of each object is generated in full.
+    /// Otherwise, all objects share one body, and only their first 4 KiB differ.
     pub(super) fn body(&self, number: u64) -> Vec<Bytes> {
         if self.spec.verify.is_some() {
             let mut body = vec![0; self.body.len()];

@@ -25,11 +25,11 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// All operations, in the order of the per-operation arrays.
+    /// All operations, in the order of arrays that contain one element per operation.
     pub const ALL: [Self; 6] = [Self::Put, Self::Get, Self::Range, Self::List, Self::Head, Self::Delete];
 }
 
-/// Share of one operation in the mix.
+/// An operation and its share of the mix.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Share {
@@ -43,9 +43,9 @@ pub struct Share {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ObjectSpec {
-    /// Folder of the objects. Penstock owns it, and it ends in `/`.
+    /// Folder of the objects; it ends in `/`. Unless `existing` is set, Penstock writes and deletes objects in it.
     pub url: String,
-    /// Keys of existing objects below the URL. They are only read, never written or deleted.
+    /// Keys of existing objects, relative to the URL. They are only read, never written or deleted.
     pub existing: Vec<String>,
     /// Operations and their weights.
     pub mix: Vec<Share>,
@@ -53,16 +53,16 @@ pub struct ObjectSpec {
     pub object_size: u64,
     /// Size of each ranged read.
     pub range_size: u64,
-    /// Number of objects that exist or will be written.
+    /// Number of objects that already exist or that the phase will write.
     pub objects: u64,
-    /// Number of folders that the objects are spread over, so that a limit per prefix is not mistaken for the store's
-    /// limit.
+    /// Number of folders over which the objects are spread. With only one folder, a limit per key prefix could be
+    /// mistaken for the limit of the store.
     pub prefixes: u32,
-    /// Uses each object once, then ends the phase.
+    /// Uses each object once; the phase then ends.
     pub once: bool,
     /// Number of workers, each with one request in flight.
     pub concurrency: u32,
-    /// Time over which the worker starts are spread, in seconds.
+    /// Time over which the starts of the workers are spread, in seconds.
     pub ramp_s: f64,
     /// Ends the phase after this time.
     pub time_limit_s: Option<f64>,
@@ -78,15 +78,15 @@ pub struct ObjectSpec {
     pub rate: Option<f64>,
     /// If set, read bytes are verified against the content generated with this salt.
     pub verify: Option<u64>,
-    /// Percentage of each page that is zeros.
+    /// Percentage of each page that consists of zeros.
     pub compressible: u32,
-    /// Seed of random choices, orders, arrivals and content.
+    /// Seed of all random choices: operations, orders, arrivals and content.
     pub seed: u64,
     /// An attempt fails if no byte arrives for this long.
     pub attempt_limit_s: f64,
-    /// A request that keeps failing is given up after this time.
+    /// Time after which the worker gives up a request that keeps failing.
     pub give_up_after_s: f64,
-    /// Maximum number of keys that a LIST request reads.
+    /// Maximum number of keys that one LIST operation reads.
     pub list_keys: u64,
 }
 

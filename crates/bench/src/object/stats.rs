@@ -26,7 +26,7 @@ pub struct Failures {
     pub timeout: u64,
 }
 
-/// Class of a failed attempt. [`Failure::of`] returns `None` for an error that a retry cannot solve.
+/// Class of a failed attempt. [`Failure::of`] returns `None` for an error that a retry cannot fix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Failure {
     TooMany,
@@ -76,8 +76,8 @@ impl Failures {
 /// Statistics of one operation.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Stats {
-    /// Latency of whole requests, including all attempts and back-off. In an open loop it counts from the intended
-    /// start.
+    /// Latency of whole requests, including all attempts and back-off. In an open loop, it is measured from the
+    /// intended start.
     pub(super) whole: Histogram,
     /// Latency of the successful attempt.
     pub(super) attempt: Histogram,

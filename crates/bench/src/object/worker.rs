@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One benchmark worker: sends requests one after another, retries failed attempts, and records the cost of each
-//! attempt separately.
+//! One benchmark worker. It sends requests one after another, retries failed attempts, and records each attempt
+//! separately.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -18,7 +18,8 @@ use super::spec::Operation;
 use super::stats::Failure;
 use crate::Arrivals;
 
-/// Upper limit of the first back-off, which doubles with each attempt. Jitter makes the mean half of the limit.
+/// Upper limit of the first back-off; the limit doubles with each attempt. With jitter, the mean back-off is half of
+/// it.
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 const MAX_WAIT: Duration = Duration::from_secs(10);
 
@@ -35,7 +36,7 @@ pub(super) async fn work(shared: &Shared, number: u32, start: Instant) -> Result
     let mut random = SmallRng::seed_from_u64(spec.seed ^ (u64::from(number) << 32) ^ 0x6f62);
     let mut arrivals = Arrivals::new(spec.arrivals, spec.rate, number, spec.concurrency, spec.seed)?;
     loop {
-        // Yields to the runtime: with a store that never waits (such as memory), timers would not run otherwise.
+        // Yield to the runtime. Otherwise, with a store that never waits (such as memory), timers would not run.
         tokio::task::consume_budget().await;
         let Some((operation, chosen)) = choose(shared, &mut random) else { return Ok(()) };
         let began = match &mut arrivals {
@@ -68,7 +69,7 @@ fn choose(shared: &Shared, random: &mut SmallRng) -> Option<(Operation, Chosen)>
     let chosen = match operation {
         Operation::Put => shared.keys.fresh(),
         Operation::Delete => match shared.keys.spare() {
-            // No object can be deleted yet, so write one first.
+            // No object can be deleted yet, so write an object first.
             None if !shared.spec.once => return Some((Operation::Put, shared.keys.fresh()?)),
             spare => spare,
         },
@@ -99,7 +100,7 @@ async fn request(
                 let Some(failure) = silence(&error, limit).or_else(|| Failure::of(&error)) else { return Err(error) };
                 own.failed.push(failure);
                 own.refetched += received;
-                // Subtracts the bytes of this failed attempt, which were counted as they arrived.
+                // Subtract the bytes of this failed attempt, which were added as they arrived.
                 live.bytes.fetch_sub(received, Ordering::Relaxed);
                 if failure.is_throttle() {
                     shared.throttles.fetch_add(1, Ordering::Relaxed);
@@ -128,20 +129,20 @@ async fn request(
     }
     stats.bytes += answer.bytes;
     stats.verified_bytes += answer.verified;
-    // Releases the lock, because dropping `own` takes it again to count its failures.
+    // Release the lock, because dropping `own` takes it again to count the failures.
     drop(stats);
     Ok(())
 }
 
-/// Failed attempts of one request. They are counted on drop, even if the request is cancelled. Otherwise, a time
-/// limit during heavy throttling would lose most of them.
+/// Failed attempts of one request. They are counted when the value is dropped, because a time limit cancels requests in
+/// flight. During heavy throttling, most failed attempts belong to such requests.
 struct Attempts<'a> {
     shared: &'a Shared,
     operation: Operation,
     number: u64,
     failed: Vec<Failure>,
     throttled: Duration,
-    /// Send time of the throttled attempt that caused the current back-off.
+    /// Time at which the throttled attempt before the current back-off was sent.
     throttled_since: Option<Instant>,
     refetched: u64,
 }
@@ -173,7 +174,7 @@ impl Drop for Attempts<'_> {
     }
 }
 
-/// Classifies an attempt that received no byte within `limit` as a timeout. The store's retry wrapper reports it as
+/// Returns `Timeout` for an attempt that received no byte within `limit`. The store's retry wrapper reports it as
 /// `Unreachable`.
 fn silence(error: &Error, limit: Duration) -> Option<Failure> {
     match error {
@@ -186,7 +187,7 @@ fn silence(error: &Error, limit: Duration) -> Option<Failure> {
     }
 }
 
-/// Back-off with full jitter. If the store sends Retry-After, waits at least that long.
+/// Returns a back-off with full jitter. If the store sent Retry-After, the back-off is at least that long.
 fn back_off(error: &Error, tries: usize, random: &mut SmallRng) -> Duration {
     let ceiling = FIRST_WAIT.saturating_mul(1 << (tries - 1).min(16)).min(MAX_WAIT);
     let jitter = ceiling.mul_f64(random.random::<f64>());
@@ -198,7 +199,7 @@ fn back_off(error: &Error, tries: usize, random: &mut SmallRng) -> Duration {
 
 fn range_offset(shared: &Shared, operation: Operation, random: &mut SmallRng) -> u64 {
     let spec = &shared.spec;
-    // Existing objects have unknown sizes, so their first bytes are read.
+    // The sizes of existing objects are unknown, so read the range at the start of the object.
     if operation != Operation::Range || !spec.existing.is_empty() {
         return 0;
     }

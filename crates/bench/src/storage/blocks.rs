@@ -3,7 +3,7 @@
 
 use penstock_dataset::order::Permutation;
 
-/// Iterator over one worker's blocks of a file; visits each block once.
+/// Iterates over those blocks of a file that one worker processes. Visits each block once.
 #[derive(Debug)]
 pub(super) struct Walk {
     size: u64,
@@ -14,12 +14,13 @@ pub(super) struct Walk {
 }
 
 impl Walk {
-    /// All blocks of a file of `size` bytes, in the given `order` or sequentially.
+    /// Iterates over all blocks of a file of `size` bytes, in the given `order`. Without `order`, iterates
+    /// sequentially.
     pub(super) fn whole(size: u64, block: u64, order: Option<Permutation>) -> Self {
         Self::share(size, block, order, 0, 1)
     }
 
-    /// One worker's equal share of the blocks.
+    /// Iterates over the share of one worker; all workers have equal shares.
     pub(super) fn share(size: u64, block: u64, order: Option<Permutation>, worker: u64, workers: u64) -> Self {
         let count = size.div_ceil(block);
         let order = order.unwrap_or_else(|| Permutation::identity(count));
@@ -39,7 +40,7 @@ impl Walk {
         Some((offset, self.block.min(self.size - offset) as usize))
     }
 
-    /// True if all blocks were taken.
+    /// Returns true if all blocks were taken.
     #[inline]
     pub(super) fn is_done(&self) -> bool {
         self.next == self.end

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Runs one storage phase: starts its threads, samples their counters, and builds the report. All threads start
-//! together. With several hosts, they start at an agreed time.
+//! Runs one storage phase: starts its threads, samples their counters, and builds the report. All threads of a host
+//! start at the same time. All hosts start at the agreed time.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -19,7 +19,7 @@ use crate::Histogram;
 use crate::content::Content;
 use crate::cpu_usage::{CpuTicks, CpuTime, usable_cores};
 
-/// Initial sampling interval. It doubles whenever there are more than `MAX_SAMPLES` samples.
+/// Initial sampling interval. Whenever there are more than `MAX_SAMPLES` samples, it doubles.
 const SAMPLE: Duration = Duration::from_millis(100);
 const MAX_SAMPLES: usize = 600;
 
@@ -33,7 +33,7 @@ pub struct PhaseJob {
 }
 
 impl PhaseJob {
-    /// Checks the settings and the target, then starts the phase. Returns errors before any thread starts.
+    /// Checks the settings and the target, then starts the phase. All errors are returned before any thread starts.
     pub fn start(spec: StorageSpec, phase: Phase) -> Result<Self> {
         spec.check()?;
         let target = target::find(&spec, phase)?;
@@ -54,7 +54,7 @@ impl PhaseJob {
         let thread = std::thread::Builder::new()
             .name("penstock-bench".to_owned())
             .spawn(move || {
-                // Sending fails only if the job was dropped, and its receiver with it.
+                // Sending fails only if the job, and with it the receiver, was dropped.
                 let _ = send.send(run(&its, &cancelled));
             })
             .map_err(|error| Error::from_io("a thread", &error))?;
@@ -66,13 +66,13 @@ impl PhaseJob {
         self.shared.total()
     }
 
-    /// Stops the phase soon: [`Self::wait`] then returns `Interrupted`.
+    /// Asks the phase to stop. [`Self::wait`] then returns `Interrupted`.
     pub fn cancel(&self) {
         self.is_cancelled.store(true, Ordering::Relaxed);
         self.shared.stop.store(true, Ordering::Relaxed);
     }
 
-    /// Waits at most `limit` for the report. Returns the report only once.
+    /// Waits at most `limit` for the report; returns `None` after that. Returns the report only once.
     pub fn wait(&self, limit: Duration) -> Option<Result<PhaseReport>> {
         let done = lock(&self.done);
         match done.recv_timeout(limit) {
@@ -87,13 +87,13 @@ impl Drop for PhaseJob {
     fn drop(&mut self) {
         self.cancel();
         if let Some(thread) = self.thread.take() {
-            // The thread has already sent its result; a panic is reported as a bug by `wait`.
+            // The thread has already sent its result. If the thread panicked, `wait` reports a bug.
             let _ = thread.join();
         }
     }
 }
 
-/// Barrier that releases all threads at a common start time; `None` cancels the start.
+/// Barrier that releases all threads with a common start time. A start time of `None` cancels the start.
 #[derive(Default)]
 struct Gate {
     start: Mutex<Option<Option<Instant>>>,
@@ -247,7 +247,8 @@ fn work(shared: &Shared, number: u32, gate: &Gate, send: &Sender<Event>) -> Opti
     }))
 }
 
-/// Waits for the start time that the hosts agreed on. Returns an error if it has already passed.
+/// Waits for the start time that the hosts agreed on. Returns an error if that time has passed or is more than an hour
+/// away.
 fn agreed(spec: &StorageSpec, is_cancelled: &AtomicBool) -> Result<Option<f64>> {
     let Some(agreed) = spec.start_at_s else { return Ok(None) };
     let left = agreed - unix_now().as_secs_f64();
@@ -259,7 +260,7 @@ fn agreed(spec: &StorageSpec, is_cancelled: &AtomicBool) -> Result<Option<f64>> 
     Ok(Some(agreed))
 }
 
-/// Samples the counters until all threads have ended. The flag is true if the time limit ended the phase.
+/// Samples the counters until all threads have ended. The flag in the result is true if the time limit ended the phase.
 fn watch(shared: &Shared, start: Instant, threads: usize, events: &Receiver<Event>) -> (Vec<Sample>, bool) {
     let limit = shared.spec.time_limit_s.map(|limit| start + Duration::from_secs_f64(limit));
     let mut series = Vec::with_capacity(MAX_SAMPLES + 1);
@@ -280,7 +281,7 @@ fn watch(shared: &Shared, start: Instant, threads: usize, events: &Receiver<Even
                 if at >= next {
                     series.push(Sample { t_s: (at - start).as_secs_f64(), total: shared.total() });
                     if series.len() > MAX_SAMPLES {
-                        // Counts are cumulative, so dropping every second sample loses no counts.
+                        // The counts in the samples are cumulative, so dropping every second sample loses no counts.
                         let mut keep = false;
                         series.retain(|_| {
                             keep = !keep;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Counters of each worker, and the state that all workers share. Each counter is written by one worker only, so
-//! counting is a plain store without contention.
+//! Counters of each worker, and the state that all workers share. Only one worker writes each counter, so counting is a
+//! plain store without contention.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,7 +16,7 @@ use crate::content::Content;
 use crate::cpu_usage::CpuTicks;
 use crate::{Arrivals, Histogram};
 
-/// One worker's counters, which other threads may read. Aligned to separate cache lines.
+/// Counters of one worker; other threads may read them. The alignment gives each worker its own cache line.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(super) struct Tally {
@@ -79,7 +79,7 @@ pub(super) struct Meter<'a> {
     pub(super) service: Option<Histogram>,
     arrivals: Option<Arrivals>,
     start: Instant,
-    /// Last clock reading. In a closed loop, one reading is both the end of a request and the start of the next.
+    /// Last clock reading. In a closed loop, this reading is both the end of one request and the start of the next.
     last: Instant,
     ios_left: u64,
     pub(super) verified_bytes: u64,
@@ -117,7 +117,8 @@ impl<'a> Meter<'a> {
         (self.start, self.last) = (start, start);
     }
 
-    /// Reads the clock, so that time between two requests is counted for neither.
+    /// Reads the clock. Call it after work between two requests, so that the next request's latency does not include
+    /// that work.
     pub(super) fn tick(&mut self) -> Instant {
         self.last = now();
         self.last
@@ -128,7 +129,7 @@ impl<'a> Meter<'a> {
         self.last
     }
 
-    /// True if the phase was stopped or this worker has reached its request limit.
+    /// Returns true if the phase was stopped or this worker has reached its request limit.
     #[inline]
     pub(super) fn is_over(&self) -> bool {
         self.ios_left == 0 || self.shared.is_stopped()
@@ -138,8 +139,8 @@ impl<'a> Meter<'a> {
         self.arrivals.is_some()
     }
 
-    /// Takes the next request of an open loop if its start time is not after `at`; otherwise returns that start time as
-    /// the error.
+    /// Takes the next request of an open loop if its start time is not after `at`. Otherwise, returns that start time
+    /// as the error. In a closed loop, a request is always due.
     pub(super) fn due(&mut self, at: Instant) -> std::result::Result<Begun, Option<Instant>> {
         let Some(arrivals) = &mut self.arrivals else { return Ok(Begun { intended: self.last, sent: self.last }) };
         match self.start.checked_add(arrivals.peek()) {
@@ -189,7 +190,7 @@ impl<'a> Meter<'a> {
         self.tally.bytes.store(self.total.bytes, Ordering::Relaxed);
     }
 
-    /// Counts a completed file or folder, which was started at `began`.
+    /// Counts a completed file or folder that was started at `began`.
     pub(super) fn entry_done(&mut self, began: Instant) {
         let at = self.tick();
         self.entry.record(at.saturating_duration_since(began));
@@ -197,7 +198,7 @@ impl<'a> Meter<'a> {
         self.tally.entries.store(self.total.entries, Ordering::Relaxed);
     }
 
-    /// Counts a completed call of a metadata phase, as one request and one entry.
+    /// Counts a completed call of a metadata phase as one entry. The call also counts towards the request limit.
     pub(super) fn call_done(&mut self, begun: Begun) {
         let at = self.tick();
         if let Some(service) = &mut self.service {
@@ -209,7 +210,7 @@ impl<'a> Meter<'a> {
         self.tally.entries.store(self.total.entries, Ordering::Relaxed);
     }
 
-    /// Number of reads or writes that this worker may still send.
+    /// Returns the number of reads or writes that this worker may still send.
     pub(super) fn ios_left(&self) -> u64 {
         self.ios_left
     }

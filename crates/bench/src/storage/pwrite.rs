@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Synchronous I/O engine: sends one pread or pwrite at a time, and reads the clock once for each.
+//! Synchronous I/O engine. It sends one pread or pwrite at a time, and reads the clock once for each.
 
 use std::os::fd::BorrowedFd;
 
@@ -12,12 +12,12 @@ use super::meter::Meter;
 use super::spec::Phase;
 use super::tree::failed;
 
-/// An open file and the number that its content is generated from.
+/// An open file and its number.
 pub(super) struct Open<'a> {
     pub(super) fd: BorrowedFd<'a>,
-    /// File number, from which the content is generated.
+    /// Number of the file, from which the content is generated.
     pub(super) number: u64,
-    /// Returns the path, for error messages.
+    /// Returns the path of the file, for error messages.
     pub(super) place: &'a dyn Fn() -> String,
 }
 
@@ -34,7 +34,7 @@ impl Open<'_> {
     }
 }
 
-/// A page-aligned block (O_DIRECT requires the alignment), filled with the content of the phase.
+/// Returns a block that is filled with content. The block is page-aligned, because O_DIRECT requires it.
 pub(super) fn prepared_block(meter: &Meter<'_>) -> Result<Buffer> {
     let taken = BufferPool::of_process().take(meter.shared.spec.block_size as usize);
     let mut block = taken.map_err(|error| Error::from_io("memory for a block", &error))?;

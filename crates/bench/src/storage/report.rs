@@ -17,15 +17,15 @@ pub struct Total {
     pub bytes: u64,
 }
 
-/// Counts when the first or the last worker ended.
+/// Counts at the moment when the first (or the last) worker ended.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Ends {
     /// Time since the start of the phase.
     pub seconds: f64,
-    /// Totals of all workers until then.
+    /// Totals of all workers until that moment.
     #[serde(flatten)]
     pub total: Total,
-    /// Percentage of the time until then in which the cores of this process's affinity were busy; `None` if the kernel
+    /// Percentage of the time until that moment in which this process's allowed cores were busy. `None` if the kernel
     /// does not report it.
     pub cpu_percent: Option<f64>,
 }
@@ -47,7 +47,7 @@ pub struct PhaseReport {
     pub phase: &'static str,
     /// Start of the phase, in seconds since the Unix epoch.
     pub started_s: f64,
-    /// Delay of the actual start after the agreed start.
+    /// Time from the agreed start of all hosts to the actual start, if the hosts agreed on a start.
     pub start_late_s: Option<f64>,
     /// Counts when the first worker ended. All workers were busy until then.
     pub first: Ends,
@@ -55,11 +55,11 @@ pub struct PhaseReport {
     pub last: Ends,
     /// Time from the first worker's end to the last worker's end.
     pub tail_s: f64,
-    /// Latency of whole files (open, all blocks, fsync, close), or of one call of a metadata phase.
+    /// Latency of whole files (open, all blocks, fsync, close) or, in a metadata phase, of one call.
     pub entry_latency: Latency,
-    /// Latency of reads or writes. In an open loop it counts from the intended start.
+    /// Latency of reads or writes. In an open loop, it is measured from the intended start.
     pub io_latency: Latency,
-    /// Latency of an open loop's requests, counted from their actual start.
+    /// Latency of the requests of an open loop, measured from their actual start.
     pub service_latency: Option<Latency>,
     /// Target rate of an open loop, in requests per second.
     pub offered_per_s: Option<f64>,
@@ -69,8 +69,8 @@ pub struct PhaseReport {
     pub cores: usize,
     /// Totals over time.
     pub series: Vec<Sample>,
-    /// Bytes that were verified against the pattern.
+    /// Bytes that were verified against the generated content.
     pub verified_bytes: u64,
-    /// Limit that ended the phase: `time` or `ios`. `None` if no limit did.
+    /// Limit that ended the phase: `time` or `ios`. `None` if all work was done.
     pub ended_by: Option<&'static str>,
 }

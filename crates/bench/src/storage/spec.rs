@@ -14,7 +14,7 @@ use crate::{Arrivals, Schedule};
 pub enum Phase {
     /// Creates the folders.
     Mkdirs,
-    /// Writes the files, or the shared file or device.
+    /// Writes the files of the tree, or the shared file or device.
     Write,
     /// Reads the written data.
     Read,
@@ -40,13 +40,13 @@ impl Phase {
     }
 }
 
-/// I/O engine of reads and writes.
+/// I/O engine, which sends the reads and writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Engine {
-    /// pread and pwrite, one call at a time per thread.
+    /// pread and pwrite: each thread sends one call at a time.
     #[serde(rename = "threads")]
     Threads,
-    /// One ring per thread, with `depth` requests in flight.
+    /// io_uring: one ring per thread, with `depth` requests in flight.
     #[serde(rename = "io_uring")]
     IoUring,
 }
@@ -73,7 +73,7 @@ pub struct StorageSpec {
     pub directories: u32,
     /// Number of files in each folder.
     pub files: u64,
-    /// Size of each file. For a shared file or device, the size of the part in use; 0 uses all of it.
+    /// Size of each file. For a shared file or device: the number of bytes to use; 0 means all.
     pub file_size: u64,
     /// Size of each read or write.
     pub block_size: u64,
@@ -85,17 +85,17 @@ pub struct StorageSpec {
     pub pattern: Pattern,
     /// Opens files with O_DIRECT.
     pub direct: bool,
-    /// Calls fsync on each written file. Its time is part of the file's latency.
+    /// Calls fsync on each written file. The latency of the file includes the time of fsync.
     pub fsync: bool,
     /// If set, read bytes are verified against the content generated with this salt.
     pub verify: Option<u64>,
-    /// Percentage of each page that is zeros.
+    /// Percentage of each page that consists of zeros.
     pub compressible: u32,
     /// Ends the phase after this time.
     pub time_limit_s: Option<f64>,
-    /// Ends a thread after this many reads or writes.
+    /// Maximum number of reads or writes per thread; the thread then ends.
     pub io_limit: Option<u64>,
-    /// Starts again at the first file until the time limit.
+    /// Starts again at the first file until the time limit is reached.
     pub repeat: bool,
     /// Schedule of request start times (closed or open loop).
     pub arrivals: Schedule,
@@ -103,7 +103,7 @@ pub struct StorageSpec {
     pub rate: Option<f64>,
     /// Seed of block orders and arrivals.
     pub seed: u64,
-    /// Permits writing to a shared file or device.
+    /// Permits writing to a shared file or device, which overwrites its content.
     pub write_shared: bool,
     /// Common start time of all hosts, in seconds since the Unix epoch.
     pub start_at_s: Option<f64>,
@@ -155,12 +155,12 @@ impl StorageSpec {
         self.bytes().map(|_| ())
     }
 
-    /// Number of files of all threads.
+    /// Returns the number of files of all threads.
     pub fn total_files(&self) -> Result<u64> {
         (u64::from(self.threads) * u64::from(self.directories)).checked_mul(self.files).ok_or_else(too_much)
     }
 
-    /// Total size of all files.
+    /// Returns the total size of all files in bytes.
     pub fn bytes(&self) -> Result<u64> {
         let bytes = self.total_files()?.checked_mul(self.file_size).filter(|bytes| *bytes < 1 << 63);
         bytes.ok_or_else(too_much)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checks the target path: a folder for a tree of files, or one file or block device that all threads share. Returns an
-//! error before any thread starts if the spec cannot run on the target.
+//! Checks the target path: a folder for a tree of files, or one file or block device that all threads share. If the
+//! phase cannot run on the target, returns an error before any thread starts.
 
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
@@ -17,7 +17,7 @@ use super::tree::failed;
 pub(super) enum Target {
     /// A folder for a tree of files.
     Tree,
-    /// A file or block device, with the number of bytes in use.
+    /// A file or block device, with the number of bytes to use.
     Shared(u64),
 }
 
@@ -57,7 +57,7 @@ pub(super) fn find(spec: &StorageSpec, phase: Phase) -> Result<Target> {
     let mut open = std::fs::OpenOptions::new();
     open.read(true).write(phase == Phase::Write);
     if is_device && phase == Phase::Write {
-        // With `O_EXCL`, opening a mounted block device fails with `EBUSY`.
+        // With `O_EXCL`, opening a block device that is mounted fails with `EBUSY`.
         open.custom_flags(libc::O_EXCL);
     }
     let file = open.open(&spec.path).map_err(|error| match error.raw_os_error() {
@@ -75,7 +75,7 @@ pub(super) fn find(spec: &StorageSpec, phase: Phase) -> Result<Target> {
             format!("{place} has {} bytes, but {want} are needed", with_separators(held)),
         ));
     }
-    // Uses whole blocks only and ignores a partial block at the end.
+    // Use only whole blocks; ignore a partial block at the end.
     let size = if spec.file_size == 0 { size / spec.block_size * spec.block_size } else { size };
     if spec.direct {
         aligned(spec, size)?;
@@ -94,20 +94,20 @@ fn aligned(spec: &StorageSpec, size: u64) -> Result<()> {
     Ok(())
 }
 
-/// Opens an unnamed file with O_DIRECT, which fails if the file system does not support O_DIRECT.
+/// Opens an unnamed file with O_DIRECT, to find out whether the file system supports O_DIRECT.
 fn probe_direct(folder: &Path, place: &str) -> Result<()> {
     let direct = OFlags::RDWR | OFlags::DIRECT | OFlags::CLOEXEC;
     let unnamed = rustix::fs::open(folder, direct | OFlags::TMPFILE, Mode::from_raw_mode(0o600));
     let probed = match unnamed {
         Ok(_) => return Ok(()),
-        // Either unnamed files or O_DIRECT is not supported. Opening a named file shows which of the two.
+        // The file system does not support unnamed files, or not O_DIRECT. Open a named file to find out which.
         Err(_) => {
             let here = std::fs::File::open(folder).map_err(|error| Error::from_io(place, &error))?;
             let name = format!(".penstock-bench-probe-{}", std::process::id());
             let flags = direct | OFlags::CREATE | OFlags::EXCL;
             let named = rustix::fs::openat(&here, &name, flags, Mode::from_raw_mode(0o600));
             if named.is_ok() {
-                // If the file cannot be removed, an empty file remains, which does no harm.
+                // If removing the file fails, an empty file remains, which does no harm.
                 let _ = owned::remove_file(&here, &name, Proof::Made);
             }
             named

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! File and folder names in the tree (`t00000/d00000/f0000000`), and the calls that open, create and delete them. Names
-//! are formatted into a reused buffer, so a file costs no allocation.
+//! Names of files and folders in the tree (`t00000/d00000/f0000000`), and the calls that open, create and delete them.
+//! The names are formatted into a buffer that is reused, so handling a file allocates no memory.
 
 use std::fmt::Write;
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,14 +13,14 @@ use rustix::io::Errno;
 
 use super::spec::StorageSpec;
 
-/// Converts an errno of a call on `place` to an error.
+/// Converts the error number of a system call on `place` to an error.
 pub(super) fn failed(place: &str, errno: Errno) -> Error {
     Error::from_io(place, &errno.into())
 }
 
 const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
-/// One worker's subtree.
+/// The subtree of one worker.
 #[derive(Debug)]
 pub(super) struct Branch {
     root: OwnedFd,
@@ -108,7 +108,7 @@ impl Folder {
     }
 }
 
-/// Number of a file in the whole tree, from which its content is generated.
+/// Returns the number of a file in the whole tree. The file's content is generated from this number.
 pub(super) fn file_number(spec: &StorageSpec, worker: u32, directory: u32, file: u64) -> u64 {
     (u64::from(worker) * u64::from(spec.directories) + u64::from(directory)) * spec.files + file
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! io_uring engine: one ring per worker, with `depth` reads or writes in flight. The clock is read once for all
-//! completions that are collected together. With O_DIRECT, each request is submitted alone, so that the device starts
-//! it while the next request is prepared. Buffered requests are submitted together.
+//! io_uring engine: one ring per worker, with `depth` reads or writes in flight. All completions that are collected
+//! together share one clock reading. With O_DIRECT, each request is submitted alone, so that the device processes it
+//! while the worker prepares the next request. Buffered requests are submitted together.
 
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
@@ -28,7 +28,7 @@ struct Slot {
     begun: Begun,
 }
 
-/// io_uring engine of one worker. No request is in flight between two calls of `run`.
+/// io_uring engine of one worker. Between two calls of `run`, no request is in flight.
 pub(super) struct Ring {
     ring: IoUring,
     slots: Vec<Slot>,
@@ -36,7 +36,7 @@ pub(super) struct Ring {
     serial: u64,
 }
 
-/// Maximum wait without a completion, after which the stop flag is checked.
+/// Maximum time between two checks of the stop flag if no request completes.
 const LOOK: Duration = Duration::from_millis(50);
 
 impl Ring {
@@ -77,7 +77,7 @@ impl Ring {
                 }
                 (_, later) => {
                     if let Err(error) = self.submit(later) {
-                        // Leak the blocks, because the kernel may still write to them.
+                        // Leak the blocks, because the kernel may still access them.
                         std::mem::take(&mut self.slots).into_iter().for_each(std::mem::forget);
                         return Err(Error::from_io("io_uring", &error));
                     }
@@ -89,13 +89,13 @@ impl Ring {
         }
     }
 
-    /// Queues the requests that the next system call will submit.
+    /// Queues requests for the next system call. Returns what to do after that call.
     fn send(&mut self, meter: &mut Meter<'_>, file: &Open<'_>, walk: &mut Walk) -> Later {
         let spec = &meter.shared.spec;
         let in_flight = (self.slots.len() - self.free.len()) as u64;
         let mut budget = meter.ios_left().saturating_sub(in_flight);
-        // Measured: if 32 direct requests are submitted at once, a disk completes a quarter to a third fewer requests
-        // per second than with one submission per request.
+        // Measured: if 32 direct requests are submitted together, a disk completes 25 to 33 % fewer requests per second
+        // than if each request is submitted alone.
         let mut group = if spec.direct { 1 } else { self.slots.len() };
         while let Some(&slot) = self.free.last() {
             if group == 0 {
@@ -140,19 +140,19 @@ impl Ring {
             _ => opcode::Read::new(fd, start, left).offset(offset).build(),
         };
         let entry = entry.user_data(u64::from(slot));
-        // SAFETY: the block and the file outlive the request. A slot lives until its request has completed: `run`
-        // returns only with no request in flight, or it leaks the slots. The file stays borrowed for that time. No slot
-        // is pushed twice.
+        // SAFETY: the block and the file outlive the request. The slot lives until its request has completed, because
+        // `run` either returns with no request in flight or leaks the slots. The file stays borrowed until then. No
+        // slot is pushed twice.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         debug_assert!(pushed.is_ok(), "the ring has an entry for every slot");
     }
 
-    /// Submits the queued requests. Unless there are more to queue, waits until a request completes or the next one is
-    /// due.
+    /// Submits the queued requests. If no more requests can be queued now, waits until a request completes or the next
+    /// request is due.
     fn submit(&mut self, later: Later) -> std::io::Result<()> {
         let sent = match later {
             Later::More => self.ring.submit(),
-            // The usual case needs no timer: the wait ends when a request completes, unless the device is dead.
+            // A timer is not needed here: the wait ends when a request completes, unless the device is dead.
             Later::Nothing => self.ring.submit_and_wait(1),
             Later::At(at) => {
                 let limit = Timespec::from(at.saturating_duration_since(now()).min(LOOK));
@@ -166,12 +166,12 @@ impl Ring {
         }
     }
 
-    /// Collects completions. On an error, collects the remaining completions and then returns the first error.
+    /// Collects completions. After an error, still collects the remaining completions, then returns the first error.
     fn reap(&mut self, meter: &mut Meter<'_>, file: &Open<'_>) -> Result<()> {
         let at = meter.tick();
         let mut fault = Ok(());
         let verifies = meter.shared.spec.verify.is_some() && meter.shared.phase != Phase::Write;
-        // At most one completion per slot is possible.
+        // There is at most one completion per slot.
         for _ in 0..self.slots.len() {
             let Some(ended) = self.ring.completion().next() else { break };
             let slot = ended.user_data() as u32;
@@ -210,7 +210,7 @@ impl Ring {
     }
 }
 
-/// Next step after a group was queued, or when no request can be queued.
+/// What to do after requests were queued, or if none can be queued.
 #[derive(Clone, Copy)]
 enum Later {
     /// Submit now, then queue the next request.

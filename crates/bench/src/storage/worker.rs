@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Runs the operations of one benchmark thread in a storage phase.
+//! Runs one benchmark thread of a storage phase.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -43,7 +43,7 @@ pub(super) struct Worker<'a> {
 }
 
 impl<'a> Worker<'a> {
-    /// Prepares everything outside the measured time: memory, rings and folders.
+    /// Prepares memory, rings and folders, so that the measured time does not include this work.
     pub(super) fn new(meter: Meter<'a>, number: u32) -> Result<Self> {
         let shared = meter.shared;
         let spec = &shared.spec;
@@ -64,7 +64,7 @@ impl<'a> Worker<'a> {
         Ok(Self { meter, number, sender, ground })
     }
 
-    /// Runs the phase from the common start to this worker's end.
+    /// Runs the phase from the common start until this worker has ended.
     pub(super) fn run(mut self, start: std::time::Instant) -> Result<Meter<'a>> {
         self.meter.begin_at(start);
         let (phase, repeat) = (self.meter.shared.phase, self.meter.shared.spec.repeat);
@@ -92,7 +92,7 @@ fn flags(meter: &Meter<'_>) -> OFlags {
     access | direct
 }
 
-/// Random block order, which differs for each file and round; `None` for the sequential pattern.
+/// Returns a random block order, which differs for each file and each round. Returns `None` for the sequential pattern.
 fn order(meter: &Meter<'_>, size: u64, round: u64, number: u64) -> Option<Permutation> {
     let spec = &meter.shared.spec;
     let count = size.div_ceil(spec.block_size);
@@ -128,7 +128,7 @@ fn files(meter: &mut Meter<'_>, sender: &mut Sender, branch: &mut Branch, worker
     let shared = meter.shared;
     let spec = &shared.spec;
     let is_write = shared.phase == Phase::Write;
-    // Later rounds do not truncate, so a file stays complete even if the phase ends in the middle of a rewrite.
+    // Only the first round truncates, so that a file stays complete even if the phase ends during a later rewrite.
     let flags = match (is_write, round) {
         (true, 0) => flags(meter) | OFlags::CREATE | OFlags::TRUNC,
         (true, _) => flags(meter) | OFlags::CREATE,
@@ -171,7 +171,7 @@ fn metadata(meter: &mut Meter<'_>, branch: &mut Branch, phase: Phase) -> Result<
     };
     match phase {
         Phase::Mkdirs => {
-            // The worker's own folder is not part of the requested tree, so it is created outside the measured time.
+            // The worker's own folder is not part of the requested tree, so create it before the measured time.
             branch.make(None)?;
             meter.tick();
             for directory in 0..spec.directories {

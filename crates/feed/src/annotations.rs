@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Annotations of an image: masks, boxes, keypoints, and lists with one item per box. Each annotation follows another
-//! field of the same record, and gets that field's geometry.
+//! field of the same record: the image, or the boxes. It is cropped, flipped and resized like that image.
 //!
-//! An annotation recomputes what it needs from the record (the image's header, the boxes), so the order of the fields
-//! does not matter.
+//! An annotation reads the image's header and the boxes from the record again, so the order of the fields does not
+//! matter.
 
 use std::borrow::Cow;
 
@@ -25,7 +25,7 @@ pub(crate) struct Annotated<'a, 'r> {
 }
 
 impl Annotated<'_, '_> {
-    /// Converts the value of an annotation to that of its field.
+    /// Converts the record's value of an annotation to the value of its field.
     pub fn value(&self, field: &Field, follows: &Follows, part: &Value<'_>) -> Result<Value<'static>> {
         let spec = field.fixed().or_else(|| field.item()).unwrap_or(TensorSpec { dtype: DType::U8, shape: vec![] });
         let array = |bytes: Vec<u8>| match field.fixed() {
@@ -65,7 +65,7 @@ impl Annotated<'_, '_> {
         Ok((field, named.found.or(named.absent)))
     }
 
-    /// Geometry of the image that an annotation follows, directly or through boxes.
+    /// Geometry of the image that an annotation follows, either directly or through boxes.
     fn geometry(&self, follows: &Follows) -> Result<Geometry> {
         let (field, part) = self.followed(follows)?;
         match (&field.kind, &field.follows) {
@@ -79,7 +79,8 @@ impl Annotated<'_, '_> {
         }
     }
 
-    /// For each item of the boxes that an annotation follows, true if it is kept; `None` if it follows an image.
+    /// For each box of the field that an annotation follows, true if the box is kept. `None` if the annotation follows
+    /// an image.
     fn keep(&self, follows: &Follows) -> Result<Option<Vec<bool>>> {
         let (field, part) = self.followed(follows)?;
         match (&field.follows, part) {
@@ -100,7 +101,7 @@ impl Annotated<'_, '_> {
         spec.apply(&numbers, &self.geometry(follows)?).map_err(|problem| self.mismatch(field, &problem))
     }
 
-    /// Joins boxes that the record stores as four lists, one for each of a box's four numbers.
+    /// Joins boxes that the record stores as four lists: one list for each of a box's four numbers.
     fn joined(&self, field: &Field) -> Result<Vec<f64>> {
         let mut columns = Vec::with_capacity(4);
         for name in field.parts() {
@@ -153,7 +154,8 @@ impl Annotated<'_, '_> {
     }
 }
 
-/// Converts an array of integers to a mask. The shape is [height, width], with at most one more axis of length 1.
+/// Converts an array of integers to a mask. The array's shape is [height, width], optionally with one more axis of
+/// length 1.
 fn labels_of(array: &Array<'_>) -> Result<Mask, String> {
     let sides = array.shape.len();
     let is_plane = sides >= 2 && array.shape.iter().filter(|&&side| side != 1).count() <= 2;

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-//! JSON form of fields of audio, as written by Python.
+//! JSON documents by which Python describes audio fields.
 
 use penstock_record::audio::{AudioSpec, ClipSpec, Start};
 use penstock_types::{DType, Result};
 use serde::{Deserialize, Serialize};
 
-/// JSON form of an audio field's specification, as written by Python.
+/// Specification of an audio field, in the JSON that Python writes.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct AudioDocument {
     sample_rate: Option<u32>,
     channels: usize,
-    /// Number of samples of a clip; `None` for the whole recording.
+    /// Number of samples of a clip; `None` to deliver the whole recording.
     samples: Option<usize>,
-    /// Start of a clip in seconds; `None` for a random one.
+    /// Start of a clip in seconds; `None` for a random start.
     start: Option<f64>,
     max_seconds: f64,
-    /// True if the field is the number of samples, not the samples.
+    /// True if the field is the number of samples instead of the samples.
     #[serde(default)]
     measures: bool,
 }
@@ -26,7 +26,8 @@ impl AudioDocument {
         let start = self.start.map_or(Start::Random, Start::At);
         let clip = self.samples.map(|samples| ClipSpec { samples, start });
         let (sample_rate, channels, max_seconds) = (self.sample_rate, self.channels, self.max_seconds);
-        // If `measures` is set, `dtype` is the type of a length. No samples are decoded, so any sample type will do.
+        // If `measures` is set, `dtype` is the type of the length. No samples are decoded in this case, so their type
+        // is not used.
         let dtype = if self.measures { DType::F32 } else { dtype };
         let spec = AudioSpec { sample_rate, channels, dtype, clip, max_seconds, measures: self.measures };
         spec.check()?;
@@ -46,11 +47,11 @@ impl AudioDocument {
     }
 }
 
-/// Property of a recording, which is delivered as a separate field.
+/// Property of a recording that is delivered as a field of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AudioFact {
-    /// For each sample of a clip, true if it comes from the recording.
+    /// For each sample of a clip: true if the sample comes from the recording, false if it is padding.
     Mask,
     /// Sample rate of the file, in Hz.
     Rate,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Fields of audio: the decoding of their values, and the fields that follow them.
+//! Decodes audio fields, and computes the fields that follow them.
 
 use std::borrow::Cow;
 
@@ -12,7 +12,7 @@ use super::format::RecordId;
 use super::record_values::in_record;
 use super::value::{Array, Value};
 
-/// Properties of a recording that was decoded.
+/// Properties of a decoded recording.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Recording {
     samples: usize,
@@ -20,7 +20,7 @@ pub(super) struct Recording {
 }
 
 impl Recording {
-    /// Value of a field that follows the recording; without a recording, zeros.
+    /// Value of a field that follows the recording. If the record has no recording, the value is zero or false.
     pub(super) fn value(self, fact: AudioFact, field: &Field) -> Value<'static> {
         let spec = field.fixed();
         let elements = spec.as_ref().map_or(0, |spec| spec.shape.iter().product());

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Batch buffers: pooled memory for batches, with one allocation per batch. Every field starts at a multiple of 256
-//! bytes, because JAX copies arrays with smaller alignment.
+//! bytes, because JAX copies arrays that have a smaller alignment.
 //!
-//! A slot (the memory of one batch) belongs to the pipeline until the batch is delivered, and then to the holders of
-//! the batch's tensors, for any length of time. When they release it, the slot returns to the pool for a later batch.
-//! Memory that is registered with a device stays registered from batch to batch, until it is returned to the system.
+//! A slot is the memory of one batch. It belongs to the pipeline until the batch is delivered, and then to the holders
+//! of the batch's tensors. When all holders have released the slot, it returns to the pool for a later batch. Memory
+//! that is registered with a device stays registered until the memory is returned to the system.
 
 use std::any::Any;
 use std::fmt;
@@ -19,7 +19,7 @@ use super::field::Field;
 /// Alignment of every field in a slot, in bytes.
 const ALIGN: usize = 256;
 
-/// Layout of a slot: the positions of the fields of a batch of up to `rows` samples.
+/// Layout of a slot: the positions of the fields in a batch of up to `rows` samples.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
     /// Size of one sample of each field, in bytes.
@@ -32,7 +32,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Creates the layout of `rows` samples of these fields. Fields of variable length take no space in it.
+    /// Creates the layout of `rows` samples of these fields. Fields of variable length take no space in the layout.
     pub fn new(fields: &[Field], rows: usize) -> Result<Self> {
         let stride = |field: &Field| field.fixed().map_or(Ok(0), |spec| spec.size_bytes());
         let strides = fields.iter().map(|field| Ok((stride(field)?, rows))).collect::<Result<Vec<_>>>()?;
@@ -60,7 +60,7 @@ impl Layout {
 /// Registration of a slot's memory with a device. Dropping it ends the registration.
 pub type Hold = Box<dyn Any + Send>;
 
-/// Memory of a slot. Struct fields drop in order, so the registration ends before the memory is unmapped.
+/// Memory of a slot. Rust drops struct fields in order, so the registration ends before the memory is unmapped.
 struct Memory {
     hold: Mutex<Option<Hold>>,
     mapping: Mapping,
@@ -74,8 +74,8 @@ struct Free {
     most: usize,
 }
 
-/// Pool of slots: lends slots and reuses them when they are dropped. It belongs to one process: a forked child frees
-/// the slots that it inherits, and does not reuse them.
+/// Pool of slots: lends slots, and reuses dropped ones. A pool belongs to one process. A forked child frees the slots
+/// that it inherits, and does not reuse them.
 pub struct Pool {
     pid: u32,
     may_be_held: bool,
@@ -90,7 +90,7 @@ impl fmt::Debug for Pool {
 
 impl Pool {
     /// Creates a pool that stores at most `most` spare slots. `may_be_held` allows a device to register the slots.
-    /// Registration only pays off if all slots have the same size, because each slot then serves later batches. The
+    /// Registration pays off only if all slots have the same size, because each slot then serves later batches. The
     /// pool stores every registered slot, even beyond `most`.
     pub fn new(most: usize, may_be_held: bool) -> Arc<Self> {
         Arc::new(Self { pid: std::process::id(), may_be_held, free: Mutex::new(Free { slots: Vec::new(), most }) })
@@ -100,11 +100,11 @@ impl Pool {
         lock(&self.free)
     }
 
-    /// Returns a slot of this layout: a spare one if possible, else a newly allocated one.
+    /// Returns a slot for this layout: a spare slot if one is large enough, else newly allocated memory.
     pub fn take(self: &Arc<Self>, layout: &Arc<Layout>) -> Result<Slot> {
         let used = {
             let mut free = self.free();
-            // Take the most recently used slot, so that surplus slots are never touched again.
+            // Take the most recently used slot. Surplus slots are then never touched again.
             let position = free.slots.iter().rposition(|memory| memory.mapping.bytes() >= layout.bytes);
             position.map(|position| free.slots.remove(position))
         };
@@ -158,8 +158,8 @@ impl Slot {
     /// Returns one row of one field.
     ///
     /// # Safety
-    /// Nothing else may access that row while the slice lives. The pipeline satisfies this: it assigns each row to
-    /// exactly one task, and the consumer gets the slot only after the last task is done.
+    /// Nothing else may access that row while the slice lives. The pipeline assigns each row to exactly one task, and
+    /// the consumer gets the slot only after the last task is done.
     #[expect(clippy::mut_from_ref, reason = "rows are disjoint; see Safety")]
     pub unsafe fn row(&self, field: usize, row: usize) -> &mut [u8] {
         assert!(row < self.layout.rows, "row {row} is not below {}", self.layout.rows);
@@ -171,7 +171,7 @@ impl Slot {
     /// Returns `len` bytes of a field, starting at byte `at`.
     ///
     /// # Safety
-    /// Same as for [`Slot::row`], applied to these bytes.
+    /// Nothing else may access these bytes while the slice lives.
     #[expect(clippy::mut_from_ref, reason = "bytes are disjoint; see Safety")]
     pub unsafe fn bytes(&self, field: usize, at: usize, len: usize) -> &mut [u8] {
         let room =
@@ -186,7 +186,7 @@ impl Drop for Slot {
     fn drop(&mut self) {
         let Some(mut memory) = self.memory.take() else { return };
         let Some(pool) = self.pool.upgrade() else { return };
-        // A forked child must not wait for this lock: the thread that holds it may exist only in the parent.
+        // A forked child must not wait for the pool's lock: the thread that holds it may exist only in the parent.
         if pool.pid == std::process::id() {
             let is_held = memory.hold.get_mut().unwrap_or_else(PoisonError::into_inner).is_some();
             let mut free = pool.free();
@@ -197,14 +197,14 @@ impl Drop for Slot {
     }
 }
 
-/// One field of a delivered batch. It keeps the batch's slot alive, and the holder may write to it.
+/// One field of a delivered batch. A tensor keeps the batch's slot alive. The holder of the tensor may write to it.
 #[derive(Debug, Clone)]
 pub struct Tensor {
     slot: Arc<Slot>,
     field: usize,
     /// Element type.
     pub dtype: DType,
-    /// Shape; the first dimension is the number of rows in the batch.
+    /// Shape of the tensor; the first dimension is the number of rows in the batch.
     pub shape: Vec<usize>,
 }
 
@@ -216,7 +216,7 @@ impl Tensor {
         Self { slot, field, dtype: spec.dtype, shape }
     }
 
-    /// Address of the first element: aligned to 256 bytes, never null.
+    /// Address of the first element. It is aligned to 256 bytes and never null.
     pub fn start(&self) -> NonNull<u8> {
         self.slot.field(self.field)
     }
@@ -226,16 +226,16 @@ impl Tensor {
         self.shape[0] * self.slot.layout.strides[self.field]
     }
 
-    /// Registers the slot's memory with a device: calls `register` with its first byte and length, unless an earlier
-    /// batch has registered it. The registration lasts until the memory is returned to the system. Returns false if the
-    /// slots of this pool cannot be registered. A forked child does not inherit registrations.
+    /// Registers the slot's memory with a device, unless an earlier batch has registered it. `register` gets the first
+    /// byte and the length of the memory. The registration lasts until the memory is returned to the system. Returns
+    /// false if the slots of this pool cannot be registered. A forked child does not inherit registrations.
     pub fn hold(&self, register: impl FnOnce(NonNull<u8>, usize) -> Result<Hold>) -> Result<bool> {
         let may_be = self.slot.pool.upgrade().is_some_and(|pool| pool.may_be_held);
         let Some(memory) = self.slot.memory.as_ref().filter(|_| may_be) else { return Ok(false) };
         let mut hold = lock(&memory.hold);
         if hold.is_none() {
-            // Memory that a device reads directly must not move. After a fork, copy-on-write would move it at the next
-            // write.
+            // Memory that a device reads directly must not move. After a fork, the next write would move it
+            // (copy-on-write).
             memory.mapping.keep_from_children().map_err(|why| Error::System {
                 place: "memory".to_owned(),
                 reason: format!("the memory of a batch cannot be excluded from forked children: {why}"),

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Batches by length: samples of similar length form a batch. A batch has a fixed size per bucket, or a token budget.
+//! Batches by length: samples of similar length form a batch. The batch size is fixed per bucket, or follows from a
+//! token budget.
 //!
-//! Owns the rule and the lengths, and computes the batches of one planning window: a fixed number of positions of the
-//! sample order. A window's batches contain exactly the samples of that window, so a saved state needs only a position.
-//! Each sample joins the open batch of its bucket, and a batch is delivered when it is full (as in `tf.data`'s
-//! `bucket_by_sequence_length`). Samples are therefore delivered soon after their position, and objects are read once.
+//! Owns the rule and the lengths, and computes the batches of one planning window. A planning window is a fixed number
+//! of positions of the sample order. Its batches contain exactly its samples, so a saved state needs only a position.
+//!
+//! Each sample joins the open batch of its bucket. A batch is delivered when it is full (as in `tf.data`'s
+//! `bucket_by_sequence_length`), so samples are delivered soon after their position, and objects are read once.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -17,34 +19,34 @@ use serde::Deserialize;
 
 use super::steps::{Steps, Tail};
 
-/// Minimum number of samples that are planned together. Planning this many takes about 20 ms.
+/// Minimum size of a planning window in samples. To plan this many samples takes about 20 ms.
 const MIN_WINDOW: u64 = 1 << 17;
 
-/// Number of shuffle windows that are planned together. An object at the border of two planning windows is read twice.
+/// Number of shuffle windows in a planning window. An object at the border of two planning windows is read twice.
 const SHUFFLE_WINDOWS: u64 = 4;
 
-/// Largest planning window, in samples. Its positions fit in 32 bits.
+/// Maximum size of a planning window in samples. Positions within the window fit in 32 bits.
 const MAX_WINDOW: u64 = 1 << 31;
 
-/// Rule by which samples form batches. Sizes are those of a batch over all ranks.
+/// Rule by which samples form batches. All sizes refer to a batch over all ranks.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum BatchRule {
-    /// A fixed number of samples per batch in each bucket.
+    /// Each bucket has a fixed number of samples per batch.
     Buckets {
-        /// Largest length in each bucket, ascending. If `sizes` has one element more, the last bucket has no bound.
+        /// Maximum length in each bucket, ascending. If `sizes` has one element more, the last bucket has no maximum.
         boundaries: Vec<u32>,
-        /// Number of samples of a batch, by bucket.
+        /// Number of samples in a batch of each bucket.
         sizes: Vec<u64>,
     },
-    /// As many samples as fit. A batch has `shares` equal shares; in each share, the number of samples times the
-    /// longest length is at most `tokens`.
+    /// A batch has as many samples as the budget allows. A batch has `shares` equal shares; in each share, the number
+    /// of samples times the longest length is at most `tokens`.
     Budget {
-        /// Maximum product of the number of samples and the longest length in a share.
+        /// Maximum of (number of samples times longest length) in a share.
         tokens: u64,
         /// Maximum number of samples in a share.
         max_samples: u64,
-        /// Number of shares of a batch. All shares have the same number of samples, except in a window's last batch.
+        /// Number of shares in a batch. All shares have the same number of samples, except in a window's last batch.
         shares: u64,
     },
 }
@@ -78,17 +80,17 @@ impl Lengths {
     }
 }
 
-/// A rule for the samples of a sampler, with their lengths.
+/// Batching rule for the samples of a sampler, with the lengths of these samples.
 #[derive(Debug)]
 pub struct BatchBy {
     rule: BatchRule,
-    /// Largest length of each bucket, ascending.
+    /// Maximum length of each bucket, ascending.
     bounds: Vec<u32>,
     course: Arc<Sampler>,
     leaves: Arc<[DatasetView]>,
     lengths: Vec<Lengths>,
     window: u64,
-    /// Shortest and longest length, and the average number of samples in a batch.
+    /// Shortest length of all samples.
     shortest: u32,
     longest: u32,
     mean_rows: u64,
@@ -96,8 +98,8 @@ pub struct BatchBy {
     counted: Mutex<Option<((u64, Tail), u64)>>,
 }
 
-/// Bounds of the buckets of a token budget. Each bound is 10 % above the previous one, as in tensor2tensor's
-/// `batching_scheme`, so padding takes at most about 10 % of a batch.
+/// Maximum length of each bucket under a token budget. Each bucket ends 10 % above the previous one, as in
+/// tensor2tensor's `batching_scheme`, so at most about 10 % of a batch is padding.
 fn budget_bounds(tokens: u64) -> Vec<u32> {
     let most = u32::try_from(tokens).unwrap_or(u32::MAX);
     let mut bounds = vec![8.min(most)];
@@ -110,8 +112,8 @@ fn budget_bounds(tokens: u64) -> Vec<u32> {
 }
 
 impl BatchBy {
-    /// Creates the rule for a sampler. `lengths` has one element per dataset: the lengths of all of its samples in
-    /// stored order. `window` is the number of samples that are planned together; by default, 131,072 or more.
+    /// Creates the rule for a sampler. `lengths` has one element per dataset, with one length per sample in stored
+    /// order. `window` is the size of a planning window in samples; the default is at least 131,072.
     ///
     /// Returns an error if the rule is inconsistent, or if a dataset does not have exactly one length per sample.
     pub fn new(
@@ -173,12 +175,12 @@ impl BatchBy {
         Ok(by)
     }
 
-    /// Number of samples that are planned together.
+    /// Size of a planning window in samples.
     pub fn window(&self) -> u64 {
         self.window
     }
 
-    /// Average number of samples in a batch over all ranks, if all batches were full.
+    /// Average number of samples in a full batch over all ranks.
     pub fn mean_rows(&self) -> u64 {
         self.mean_rows
     }
@@ -192,7 +194,8 @@ impl BatchBy {
         if tail == Tail::Pad { full } else { full.min(self.course.samples()) }
     }
 
-    /// Maximum number of rows of a batch on a rank. Returns an error if a full batch may leave a rank without samples.
+    /// Maximum number of rows that one rank gets from a batch. Returns an error if a full batch can leave a rank
+    /// without samples.
     pub(super) fn checked_rows(&self, steps: &Steps) -> Result<u64> {
         let least = self.least_rows();
         if least < steps.world {
@@ -214,7 +217,7 @@ impl BatchBy {
         }
     }
 
-    /// Maximum number of samples that wait in open batches while others are delivered.
+    /// Maximum number of samples that wait in open batches while other batches are delivered.
     pub fn waiting_rows(&self) -> u64 {
         self.waiting_rows
     }
@@ -224,7 +227,7 @@ impl BatchBy {
         (bucket < self.bounds.len()).then_some(bucket)
     }
 
-    /// Maximum number of samples in a batch of this bucket whose longest sample has this length.
+    /// Maximum number of samples in a batch of this bucket, if `longest` is the length of the batch's longest sample.
     fn capacity(&self, bucket: usize, longest: u32) -> u64 {
         match &self.rule {
             BatchRule::Buckets { sizes, .. } => sizes[bucket],
@@ -234,7 +237,7 @@ impl BatchBy {
         }
     }
 
-    /// A full batch has a multiple of this number of samples.
+    /// Number of which the size of every full batch is a multiple.
     fn multiple(&self) -> usize {
         match self.rule {
             BatchRule::Buckets { .. } => 1,
@@ -251,7 +254,7 @@ impl BatchBy {
         SamplerCursor::new(self.course.clone(), self.leaves.clone())
     }
 
-    /// Error for a sample that fits no bucket.
+    /// Error for a sample that is too long for every bucket.
     pub fn too_long(&self, sample: &str, length: u32) -> Error {
         let text = match &self.rule {
             BatchRule::Buckets { boundaries, .. } => {
@@ -265,7 +268,8 @@ impl BatchBy {
         Error::config("batch_by", text)
     }
 
-    /// Returns the first sample of an epoch that fits no bucket, with its length. Ignores samples outside the epoch.
+    /// Returns the first sample of an epoch that is too long for every bucket, with its length. Ignores samples that
+    /// the epoch does not contain.
     pub fn first_too_long(&self, epoch: u64) -> Result<Option<(Located, u32)>> {
         if self.bucket(self.longest).is_some() {
             return Ok(None);
@@ -276,7 +280,7 @@ impl BatchBy {
         Ok(found.map(|found| (found, self.length(&found))))
     }
 
-    /// Number of batches of an epoch. Plans the whole epoch.
+    /// Number of batches of an epoch. To count them, plans the whole epoch.
     pub fn count(&self, epoch: u64, tail: Tail) -> Result<u64> {
         let mut counted = lock(&self.counted);
         if let Some((of, count)) = *counted
@@ -292,7 +296,7 @@ impl BatchBy {
         Ok(count)
     }
 
-    /// Plans the batches of window `number` of an epoch.
+    /// Plans the batches of an epoch's planning window `number`.
     pub(super) fn plan(&self, walk: &mut SamplerCursor, epoch: u64, number: u64) -> Result<WindowPlan> {
         let start = number * self.window;
         let samples = self.window.min(self.course.samples().saturating_sub(start));
@@ -312,7 +316,7 @@ impl BatchBy {
         let mut rest = Open::new(0);
         for mut of in open {
             match self.rule {
-                // The remaining samples of each bucket form a separate batch.
+                // The remaining samples of each bucket form a partial batch of their own.
                 BatchRule::Buckets { .. } => made.emit(&mut of, usize::MAX, false),
                 // The remaining samples of neighbouring buckets share batches.
                 BatchRule::Budget { .. } => {
@@ -332,7 +336,7 @@ impl BatchBy {
 /// A batch to which samples may still be added.
 struct Open {
     bucket: usize,
-    /// Position within the window, and length.
+    /// For each sample, its position within the window, and its length.
     rows: Vec<(u32, u32)>,
     longest: u32,
 }
@@ -363,7 +367,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Turns the first `rows` samples into a batch. The others stay open.
+    /// Turns the first `rows` samples of an open batch into a batch. The other samples stay in the open batch.
     fn emit(&mut self, open: &mut Open, rows: usize, is_full: bool) {
         let rows = rows.min(open.rows.len());
         if rows == 0 {
@@ -381,16 +385,17 @@ impl Planner<'_> {
     }
 }
 
-/// A batch of a plan.
+/// A batch of a window's plan.
 #[derive(Debug, Clone)]
 pub(super) struct PlannedBatch {
-    /// Its samples, as indices into the window's order.
+    /// The samples of the batch, as a range of the window's order of delivery.
     pub positions: Range<u32>,
-    /// Number of samples if it were full.
+    /// Number of samples that the batch would have if it were full.
     pub capacity: u64,
-    /// Largest length of the batch's bucket. With a budget, or without a bound, the longest length in the batch.
+    /// Maximum length of the batch's bucket. If the bucket has no maximum, or the rule is a budget, the longest length
+    /// in the batch.
     pub width: u32,
-    /// False for a partial batch at the window's end, which a tail of `drop` leaves out and a tail of `pad` fills.
+    /// False for a partial batch at the window's end. The tail `drop` leaves out such a batch; the tail `pad` fills it.
     pub is_full: bool,
 }
 
@@ -407,15 +412,15 @@ pub(super) struct WindowPlan {
     pub number: u64,
     /// Position of the window's first sample.
     pub start: u64,
-    /// Dataset, object and record of each sample, in sample order.
+    /// Dataset, object and record of each sample, in the sample order.
     records: Vec<(u32, u32, u64)>,
-    /// Samples in the order of delivery, as positions within the window. Partial batches are last.
+    /// Samples in the order of delivery, as positions within the window. Samples of partial batches are last.
     order: Vec<u32>,
     batches: Vec<PlannedBatch>,
 }
 
 impl WindowPlan {
-    /// Sorts the order so that it follows the batches.
+    /// Creates the plan. The order of delivery follows the order of the batches.
     fn new(number: u64, start: u64, records: Vec<(u32, u32, u64)>, made: Planner<'_>) -> Self {
         let Planner { order: found, mut batches, .. } = made;
         let mut order = Vec::with_capacity(found.len());
@@ -427,7 +432,7 @@ impl WindowPlan {
         Self { number, start, records, order, batches }
     }
 
-    /// Batches that are delivered: all, or only the full ones.
+    /// Batches that are delivered: all batches or, with the tail `drop`, only the full ones.
     pub fn delivered(&self, tail: Tail) -> &[PlannedBatch] {
         let full = self.batches.partition_point(|batch| batch.is_full);
         &self.batches[..if tail == Tail::Drop { full } else { self.batches.len() }]
@@ -439,12 +444,12 @@ impl WindowPlan {
         self
     }
 
-    /// Position in the sample order of sample `at` in the window's order of delivery.
+    /// Position in the sample order of the sample that the window delivers at index `at`.
     pub fn position(&self, at: u32) -> u64 {
         self.start + u64::from(self.order[at as usize])
     }
 
-    /// Dataset and record of sample `at` in the window's order of delivery.
+    /// Dataset and place of the sample that the window delivers at index `at`.
     pub fn record(&self, at: u32) -> (usize, Place) {
         let (leaf, object, record) = self.records[self.order[at as usize] as usize];
         (leaf as usize, Place { object: u64::from(object), record })

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Batch plan: maps each row of each batch to a record and to the rank that reads it. The mapping is computed from the
-//! sample order on demand.
+//! Batch plan: maps each row of each batch to a record and to the rank that reads it. The plan is computed on demand
+//! from the sample order.
 //!
-//! Owns the batches, their slices per rank, the epoch's last batch and the grouping of a window's samples by object.
-//! Moves no data.
+//! Owns the batches, their slices per rank, the last batch of the epoch, and the grouping of a window's samples by
+//! object. Reads no data.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -12,26 +12,26 @@ use penstock_dataset::sampler::SamplerCursor;
 
 use super::epoch_batches::{BatchSlice, EpochBatches};
 
-/// Request for a record that fills one row of one batch.
+/// Request for a record, which fills one row of one batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowRequest {
     /// Index of the record within its object.
     pub record: u64,
     /// Index of the batch, counted from the cursor.
     pub batch: u64,
-    /// Row in the batch.
+    /// Index of the row in the batch.
     pub row: u32,
 }
 
 /// Task: one object, with all of its records that this rank needs within a shuffle window. The object is fetched and
-/// decompressed once for all of them.
+/// decompressed once for all these records.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Task {
     /// Index of the sampler's dataset (leaf) that the object belongs to.
     pub leaf: usize,
     /// Index of the object in its dataset.
     pub object: u64,
-    /// Requested rows, in ascending order of batches; never empty.
+    /// Requested rows, in ascending order of batches. Never empty.
     pub wants: Vec<RowRequest>,
 }
 
@@ -42,26 +42,26 @@ impl Task {
     }
 }
 
-/// Key of a leaf's shuffle window: (leaf, epoch of the leaf, lap of a padded tail, first position). For planned batches,
-/// the key of a planning window: (leaf, 0, 0, number of the window).
+/// Key of a leaf's shuffle window: (leaf, epoch of the leaf, lap of a padded tail, first position). For planned
+/// batches, the key identifies a planning window: (leaf, 0, 0, number of the window).
 type WindowKey = (usize, u64, u64, u64);
 
-/// A task that may still get more rows.
+/// A task to which rows may still be added.
 #[derive(Debug)]
 struct Growing {
     task: Task,
     window: WindowKey,
-    /// Place of the task's first row in the order of delivery.
+    /// Position of the task's first row in the order of delivery.
     since: u64,
 }
 
-/// Iterator over the tasks of a rank, in the order of their first use. Buffers the tasks of all windows that overlap
-/// the first task.
+/// Iterator over the tasks of a rank, in the order of their first use. The iterator buffers the tasks of all windows
+/// that overlap the window of the first buffered task.
 ///
-/// In a mixture, the window of one source is spread over many batches, which are all open at the same time. `horizon`
-/// limits their number: records needed at least `horizon` rows after a task's first row go into a new task, which
-/// reads the object again. A sampler that lists positions may alternate between windows, so only the horizon completes
-/// its tasks.
+/// In a mixture, the window of one source extends over many batches, which are all open at the same time. `horizon`
+/// limits the number of open batches: a record that is needed `horizon` or more rows after a task's first row goes into
+/// a new task, which reads the object again. A sampler that lists positions may alternate between windows, so only the
+/// horizon completes its tasks.
 #[derive(Debug)]
 pub struct Tasks {
     walk: SamplerCursor,
@@ -72,23 +72,23 @@ pub struct Tasks {
     is_listed: bool,
     batch: u64,
     row: u64,
-    /// Rows of `batch` on this rank, if they were looked up.
+    /// Rows of `batch` on this rank; `None` until they are looked up.
     slice: Option<BatchSlice>,
     growing: VecDeque<Growing>,
-    /// Index, among all tasks, of the first task in `growing`.
+    /// Index, among all tasks of the epoch, of the first task in `growing`.
     first: u64,
     seats: HashMap<(WindowKey, u64), u64>,
-    /// Task index of the last lookup. For small records, most consecutive positions are in the same object.
+    /// Key and task index of the last lookup. If records are small, most consecutive positions are in the same object.
     last_slot: Option<((WindowKey, u64), u64)>,
     /// Current window of each leaf.
     at: Vec<Option<WindowKey>>,
-    /// Current planning window, for planned batches.
+    /// For planned batches: number of the current planning window.
     planned: Option<u64>,
 }
 
 impl Tasks {
-    /// Creates the tasks of an epoch with `samples` samples for its batches. If computing the batches fails, the tasks
-    /// end, and the consumer gets the error from `batches`.
+    /// Creates the tasks of an epoch with `samples` samples. If the computation of the batches fails, the tasks end,
+    /// and the consumer gets the error from `batches`.
     pub fn new(walk: SamplerCursor, epoch: u64, samples: u64, batches: Arc<EpochBatches>, horizon: u64) -> Self {
         let (at, is_listed) = (vec![None; walk.leaves()], walk.is_listed());
         Self {
@@ -110,8 +110,7 @@ impl Tasks {
         }
     }
 
-    /// Returns the place of this rank's next row in the order of delivery, with its batch and row, without consuming
-    /// it.
+    /// Returns this rank's next row as (position in the order of delivery, batch, row), without consuming it.
     fn peek(&mut self) -> Option<(u64, u64, u32)> {
         loop {
             if self.slice.is_none() {
@@ -126,7 +125,7 @@ impl Tasks {
         }
     }
 
-    /// Adds the next position to the task of its object. Returns false if no positions remain.
+    /// Adds the next row to the task of its object. Returns false if no rows remain.
     fn grow(&mut self) -> bool {
         let Some((since, batch, row)) = self.peek() else { return false };
         let Some(slice) = &self.slice else { return false };
@@ -137,7 +136,7 @@ impl Tasks {
                 ((leaf, 0, 0, number), place)
             }
             None => {
-                // Positions of a padded tail beyond the epoch's end wrap around to its start.
+                // In a padded tail, positions beyond the epoch's end continue at the epoch's start.
                 let found = self.walk.at(self.epoch, since % self.samples);
                 let window = (found.leaf, found.epoch, since / self.samples, found.window);
                 self.at[found.leaf] = Some(window);
@@ -161,7 +160,7 @@ impl Tasks {
         true
     }
 
-    /// True if the first task is complete: it cannot get any more rows within the horizon.
+    /// True if the first task is complete: no row within the horizon can be added to it.
     fn is_ripe(&mut self) -> bool {
         let Some(Growing { window, since, .. }) = self.growing.front() else { return false };
         let (window, since) = (*window, *since);

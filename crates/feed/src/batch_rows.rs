@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Batch rows: stores the rows of a batch while they are filled, then returns them as columns. Fixed-shape values are
-//! written directly into the slot. Values of variable length are collected per row, and joined into values and offsets
-//! after the last row.
+//! Batch rows: collects the rows of a batch, then returns them as columns. Values of fixed shape are written directly
+//! into the slot. Values of variable length are collected per row; after the last row, they are joined into one array
+//! of values and one of offsets.
 
 use std::borrow::Cow;
 use std::sync::{Arc, Mutex};
@@ -15,17 +15,17 @@ use super::memory::Values;
 use super::value::Value;
 use super::value::nested::Lists;
 
-/// Values of a variable-length field, one per row.
+/// Values of a variable-length field, one entry per row.
 type Loose = Mutex<Vec<Lists>>;
 
 /// Memory of a batch while its rows are filled.
 pub(crate) struct Rows {
     slot: Arc<Slot>,
-    /// One entry per field; `None` for a field of fixed shape.
+    /// One entry per field. `None` for a field of fixed shape.
     loose: Vec<Option<Loose>>,
     /// Memory limit of the variable-length values.
     values: Values,
-    /// Largest length of the batch's bucket, to which fields may be padded; `None` without buckets.
+    /// Maximum length of the batch's bucket, to which fields can be padded. `None` if the batch has no bucket.
     bucket: Option<usize>,
 }
 
@@ -34,7 +34,7 @@ pub(crate) struct Rows {
 pub(crate) struct Row<'a> {
     /// Row number in the batch.
     pub number: u32,
-    /// Random key that determines the crops of an image.
+    /// Random key that determines the crop of an image.
     pub key: u64,
     /// Name of the record in error messages.
     pub place: &'a str,
@@ -43,15 +43,15 @@ pub(crate) struct Row<'a> {
 /// Column of a delivered batch.
 #[derive(Debug, Clone)]
 pub enum Column {
-    /// A field with the same type and shape in every row.
+    /// A field of fixed type and shape.
     Tensor(Tensor),
-    /// A field of variable length. Row i is `values[offsets[0][i]..offsets[0][i + 1]]`. With several levels of offsets,
-    /// this range selects lists of the next level instead of values.
+    /// A field of variable length. Row i is `values[offsets[0][i]..offsets[0][i + 1]]`. If there are several levels of
+    /// offsets, this range selects lists of the next level instead of values.
     Ragged {
         /// Items of all rows, concatenated.
         values: Tensor,
-        /// Offsets (int64) of each level, the outermost level first. A level has one offset more than it has rows or
-        /// lists. For byte strings in lists, the last level has the offsets of the strings in `values`.
+        /// Offsets (int64) of each level, with the outermost level first. A level has one offset more than it has rows
+        /// or lists. For lists of byte strings, the last level contains the offsets of the strings in `values`.
         offsets: Vec<Tensor>,
         /// True if the rows are byte strings rather than numbers.
         is_bytes: bool,
@@ -60,9 +60,9 @@ pub enum Column {
     },
     /// A field of variable length, padded to one array.
     Padded {
-        /// Items: rows by items per row.
+        /// Padded items. The first two dimensions are the rows and the items per row.
         values: Tensor,
-        /// Name of the mask and the mask (bool): true for items of the sample.
+        /// Name of the mask, and the mask (bool). The mask is true for the sample's items and false for padding.
         mask: Option<(String, Tensor)>,
     },
 }
@@ -91,14 +91,14 @@ impl Column {
 }
 
 impl Rows {
-    /// Creates the memory for `rows` rows of these fields. Fixed-shape values are stored in `slot`; `values` limits the
-    /// memory of the others.
+    /// Creates the memory for `rows` rows of these fields. Values of fixed shape are stored in `slot`. `values` limits
+    /// the memory of variable-length values.
     pub fn new(slot: Slot, fields: &[Field], rows: usize, values: Values) -> Self {
         let loose = fields.iter().map(|field| field.item().map(|_| Mutex::new(vec![Lists::default(); rows]))).collect();
         Self { slot: Arc::new(slot), loose, values, bucket: None }
     }
 
-    /// Sets the largest length of the batch's bucket.
+    /// Sets the maximum length of the batch's bucket.
     pub fn of_bucket(self, bucket: Option<usize>) -> Self {
         Self { bucket, ..self }
     }
@@ -111,7 +111,7 @@ impl Rows {
     /// Writes the value `part` into row `to` of a field.
     ///
     /// # Safety
-    /// Same as for [`Slot::row`]: nothing else may access that row during the call.
+    /// Nothing else may access this row of the slot during the call.
     pub unsafe fn write(&self, column: usize, to: Row<'_>, field: &Field, part: &Value<'_>) -> Result<()> {
         let row = to.number as usize;
         let mismatch = |problem: String| Error::mismatch(to.place, format!("field `{}` {problem}", field.name));
@@ -179,10 +179,10 @@ impl Rows {
         }
     }
 
-    /// Fills row `row` for a record without a value of `field`: with the default, or with no items.
+    /// Fills row `row` of `field` for a record without the value: with the default, or with no items.
     ///
     /// # Safety
-    /// Same as for [`Slot::row`]: nothing else may access that row during the call.
+    /// Nothing else may access this row of the slot during the call.
     pub unsafe fn write_absent(&self, column: usize, row: u32, field: &Field) {
         let default = field.default.as_deref().unwrap_or_default();
         match &self.loose[column] {
@@ -197,8 +197,8 @@ impl Rows {
         }
     }
 
-    /// Removes the rows `dead` (ascending) from the first `rows` rows, and moves the others up to close the gaps.
-    /// Returns the number of remaining rows.
+    /// Removes the rows `dead` (ascending) from the first `rows` rows. Moves later rows up to close the gaps. Returns
+    /// the number of remaining rows.
     ///
     /// # Safety
     /// Nothing else may access the batch during the call.
@@ -223,7 +223,7 @@ impl Rows {
         kept
     }
 
-    /// Sets the rows `dead` to zero, including their weights.
+    /// Sets the rows `dead` to zero, including the weights of these rows.
     ///
     /// # Safety
     /// Nothing else may access the batch during the call.
@@ -239,7 +239,7 @@ impl Rows {
         }
     }
 
-    /// Returns the columns of the first `rows` rows. Memory for variable-length values is taken from `spare`.
+    /// Returns the columns of the first `rows` rows. The memory for variable-length values comes from the pool `spare`.
     pub fn columns(&self, fields: &[Field], rows: usize, spare: &Arc<Pool>) -> Result<Vec<Column>> {
         let mut columns = Vec::with_capacity(fields.len());
         for (column, field) in fields.iter().enumerate() {
@@ -258,7 +258,7 @@ impl Rows {
         Ok(columns)
     }
 
-    /// Number of items to which the rows of a field are padded. `None` if it depends on the rows.
+    /// Number of items to which the rows of a field are padded. `None` if the number depends on the rows.
     fn width(&self, padding: &Padding) -> Option<usize> {
         match padding.to {
             PadTo::Length(length) => Some(length),
@@ -296,7 +296,7 @@ impl Rows {
                 [first, others @ ..] if others.iter().all(|byte| byte == first) => rest.fill(*first),
                 element => rest.chunks_exact_mut(element.len()).for_each(|to| to.copy_from_slice(element)),
             }
-            // SAFETY: as above.
+            // SAFETY: the slot is not shared yet.
             let (items, rest) = unsafe { slot.row(1, row) }.split_at_mut(value.bytes.len() / size * mask_size);
             items.fill(1);
             rest.fill(0);
@@ -327,7 +327,7 @@ impl Rows {
         loose.truncate(rows);
         let total: usize = loose.iter().map(|value| value.bytes.len()).sum();
         let len = |level: usize| loose.iter().map(|value| value.ends.get(level).map_or(0, Vec::len)).sum::<usize>();
-        // Number of offsets of each level: one more than there are lists.
+        // Number of offsets of each level: one more than the level has rows or lists.
         let counts: Vec<usize> =
             std::iter::once(rows).chain((0..kind.inner_levels()).map(len)).map(|len| len + 1).collect();
         let is_bytes = kind.is_bytes();
@@ -339,7 +339,7 @@ impl Rows {
             unsafe { slot.row(1 + level, at) }.copy_from_slice(&(offset as i64).to_le_bytes());
         };
         (0..counts.len()).for_each(|level| put(level, 0, 0));
-        // Number of bytes in the rows so far, and number of lists of each level.
+        // Number of bytes in the rows so far, and number of lists so far in each level.
         let (mut at, mut begun) = (0, vec![0; counts.len()]);
         for (row, value) in loose.iter_mut().map(std::mem::take).enumerate() {
             // SAFETY: the slot is not shared yet, and the layout has room for all values.
@@ -368,7 +368,7 @@ impl Rows {
     }
 }
 
-/// Returns lists of byte strings with valid UTF-8. `Replace` may make the strings up to three times as long.
+/// Converts lists of byte strings to valid UTF-8. `Replace` can make a string up to three times as long.
 fn as_texts(mut lists: Lists, errors: TextErrors) -> Result<Lists, String> {
     let Some(ends) = lists.ends.last_mut() else { return Ok(lists) };
     let (mut texts, mut from) = (Vec::with_capacity(lists.bytes.len()), 0);
@@ -382,7 +382,7 @@ fn as_texts(mut lists: Lists, errors: TextErrors) -> Result<Lists, String> {
     Ok(lists)
 }
 
-/// Returns `bytes` as valid UTF-8. The error states where they are not.
+/// Returns `bytes` as valid UTF-8. The error states the first byte that is not valid.
 fn as_text(bytes: Cow<'_, [u8]>, errors: TextErrors) -> Result<Vec<u8>, String> {
     let Err(error) = std::str::from_utf8(&bytes) else { return Ok(bytes.into_owned()) };
     match errors {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Directory of a node's cache, which any number of processes share: file names, locks and the count of used bytes.
+//! Directory of a node's cache, which several processes share: file names, locks and the count of used bytes.
 //!
-//! Deletes only what it created: regular files with names of its own format, below its own folder. It opens that folder
-//! once and follows no link in it. All locks are kernel locks (`flock`), so a killed process releases its locks.
+//! Deletes only files that the cache created: regular files that have cache entry names, below its own folder. The
+//! cache opens that folder once, and follows no link in it. All locks are kernel locks (`flock`), so the kernel
+//! releases the locks of a killed process.
 
 use std::fs::File;
 use std::io::{ErrorKind, Result};
@@ -17,7 +18,7 @@ use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, flock};
 
 use super::entry::Name;
 
-/// Subfolder for the cache in the user's folder, so that other files in the user's folder are left alone.
+/// Subfolder of the user's folder for the cache. Other files in the user's folder are not touched.
 const OWN_FOLDER: &str = "penstock-cache-1";
 const DIRECTORY: OFlags = FOLDER.union(OFlags::NOFOLLOW);
 
@@ -29,14 +30,14 @@ pub(super) struct Folder {
     root: OwnedFd,
     parts: Arc<OwnedFd>,
     objects: OwnedFd,
-    /// File of eight bytes: the number of bytes in the cache, including unfinished entries. It is read and changed
-    /// under its own lock.
+    /// File of eight bytes: the number of bytes in the cache, including unfinished entries. A process reads and changes
+    /// the number under the file's own lock.
     ledger: File,
     /// Every process that uses the folder holds a shared lock on this file.
     _users: File,
 }
 
-/// Exclusive lock for writing one entry. Other writers of this entry wait until the lock is dropped.
+/// Exclusive lock for writing one entry. While the lock is held, no other writer gets it.
 #[derive(Debug)]
 pub(super) struct EntryLock {
     part: OwnedFile,
@@ -47,7 +48,7 @@ fn made(folder: impl AsFd, name: &str) -> Result<File> {
     owned::open(folder, name, OFlags::RDWR | OFlags::CREATE)
 }
 
-/// Opens a folder, and creates it if it is missing. Returns an error if the name is a link.
+/// Opens a subfolder, and creates it if it is missing. Returns an error if `name` is a link.
 fn open_or_make(folder: impl AsFd, name: &str) -> Result<OwnedFd> {
     open_folder(folder, name.as_bytes(), Links::Refused, Missing::Make).map_err(|blocked| blocked.errno.into())
 }
@@ -65,8 +66,8 @@ fn bytes_of(folder: impl AsFd, name: Name) -> Option<u64> {
 }
 
 impl Folder {
-    /// Opens the cache below `folder`, and creates it if it is missing. If no other process uses it, recomputes its
-    /// size and removes the unfinished files of crashed processes.
+    /// Opens the cache below `folder`, and creates it if it is missing. If no other process uses the cache, recomputes
+    /// the cache's size and removes the unfinished files of crashed processes.
     pub fn open(folder: &Path, limit: u64) -> Result<Self> {
         std::fs::create_dir_all(folder)?;
         let root = open_or_make(File::open(folder)?, OWN_FOLDER)?;
@@ -93,7 +94,7 @@ impl Folder {
         &self.place
     }
 
-    /// Calls `each` with the name and the size on disk of every finished entry.
+    /// Calls `each` with the name and the size on disk of each finished entry.
     pub fn each_entry(&self, mut each: impl FnMut(Name, u64)) -> Result<()> {
         for shelf in Dir::read_from(&self.objects)?.flatten() {
             let name = shelf.file_name();
@@ -114,7 +115,7 @@ impl Folder {
         Ok(rustix::fs::openat(&self.objects, &name.hex()[..2], DIRECTORY, Mode::empty())?)
     }
 
-    /// Opens the finished entry of that name, if there is one.
+    /// Opens the finished entry `name`. Returns `None` if it does not exist.
     pub fn find(&self, name: Name) -> Option<File> {
         owned::open(self.shelf(name).ok()?, &name.hex(), OFlags::RDONLY).ok()
     }
@@ -131,8 +132,8 @@ impl Folder {
         }
     }
 
-    /// Reserves `bytes`. Evicts the entries that `victim` returns until the bytes fit. Returns false if no entry is
-    /// left to evict.
+    /// Reserves `bytes`. If they do not fit, evicts the entries that `victim` returns, one by one, until they fit.
+    /// Returns false if `victim` returns none before that.
     pub fn admit(&self, bytes: u64, mut victim: impl FnMut() -> Option<Name>) -> Result<bool> {
         loop {
             let fits = self.change(|used| {
@@ -149,15 +150,15 @@ impl Folder {
         }
     }
 
-    /// Releases reserved bytes that were not used.
+    /// Releases bytes that were reserved but not used.
     pub fn release(&self, bytes: u64) -> Result<()> {
         self.change(|used| (used.saturating_sub(bytes), ()))
     }
 
-    /// Removes an entry. Returns false if it did not exist.
+    /// Removes an entry. Returns false if the entry did not exist.
     pub fn remove(&self, name: Name) -> Result<bool> {
         self.change(|used| {
-            // Runs under the ledger's lock, so that an entry removed by two processes is subtracted only once.
+            // Runs under the ledger's lock. If two processes remove the same entry, its size is subtracted only once.
             let Ok(shelf) = self.shelf(name) else { return (used, false) };
             let Some(bytes) = bytes_of(&shelf, name) else { return (used, false) };
             match owned::remove_file(&shelf, name.hex(), Proof::Covered) {
@@ -168,7 +169,7 @@ impl Folder {
     }
 
     fn change<T>(&self, decide: impl FnOnce(u64) -> (u64, T)) -> Result<T> {
-        // Opens the file for each call, because `flock` does not exclude threads that share an open file.
+        // Opens the file again for each call, because `flock` does not exclude threads that share an open file.
         let ledger = made(&self.root, "ledger")?;
         flock(&ledger, FlockOperation::LockExclusive)?;
         let mut number = [0; 8];
@@ -189,16 +190,17 @@ impl Folder {
 }
 
 impl EntryLock {
-    /// File that the entry is written to.
+    /// File to which the entry is written.
     pub fn file(&self) -> &File {
         self.part.file()
     }
 
-    /// Renames the written entry to its final name. `admitted` is the number of bytes that were reserved for it.
+    /// Renames the written entry to its final name. `admitted` is the number of bytes that were reserved for the entry.
     pub fn keep(&self, folder: &Folder, admitted: u64) -> Result<()> {
         let shelf = open_or_make(&folder.objects, &self.name.hex()[..2])?;
         let bytes = self.file().metadata()?.len();
-        // Runs under the ledger's lock: a replaced entry is subtracted, and no other process can remove it in between.
+        // Runs under the ledger's lock. The size of a replaced entry is subtracted, and no other process can remove
+        // that entry in between.
         folder.change(|used| {
             let replaced = bytes_of(&shelf, self.name).unwrap_or(0);
             match self.part.rename(&shelf, self.name.hex().as_bytes(), Replace::Existing(Proof::Covered)) {
@@ -210,7 +212,7 @@ impl EntryLock {
 
     /// Removes the unfinished entry.
     pub fn discard(&self) {
-        // If this fails, the next process that is alone in the cache folder removes the file.
+        // If the removal fails, the next process that is alone in the cache folder removes the file.
         self.part.remove();
     }
 }

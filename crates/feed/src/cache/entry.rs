@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Cache entry file: a cached object or a range of one. Contains its bytes (as stored, or transposed), a CRC-32C per
-//! block, the object's store metadata and a fixed-size footer. Owns this file format, but no folder, lock or limit.
+//! Cache entry file: a cached object, or a range of one. The file contains the object's bytes (as stored, or
+//! transposed), a CRC-32C per block, the object's store metadata and a fixed-size footer. This module owns the file
+//! format, but no folder, lock or limit.
 //!
-//! A file damaged by a crash or a bad disk counts as missing (`None`); it causes no error, and its data is never
+//! A file that a crash or a bad disk damaged counts as missing (`None`). It causes no error, and its data is never
 //! returned.
 
 use std::fs::File;
@@ -17,19 +18,19 @@ use penstock_types::{ByteRange, Digest, Key, Url};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
-/// Block size: bytes covered by one checksum. A range read verifies less than one extra block at each end.
+/// Block size: number of bytes that one checksum covers. A range read verifies less than one extra block at each end.
 pub(super) const BLOCK: u64 = 1 << 20;
 
-/// Minimum read size for which a pooled buffer costs less than new memory.
+/// Minimum read size, in bytes, for which a pooled buffer costs less than new memory.
 const BUFFERED: usize = 64 << 10;
 
 const MAGIC: [u8; 8] = *b"penstch1";
 const FOOTER: u64 = 32;
 
-/// Maximum size of the metadata before the footer. A larger one was not written by Penstock.
+/// Maximum size of the metadata before the footer. Penstock never writes larger metadata.
 const MAX_HEAD: u64 = 64 << 10;
 
-/// Form in which an entry holds an object.
+/// Form in which an entry stores an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
     /// The object's stored bytes: all of them, or a range.
@@ -38,13 +39,13 @@ pub(super) enum Form {
     Planes,
 }
 
-/// Name of an entry: a hash of the object's store, key and version and, for a range, of the range.
+/// Name of an entry: a hash of the object's store, key and version. For a range, the hash includes the range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Name(pub u128);
 
 impl Name {
-    /// Returns the entry name of an object. `None` if the object has no version: it could not be distinguished from a
-    /// later object with the same key.
+    /// Returns the entry name of an object. Returns `None` if the object has no version, because a later object with
+    /// the same key would get the same name.
     pub fn of(root: &Url, object: &ObjectRef, form: Form) -> Option<Self> {
         let version = object.version.as_ref()?;
         let mut hash = Xxh3::new();
@@ -58,7 +59,7 @@ impl Name {
                 hash.update(&range.start.to_le_bytes());
                 hash.update(&range.len.to_le_bytes());
             }
-            // The hash includes the version of the copy's format, so copies in other formats are ignored.
+            // The hash includes the version of the copy's format, so a cache ignores copies in other formats.
             Form::Planes => hash.update(b"planes1"),
         }
         Some(Self(hash.digest128()))
@@ -70,18 +71,19 @@ impl Name {
 
     pub fn from_hex(text: &str) -> Option<Self> {
         let name = Self(u128::from_str_radix(text, 16).ok()?);
-        // Accept only the spelling that Penstock writes.
+        // Accept only names in the form that Penstock writes (32 lower-case digits).
         (name.hex() == text).then_some(name)
     }
 }
 
-/// Metadata in an entry: the object's identity, which detects hash collisions, and its metadata from the store.
+/// Metadata in an entry: the object's identity, which detects hash collisions, and the metadata that the store
+/// returned.
 #[derive(Debug, Serialize, Deserialize)]
 struct Head {
     root: String,
     key: Vec<u8>,
     version: Version,
-    /// Only for a range: its first byte, and the object's size.
+    /// Only for a range: offset of the range in the object, and the object's size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     stretch: Option<(u64, u64)>,
     /// Only for a transposed copy: the object's stored size.
@@ -119,8 +121,8 @@ impl<'a> Writer<'a> {
         self.crcs
     }
 
-    /// Writes `bytes` of the entry at `offset`. Both ends must be multiples of [`BLOCK`], except at the end of the
-    /// entry.
+    /// Writes `bytes` at `offset` of the entry. The offset must be a multiple of [`BLOCK`]. The end must be a multiple
+    /// of [`BLOCK`] or the end of the entry.
     pub fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
         let end = offset + bytes.len() as u64;
         let is_cut = !end.is_multiple_of(BLOCK) && end != self.size;
@@ -133,8 +135,8 @@ impl<'a> Writer<'a> {
         self.file.write_all_at(bytes, offset)
     }
 
-    /// Finishes the entry of the object that `meta` describes, in the given `form`. The file is not synced: data lost
-    /// in a power failure is detected by the checksums, and fetched again.
+    /// Finishes the entry of the object that `meta` describes, in the given `form`. The file is not synced to disk: if
+    /// a power failure loses data, the checksums detect the loss, and the object is fetched again.
     pub fn finish(self, root: &Url, meta: &Meta, form: Form) -> Result<()> {
         let version = meta.version.clone().ok_or_else(|| Error::new(ErrorKind::InvalidInput, "no version"))?;
         let head = serde_json::to_vec(&Head {
@@ -162,7 +164,7 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// Size on disk of an entry of `size` bytes.
+/// Size on disk of an entry with `size` bytes of data.
 pub(super) fn disk_bytes(size: u64) -> u64 {
     size + size.div_ceil(BLOCK) * 4 + FOOTER + 512
 }
@@ -172,15 +174,16 @@ pub(super) fn disk_bytes(size: u64) -> u64 {
 pub(super) struct Entry {
     file: File,
     crcs: Vec<u32>,
-    /// Metadata of the object from its store.
+    /// Metadata of the object, as its store returned it.
     pub meta: Meta,
-    /// Offset in the object of the entry's first byte.
+    /// Offset in the object at which the entry's data begins.
     start: u64,
     size: u64,
 }
 
 impl Entry {
-    /// Opens the entry in `file`. Returns `None` if it is not `object` in this form, or if its footer is inconsistent.
+    /// Opens the entry in `file`. Returns `None` if the entry is not for `object` in this form, or if its footer is
+    /// inconsistent.
     pub fn open(file: File, root: &Url, object: &ObjectRef, form: Form) -> Option<Self> {
         let len = file.metadata().ok()?.len();
         let mut footer = [0; FOOTER as usize];
@@ -228,8 +231,8 @@ impl Entry {
         Some(Self { file, crcs, meta, start, size })
     }
 
-    /// Returns a range of the object's stored bytes, cut at the object's end. `None` if a block is corrupt or the entry
-    /// does not hold the range.
+    /// Returns a range of the object's stored bytes, shortened at the object's end. Returns `None` if a block is
+    /// corrupt, or if the entry does not contain the range.
     pub fn read(&self, range: ByteRange, buffers: &Arc<BufferPool>) -> Result<Option<Bytes>> {
         let (start, end) = (range.start.min(self.meta.size), range.end(self.meta.size));
         if start >= end {
@@ -241,12 +244,13 @@ impl Entry {
         }
     }
 
-    /// Returns all bytes of the entry. `None` if a block is corrupt.
+    /// Returns all bytes of the entry. Returns `None` if a block is corrupt.
     pub fn read_all(&self, buffers: &Arc<BufferPool>) -> Result<Option<Bytes>> {
         self.held(0, self.size, buffers)
     }
 
-    /// Returns the bytes from `start` to `end` of the entry. Returns an error if the system is out of memory.
+    /// Returns the bytes `start..end` of the entry. Returns `None` if a block is corrupt, and an error if memory is
+    /// exhausted.
     fn held(&self, start: u64, end: u64, buffers: &Arc<BufferPool>) -> Result<Option<Bytes>> {
         let from = start / BLOCK * BLOCK;
         let to = end.div_ceil(BLOCK).saturating_mul(BLOCK).min(self.size);
@@ -263,8 +267,8 @@ impl Entry {
         Ok(self.read_blocks(from, &mut read.as_mut()[..bytes]).then(|| read.freeze(asked)))
     }
 
-    /// Reads whole blocks starting at `from`. Each block is verified while it is still in the CPU cache. Returns false
-    /// if a block is corrupt.
+    /// Reads whole blocks, starting at `from`. Verifies each block while it is still in the CPU cache. Returns false if
+    /// a block is corrupt.
     fn read_blocks(&self, from: u64, into: &mut [u8]) -> bool {
         let first = (from / BLOCK) as usize;
         into.chunks_mut(BLOCK as usize).zip(&self.crcs[first..]).enumerate().all(|(at, (block, crc))| {

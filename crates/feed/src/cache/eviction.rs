@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Eviction queue of the node cache: evicts the entry whose next use is the latest. If the read order is known, this
-//! causes the fewest requests (Belady, IBM Systems Journal 5(2), 1966). A new entry whose next use is later than that
-//! of all others is not stored.
+//! Eviction queue of the node cache: evicts the entry whose next use is the latest of all entries. If the read order is
+//! known, this policy causes the fewest requests (Belady, IBM Systems Journal 5(2), 1966). A new entry is not stored if
+//! its next use is later than the next use of every stored entry.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex};
@@ -12,7 +12,8 @@ use super::directory::Folder;
 use super::entry::{Form, Name};
 use super::{AccessPlan, Extent};
 
-/// Entries of the cache folder, ordered by their next use. Built when space is first needed, and updated after that.
+/// Entries of the cache folder, ordered by their next use. The queue is built when space is needed for the first time,
+/// and updated after that.
 #[derive(Debug)]
 pub(super) struct EvictionQueue {
     folder: Arc<Folder>,
@@ -37,7 +38,7 @@ impl Stock {
         self.by_next_use.insert((next_use, name));
     }
 
-    /// Recomputes the next use of entries whose time has passed: other processes of the node have read them.
+    /// Recomputes the next use of entries whose time has passed. Other processes of the node have read these entries.
     fn catch_up(&mut self, future: &dyn AccessPlan) {
         let now = future.now();
         let passed: Vec<Name> = self.by_next_use.range(..(now, Name(0))).map(|entry| entry.1).collect();
@@ -65,7 +66,7 @@ impl EvictionQueue {
         }
     }
 
-    /// Stops tracking an entry that was removed.
+    /// Stops tracking an entry that was removed from the folder.
     fn forget(&self, name: Name) {
         if let Some(kept) = &mut *lock(&self.kept)
             && let Some((next_use, _)) = kept.known.remove(&name)
@@ -74,7 +75,7 @@ impl EvictionQueue {
         }
     }
 
-    /// Removes an entry from the folder, and stops tracking it once it is removed.
+    /// Removes an entry from the folder. Stops tracking the entry if the removal succeeds.
     pub fn forget_removed(&self, name: Option<Name>) -> std::io::Result<()> {
         let Some(name) = name else { return Ok(()) };
         self.folder.remove(name)?;
@@ -84,8 +85,8 @@ impl EvictionQueue {
         Ok(())
     }
 
-    /// Returns the entry that is needed last, and stops tracking it. Returns `None` if no entry is needed later than
-    /// `what`.
+    /// Returns the entry whose next use is the latest, and stops tracking it. Returns `None` if no entry has a later
+    /// next use than `what`.
     pub fn later_than(&self, what: &Extent) -> Option<Name> {
         let wanted = self.future.next_use(what);
         let mut kept = lock(&self.kept);
@@ -97,13 +98,13 @@ impl EvictionQueue {
         Some(name)
     }
 
-    /// Lists all entries that are in the folder now.
+    /// Lists all entries that the folder contains now.
     fn stock(&self) -> Stock {
         let (mut kept, mut found) = (Stock::default(), HashSet::new());
         // If the folder cannot be listed, it counts as empty.
         let _ = self.folder.each_entry(|name, _| _ = found.insert(name));
         for (object, range) in self.future.stretches() {
-            // If an object is cached in two forms, only the form that this run reads gets a next use; the other is
+            // If an object is cached in two forms, only the form that this run reads gets a next use. The other form is
             // evicted first.
             let forms = [self.reads_planes.then_some(Form::Planes), Some(Form::Stored(range))];
             let mut names = forms.into_iter().flatten().filter_map(|form| Name::of(&self.root, &object, form));

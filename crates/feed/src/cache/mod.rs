@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Node cache: a store wrapper that caches objects on a local disk, once for all processes of the node. Objects are
-//! cached whole and as stored; objects that are only read in ranges are cached by range. Compressed objects may be
-//! cached as transposed copies (`transcode`), which only callers that request them receive.
+//! cached completely and as stored. An object of which a run reads only ranges is cached range by range. Compressed
+//! objects may be cached as transposed copies (`transcode`), which only callers that request them receive.
 //!
-//! Owns admission and eviction; the caller passes the order of the next reads ([`AccessPlan`]). A disk error makes
+//! Owns admission and eviction. The caller passes the order of the next reads ([`AccessPlan`]). A disk error makes
 //! reads slower, but never loses a sample: if an entry may be invalid, the object is read from the store again.
 
 mod directory;
@@ -28,14 +28,14 @@ use eviction::EvictionQueue;
 pub use transcode::Transcode;
 use transcode::Transcoder;
 
-/// Part size for fetching a whole object when a read needs only ranges of it; several parts are fetched concurrently.
-/// One connection to a public cloud reaches 50 to 90 MB/s (reference: AWS and Azure performance guides).
+/// Part size for fetching a whole object when a read needs only ranges of the object. Several parts are fetched
+/// concurrently. One connection to a public cloud reaches 50 to 90 MB/s (source: AWS and Azure performance guides).
 const PART: u64 = 8 << 20;
 
 /// Maximum number of concurrent parts per object.
 const PARTS_IN_FLIGHT: usize = 8;
 
-/// Polling interval for an object that another task or process is fetching: initial and maximum.
+/// Polling interval while another task or process fetches an object: initial and maximum.
 const LOOK_AGAIN: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(50));
 
 /// Data that an entry holds: an object, or a range of it.
@@ -43,7 +43,7 @@ const LOOK_AGAIN: (Duration, Duration) = (Duration::from_millis(2), Duration::fr
 pub struct Extent {
     /// Key of the object.
     pub key: Key,
-    /// Range of the object; [`ByteRange::WHOLE`] for all of it.
+    /// Range of the object; [`ByteRange::WHOLE`] for the whole object.
     pub range: ByteRange,
 }
 
@@ -64,20 +64,21 @@ impl CachedRange {
 
 /// Order of the next reads of a run, which eviction uses.
 pub trait AccessPlan: Send + Sync + fmt::Debug {
-    /// Current time, in the unit of `next_use`. All reads with an earlier time are done.
+    /// Current time, in the unit of `next_use`. All reads that are planned for earlier times are done.
     fn now(&self) -> u64;
 
-    /// Time of this node's next read of `what`, after the current one. A larger value is later; `u64::MAX` means never.
+    /// Time of this node's next read of `what`, not counting the current read. A larger value is later; `u64::MAX`
+    /// means never.
     fn next_use(&self, what: &Extent) -> u64;
 
-    /// Range to cache for a read of `ranges` of an object. `None` if the object is not part of the run.
+    /// Range to cache when `ranges` of an object are read. `None` if the object is not part of the run.
     fn keeps(&self, key: &Key, ranges: &[ByteRange]) -> Option<CachedRange>;
 
-    /// All objects and ranges that the run may read. Other entries in the folder are evicted first.
+    /// All objects and ranges that the run may read. All other entries in the folder are evicted first.
     fn stretches(&self) -> Box<dyn Iterator<Item = (ObjectRef, ByteRange)> + '_>;
 }
 
-/// Store wrapper that caches objects on a local disk; see the module documentation.
+/// Store wrapper that caches objects on a local disk (see the module documentation).
 #[derive(Debug)]
 pub struct NodeCache {
     inner: Arc<dyn Store>,
@@ -88,7 +89,7 @@ pub struct NodeCache {
     transcoder: Arc<Transcoder>,
 }
 
-/// A read in progress: the requested ranges, and the entry that serves them.
+/// A read in progress: the requested ranges, and the name of the entry that serves them.
 struct Read<'a> {
     object: &'a ObjectRef,
     ranges: &'a [ByteRange],
@@ -104,7 +105,7 @@ impl Read<'_> {
     }
 }
 
-/// Reservation for an unfinished entry. Dropping it releases the bytes unless the entry was finished.
+/// Reserved bytes for an unfinished entry. Dropping the reservation releases the bytes, unless the entry was finished.
 struct Admission {
     folder: Arc<Folder>,
     bytes: u64,
@@ -121,7 +122,8 @@ impl Admission {
 impl Drop for Admission {
     fn drop(&mut self) {
         if self.bytes > 0 {
-            // If this fails, the count is too high until the next process that is alone in the folder corrects it.
+            // If the release fails, the count is too high until the next process that is alone in the folder corrects
+            // it.
             let _ = self.folder.release(self.bytes);
         }
     }
@@ -149,7 +151,7 @@ fn answer(meta: Meta, ranges: &[ByteRange], parts: Vec<Bytes>) -> GetResult {
 }
 
 impl NodeCache {
-    /// Creates a cache of at most `limit_bytes` below `folder`, in front of the store `inner`. `transcode` sets when
+    /// Creates a cache of at most `limit_bytes` below `folder`, in front of the store `inner`. `transcode` states when
     /// compressed objects are cached as transposed copies.
     pub fn new(
         inner: Arc<dyn Store>,
@@ -173,12 +175,12 @@ impl NodeCache {
         self.folder.place().to_owned()
     }
 
-    /// Converts a disk error to a cache miss and counts it. A miss costs a request to the store.
+    /// Counts a disk error and converts it to a cache miss. A miss costs a request to the store.
     fn doubt<T>(&self, found: std::io::Result<T>) -> Option<T> {
         found.inspect_err(|_| self.metrics.count(Metric::CacheFailures)).ok()
     }
 
-    /// Calls `read` on an entry and returns its result. Returns `None` if no valid entry exists; a corrupt entry is
+    /// Calls `read` on an entry and returns its result. Returns `None` if no valid entry exists. A corrupt entry is
     /// removed.
     async fn entry<T: Send + 'static>(
         &self,
@@ -193,7 +195,7 @@ impl NodeCache {
             let file = folder.find(name)?;
             let found = Entry::open(file, &root, &object, form).map_or(Ok(None), |entry| read(entry, &buffers));
             if let Ok(None) = found {
-                // If the removal fails, no harm is done: the checksum prevents any use of the entry.
+                // The result of the removal does not matter: the checksum prevents any use of the corrupt entry.
                 let _ = folder.remove(name);
             }
             Some(found)
@@ -212,7 +214,7 @@ impl NodeCache {
         self.victims.note(name, what);
     }
 
-    /// Serves a read from the cache, if there is a valid entry.
+    /// Serves a read from the cache. Returns `None` if no valid entry exists.
     async fn kept(&self, read: &Read<'_>) -> Result<Option<GetResult>> {
         let (what, asked) = (read.what(), read.ranges.to_vec());
         let parts = self.entry(read.name, read.object, Form::Stored(what.range), move |entry, buffers| {
@@ -225,7 +227,7 @@ impl NodeCache {
         Ok(Some(answer(meta, read.ranges, parts)))
     }
 
-    /// Acquires the lock that lets this process fetch an object. Returns `None` if another process has fetched the
+    /// Acquires the lock that allows this process to fetch an object. Returns `None` if another process has fetched the
     /// object, or if the disk fails.
     async fn turn(&self, name: Name, deadline: Deadline) -> Result<Option<EntryLock>> {
         let mut pause = LOOK_AGAIN.0;
@@ -247,8 +249,8 @@ impl NodeCache {
         }
     }
 
-    /// Reserves space for an entry by evicting entries that are needed later. Returns `None` if that does not free
-    /// enough space.
+    /// Reserves space for an entry. Evicts entries whose next use is later. Returns `None` if these evictions do not
+    /// free enough space.
     async fn room(&self, what: Extent, bytes: u64) -> Result<Option<Admission>> {
         let (folder, victims, metrics) = (self.folder.clone(), self.victims.clone(), self.metrics.clone());
         let admitted = blocking(move || {
@@ -263,7 +265,7 @@ impl NodeCache {
         Ok(self.doubt(admitted).flatten())
     }
 
-    /// Fetches the range to cache into the folder, and serves the read from it.
+    /// Fetches the range to cache into the folder, and serves the read from the fetched range.
     async fn fetch(&self, turn: EntryLock, read: &Read<'_>) -> Result<GetResult> {
         let Read { object, ranges, deadline, .. } = *read;
         let room = match read.keeps {
@@ -299,7 +301,7 @@ impl NodeCache {
         }
     }
 
-    /// Fetches the range to cache in one request. The caller serves the read from the bytes in memory.
+    /// Fetches the range to cache in one request. Returns its bytes, from which the caller serves the read.
     async fn fetch_at_once(
         &self,
         turn: EntryLock,
@@ -311,7 +313,7 @@ impl NodeCache {
         let got = self.inner.get_ranges(object, &[keeps.range], deadline).await?;
         let meta = got.meta.clone();
         let bytes = collected(got).await?;
-        // An object whose size differs from the plan is not cached. It is passed to the reader, which reports the
+        // An object whose size differs from the plan is not cached. The reader gets the object and reports the
         // difference.
         if meta.size != keeps.size || bytes.len() as u64 != keeps.bytes() {
             turn.discard();
@@ -333,8 +335,8 @@ impl NodeCache {
         Ok((meta, Some(bytes)))
     }
 
-    /// Fetches the range to cache in concurrent parts, and writes each part as it arrives. Only parts in flight are in
-    /// memory.
+    /// Fetches the range to cache in concurrent parts, and writes each part when it arrives. Only the parts in flight
+    /// are in memory.
     async fn fetch_parts(
         &self,
         turn: EntryLock,

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Transposed copies of compressed objects: an object is decompressed once, and cached in a form that is cheaper to
-//! read than to decompress again.
+//! Transposed copies of compressed objects: the cache decompresses an object once, and stores a copy that is faster to
+//! read than the compressed object.
 //!
-//! Owns the copies and the decision to create them, which is based on measurements. If a copy may be invalid, the
-//! stored bytes are used. An object without a copy costs the same in every epoch.
+//! Owns the copies, and decides by measurements whether to create them. If a copy may be invalid, the stored bytes are
+//! used. An object without a copy costs the same in every epoch.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -23,22 +23,23 @@ use super::directory::EntryLock;
 use super::entry::{Form, Name, Writer, disk_bytes};
 use super::{AccessPlan, Admission, Extent, NodeCache, blocking};
 
-/// Number of objects that are measured before `Auto` decides.
+/// Number of objects that are measured before `Transcode::Auto` decides.
 const TRIALS: usize = 3;
-/// Number of measured reads of each form per object; the fastest one counts.
+/// Number of reads of each form that are timed per object. The fastest read counts.
 const TURNS: usize = 3;
 
-/// Maximum time to read a transposed copy, as a fraction of the decompression time, for copies to be worthwhile.
+/// Maximum time to read a transposed copy, as a fraction of the time to decompress the object. Above this, copies do
+/// not pay off.
 const WORTH: f64 = 0.8;
 
-/// Maximum decompressed bytes that are transcoded concurrently, by at most one thread per core. Transcoding takes three
-/// times this memory, which is not part of a feed's budget.
+/// Maximum total decompressed size, in bytes, of the objects that are transcoded at the same time. At most one thread
+/// per core transcodes. Transcoding takes three times this memory, which is not part of a feed's budget.
 const MAKING: u64 = 256 << 20;
 
-/// Maximum decompressed size of an object that gets a copy.
+/// Maximum decompressed size, in bytes, of an object for which a copy is created.
 const MAX_INFLATED: u64 = 64 << 20;
 
-/// Bytes per permit of the semaphore `gate`.
+/// Number of bytes per permit of the semaphore `gate`.
 const UNIT: u64 = 1 << 20;
 
 /// Policy for caching compressed objects as transposed copies.
@@ -49,7 +50,7 @@ pub enum Transcode {
     Never,
     /// Create copies if measurements of the first objects show that they pay off.
     Auto,
-    /// Create a copy of every object whose copy is not larger.
+    /// Create a copy of every object, unless the copy would be larger than the object.
     Always,
 }
 
@@ -66,7 +67,7 @@ impl FromStr for Transcode {
     }
 }
 
-/// Measurements of one object in both forms.
+/// Measurements of one object, as stored and as a transposed copy.
 #[derive(Debug, Clone, Copy)]
 struct Trial {
     inflated: Duration,
@@ -75,7 +76,7 @@ struct Trial {
     planes: u64,
 }
 
-/// Decision on creating copies, and its reason.
+/// Decision whether to create copies, and its reason.
 #[derive(Debug, Clone)]
 struct Verdict {
     keeps: bool,
@@ -83,8 +84,8 @@ struct Verdict {
 }
 
 impl Verdict {
-    /// Decides from trials of the first objects of a dataset. `set` is the dataset's stored size in bytes, and `limit`
-    /// is the cache size. A trial is `None` if the object could not be copied.
+    /// Decides from trials of the dataset's first objects. `set` is the dataset's stored size in bytes, and `limit` is
+    /// the cache size in bytes. The trial of an object that could not be copied is `None`.
     fn of(tried: &[Option<Trial>], set: u64, limit: u64) -> Self {
         let trials: Vec<Trial> = tried.iter().flatten().copied().collect();
         if trials.is_empty() {
@@ -109,7 +110,7 @@ impl Verdict {
         let (keeps, because) = if ratio > 1.0 {
             (false, "cached as stored: transposed copies would be larger".to_owned())
         } else if need > limit {
-            // An evicted copy must be created again, which costs more than the copy saves.
+            // An evicted copy must be created again. That costs more than the copy saves.
             (
                 false,
                 format!(
@@ -136,7 +137,7 @@ impl fmt::Display for Verdict {
 #[derive(Debug, Default)]
 struct State {
     trials: Vec<Option<Trial>>,
-    /// Best layout for the first object; used for all objects.
+    /// Best layout for the first object. This layout is used for all objects.
     form: Option<Planes>,
     verdict: Option<Verdict>,
     /// Objects that could not be copied. They are recorded so that a failed attempt is not repeated in every epoch.
@@ -167,7 +168,7 @@ impl Transcoder {
         lock(&self.state)
     }
 
-    /// True if a copy of this object may still be created.
+    /// True if a copy of this object may be created, as far as is known now.
     fn may_make(&self, name: Name) -> bool {
         let state = self.state();
         let is_open = match self.transcode {
@@ -192,15 +193,16 @@ impl Transcoder {
         self.state().refused.insert(name);
     }
 
-    /// Number of permits for an object, from its likely decompressed size. `None` if the object is too large.
+    /// Number of permits for an object, based on its probable decompressed size. `None` if the object is too large.
     fn weight(&self, codec: Codec, stored: &[u8]) -> Option<u32> {
         let hint = stored.last_chunk().filter(|_| codec == Codec::Gzip).map(|last| gzip_size_hint(*last));
-        // If the gzip file has several members, the hint is only the size of the last one, which may be empty.
+        // For a gzip file of several members, the hint is only the size of the last member, which may be empty.
         let inflated = hint.filter(|&hint| hint >= stored.len() as u64).unwrap_or(MAX_INFLATED);
         (inflated <= MAX_INFLATED).then(|| inflated.div_ceil(UNIT).max(self.share) as u32)
     }
 
-    /// Creates the transposed copy of an object. Returns `None` if it is not to be cached. Takes tens of milliseconds.
+    /// Creates the transposed copy of an object, which takes tens of milliseconds. Returns `None` if the copy is not to
+    /// be cached.
     fn made(&self, name: Name, codec: Codec, stored: &[u8], check: GzipCheck) -> Option<Vec<u8>> {
         let made = self.tried(codec, stored, check);
         let fits = made.as_ref().is_some_and(|(planes, _)| planes.len() <= stored.len());
@@ -213,9 +215,9 @@ impl Transcoder {
         made.map(|(planes, _)| planes).filter(|_| fits)
     }
 
-    /// Creates the transposed copy of an object, verifying all checksums and reading the copy back. Measures the cost
-    /// of both forms while no decision is made. Returns `None` if the object does not decompress, which its reader will
-    /// report.
+    /// Creates the transposed copy of an object. Verifies all checksums, and reads the copy back. While no decision is
+    /// made, also measures the cost of both forms. Returns `None` if the object cannot be decompressed; the object's
+    /// reader will report the error.
     fn tried(&self, codec: Codec, stored: &[u8], check: GzipCheck) -> Option<(Vec<u8>, Trial)> {
         let (mut content, mut again) = (Vec::new(), Vec::new());
         decompress_into(codec, stored, &mut content, MAX_INFLATED, "").ok()?;
@@ -242,13 +244,13 @@ impl Transcoder {
         self.transcode == Transcode::Auto && self.state().verdict.is_none()
     }
 
-    /// Adds a trial, and returns whether objects are cached as transposed copies according to the trials so far.
+    /// Adds a trial. Returns whether to cache objects as transposed copies, according to the trials so far.
     fn decides(&self, trial: Option<Trial>) -> bool {
         if self.transcode != Transcode::Auto {
             return self.transcode == Transcode::Always;
         }
         let size = |(object, range): (ObjectRef, ByteRange)| self.future.keeps(&object.key, &[range]);
-        // Computed before the state is locked, because it may take a while.
+        // Computed before the state is locked, because the computation may take a while.
         let set = if self.is_undecided() {
             self.future.stretches().filter_map(size).map(|keeps| keeps.size).sum()
         } else {
@@ -266,13 +268,14 @@ impl Transcoder {
 }
 
 impl NodeCache {
-    /// Returns in one sentence whether objects are cached as transposed copies, and why. `None` before the decision.
+    /// Returns one sentence: whether and why objects are cached as transposed copies. Returns `None` before the
+    /// decision.
     pub fn transcoding(&self) -> Option<String> {
         self.transcoder.state().verdict.as_ref().map(Verdict::to_string)
     }
 
-    /// Returns the transposed copy of an object, if a valid one is cached; [`restore_transposed`] converts it back. A
-    /// corrupt copy is removed.
+    /// Returns the transposed copy of an object if a valid copy is cached. The caller converts it back with
+    /// [`restore_transposed`]. A corrupt copy is removed.
     pub async fn in_planes(&self, object: &ObjectRef) -> Result<Option<Bytes>> {
         let name = Name::of(self.root_url(), object, Form::Planes);
         let Some(name) = name.filter(|_| self.transcoder.transcode != Transcode::Never) else { return Ok(None) };
@@ -283,9 +286,10 @@ impl NodeCache {
         Ok(planes)
     }
 
-    /// Creates the transposed copy of an object whose stored bytes are in memory, and caches it in place of the stored
-    /// bytes. Returns `None` if a copy does not pay off, if there is no space, or if another process is creating it.
-    /// `check` sets how the object's reader verifies gzip's own checksum; the measurements verify it in the same way.
+    /// Creates the transposed copy of an object whose stored bytes are in memory, and caches the copy in place of the
+    /// stored bytes. Returns `None` if a copy does not pay off, if there is no space, or if another process is creating
+    /// it. `check` states how the object's reader verifies gzip's own checksum; the measurements verify it in the same
+    /// way.
     pub async fn keep_planes(
         &self,
         object: &ObjectRef,
@@ -303,7 +307,7 @@ impl NodeCache {
             transcoder.decides(None);
             return Ok(None);
         };
-        // Only a few objects are transcoded at a time. This limit slows down only the first epoch.
+        // Only a few objects are transcoded at the same time. This limit slows down only the first epoch.
         let gate = transcoder.gate.clone();
         let permit = gate.acquire_many_owned(weight).await;
         let permit = permit.map_err(|error| Error::bug(format!("the node cache: {error}")))?;
@@ -330,7 +334,8 @@ impl NodeCache {
         };
         let mut room = self.room(whole(object), disk_bytes(made.len() as u64)).await?;
         if room.is_none() {
-            // Remove the stored entry and try again: it is at least as large as the copy, and its bytes are in memory.
+            // Remove the stored entry and try again. The stored entry is at least as large as the copy, and its bytes
+            // are in memory.
             self.drop_stored(object).await?;
             room = self.room(whole(object), disk_bytes(made.len() as u64)).await?;
         }
@@ -343,7 +348,7 @@ impl NodeCache {
         Ok(Some(made))
     }
 
-    /// Writes the copy, and removes the object's stored entry.
+    /// Writes the transposed copy, and removes the object's stored entry.
     async fn write_planes(
         &self,
         name: Name,
@@ -372,7 +377,7 @@ impl NodeCache {
                 room.keep(&turn)
             };
             keep().inspect_err(|_| turn.discard())?;
-            // These updates are one blocking call, so a caller that is dropped in between cannot skip any of them.
+            // These updates are part of one blocking call, so they all run even if the caller's future is dropped.
             metrics.count(Metric::CacheTranscodes);
             victims.note(name, &what);
             victims.forget_removed(stored)

@@ -33,7 +33,8 @@ __all__ = ["Comparison", "Metric", "Side", "compare", "runner"]
 
 RUNS_A_BLOCK = 4
 _NUMBER = r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
-# A benchmark prints a few pages. Longer output is probably data, so the rest is discarded.
+# Maximum number of output bytes to keep. A benchmark prints a few pages; more output is probably data, and is
+# discarded.
 _LIMIT_OUTPUT_BYTES = 64_000_000
 
 
@@ -112,8 +113,7 @@ def runner(metric: Metric, *, limit_s: float | None = None) -> Callable[[Sequenc
     """
 
     def run(argv: Sequence[str], name: str) -> float:
-        # Uses files, not pipes. A pipe must be drained while the command runs, and that time would count as the
-        # command's.
+        # Write the output to files, not to pipes. Draining a pipe would take processor time from the running command.
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             start = time.perf_counter()
             streams = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
@@ -178,7 +178,7 @@ def compare(
         progress: Called after each block with the runs so far and the ratio.
 
     Raises:
-        ConfigError: `max_runs` is too small for any conclusion, or a level is out of range.
+        ConfigError: `max_runs` is too small for any conclusion, or `alpha` or `margin` is out of range.
     """
     if not 0 < alpha < 1 or not 0 <= margin < 1:
         raise ConfigError(f"alpha ({alpha:g}) must be between 0 and 1, and margin ({margin:g}) from 0 to below 1")

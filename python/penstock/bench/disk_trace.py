@@ -27,7 +27,7 @@ __all__ = ["DiskLimits", "DiskSample", "DiskTrace", "judge", "trace"]
 # A sample counts as at a limit if it reaches this share of the limit, because throttled disks deliver slightly less
 # than the configured limit.
 _AT_LIMIT = 0.93
-# A limit counts as hit if the disk is at the limit for this share of the time that it is in use.
+# A limit counts as hit if the disk is at the limit for at least this share of the time in which it is used.
 _BOUND = 0.3
 _USED = 0.05
 _GRACE_S = 10.0

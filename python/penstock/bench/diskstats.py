@@ -13,12 +13,13 @@ from penstock.errors import ConfigError, NotFound, SystemFault
 
 __all__ = ["Counters", "device_of", "read_counters"]
 
-_SECTOR = 512  # sector size of these counters, whatever the device's own is
+_SECTOR = 512  # unit of the kernel's counters, in bytes; independent of the device's sector size
 
 
 class Counters(msgspec.Struct, frozen=True, kw_only=True):
     """Counters of one device since it appeared. `busy_s` is the time with requests in flight; `waited_s` is the sum of
-    the in-flight times of all requests. `merged` are requests that became part of others, and are not in the I/Os.
+    the in-flight times of all requests. `merged` counts requests that the kernel merged into other requests; the I/O
+    counts exclude them.
     """
 
     number: str

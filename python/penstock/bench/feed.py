@@ -43,8 +43,9 @@ CACHES = ("warm", "cold")
 _CODECS = {"gz": "gzip", "zst": "zstd", "lz4": "lz4"}
 
 _BRIGHTNESS = 0.03
-"""Tolerance for the mean brightness. Decoders and resizers differ by rounding, and random crops by their draws. A
-larger difference means different images."""
+"""Tolerance for the mean brightness. Decoders and resizers differ by rounding, and random crops by their random
+numbers. A larger difference means different images.
+"""
 
 _HOW = {
     "warm": "an uncounted pass over the whole dataset ran before",
@@ -305,7 +306,7 @@ def _rows(
 
 
 def _ratio(theirs: Sequence[Mapping[str, Any]], mine: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the peer's median time divided by ours: above 1 if the peer takes longer."""
+    """Return the peer's median time divided by Penstock's: above 1 if the peer takes longer."""
     found = {}
     for what in ("cpu_s", "wall_s"):
         top, bottom = (quartiles([one[what] for one in passes])[0] for passes in (theirs, mine))

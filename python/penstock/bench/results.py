@@ -241,7 +241,7 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
 
 def as_fault(error: OSError, place: str, *, written: str | None = None) -> PenstockError:
     """Convert an OSError into a Penstock error that a caller can handle. `written` describes what was written before
-    it.
+    the error.
     """
     if isinstance(error, PermissionError):
         return Denied(f"{place} cannot be written: {error.strerror}", where=place)

@@ -52,8 +52,8 @@ def _factor(n: int, t_squared: float) -> float:
 
 
 def evidence(blocks: Sequence[float], mean: float = 0.0) -> float:
-    """Bayes factor of the blocks: the likelihood with another mean, divided by that with this `mean`. 1 for fewer than
-    two blocks.
+    """Bayes factor of the blocks: the likelihood with another mean, divided by the likelihood with `mean`. The factor
+    is 1 for fewer than two blocks.
     """
     n = len(blocks)
     if n < 2:

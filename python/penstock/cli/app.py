@@ -70,7 +70,7 @@ def _reader_may_leave() -> Iterator[None]:
     except BrokenPipeError as error:
         if not _stdout_is_broken():  # another pipe is broken, an error that click would hide
             raise _foreseen(error) from error
-        # The interpreter flushes stdout again at exit, so redirect stdout to a target that accepts the data.
+        # The interpreter flushes stdout again at exit. Redirect stdout to /dev/null, where this flush succeeds.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise click.exceptions.Exit(0) from error
 

@@ -174,7 +174,7 @@ def _default() -> Path | None:
 def _plain(price: Price) -> dict[str, Any]:
     import msgspec
 
-    return msgspec.structs.asdict(price)  # not to_builtins, which leaves out defaults
+    return msgspec.structs.asdict(price)  # `to_builtins` would leave out defaults
 
 
 def _amount(row: dict[str, Any]) -> str:
@@ -183,7 +183,9 @@ def _amount(row: dict[str, Any]) -> str:
 
 
 def _changes(found: Refreshed, known: Any) -> list[dict[str, Any]]:
-    """The refreshed prices, each with the earlier price in the same region (None if it had no price)."""
+    """Return the refreshed prices, each with the earlier price in the same region (None if there was no earlier
+    price).
+    """
     rows = []
     for price in found.prices:
         held = next((p for p in known.price if p.item == price.item and p.holds_in(price.region)), None)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 SCHEMA_VERSION = 1
-LEARNT = 0.9  # share of the MAE of a constant prediction; above it, the model has learnt nothing
+LEARNT = 0.9  # maximum MAE of a model that has learnt, relative to a constant prediction
 
 
 @click.command(name="demo")

@@ -32,7 +32,8 @@ def emulate_disk(
     ends: set[signal.Signals],
 ) -> int:
     """Mount a disk of the price book at an empty folder, until one of the signals `ends` arrives. The rates are those
-    of the disk in its study. The file system is smaller than that disk, because the measured data are smaller, too.
+    of the disk in the study that measured it. The file system is smaller than that disk, because this run's data are
+    smaller.
     """
     from penstock.bench.loop_disk import Burst, LoopDisk, Rate
     from penstock.price import disks

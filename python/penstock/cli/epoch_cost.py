@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Formats the cost of all epochs, which `penstock train` and `penstock bench feed` print before the first epoch."""
+"""Formats the cost of all epochs for `penstock train` and `penstock bench feed`, which print it before the first
+epoch.
+"""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ def _signal_of(error: KeyboardInterrupt) -> int:
 
 
 def _end(program: ObservedProgram, observer: Observer) -> None:
-    # Orphans and workers of the program must not outlive it. Each process is identified by its pid and start time.
+    # No child process of the program may outlive the program. Each process is identified by its pid and start time.
     others = {record.pid: record.start_ticks for record in observer.tree.live() if record.pid != program.pid}
     program.stop(others, _GRACE_S)
 
@@ -256,7 +256,7 @@ def _print(result: Explanation, *, as_json: bool) -> None:
 
 
 def _lines(result: Explanation) -> list[str]:
-    """The answer, the evidence, what to change, and what could not be observed."""
+    """Format the answer, the evidence, what to change, and what could not be observed."""
     from penstock.explain.result import CLASS_TEXTS
 
     verdict = result.verdict

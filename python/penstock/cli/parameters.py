@@ -66,8 +66,8 @@ SECONDS = _Quantity("duration", parse_seconds)
 
 
 def with_units(command: click.Command, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a verb's flag values under the names of the Python parameters. These end in their unit: `--timeout` sets
-    `timeout_s`, and `--memory` sets `memory_bytes`.
+    """Return a verb's flag values under the names of the Python parameters. The parameter names end in their unit:
+    `--timeout` sets `timeout_s`, and `--memory` sets `memory_bytes`.
     """
     unit = {id(SECONDS): "_s", id(BYTES): "_bytes"}
     kinds = {option.name: id(option.type) for option in command.params}

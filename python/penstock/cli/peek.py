@@ -32,7 +32,7 @@ _SHOWN_ITEMS = 16
 """Maximum number of printed items of an array."""
 
 _KINDS = {b"\xff\xd8\xff": "JPEG", b"\x89PNG": "PNG", b"\x93NUMPY": "npy"}
-"""Kinds of data by their first bytes, which are not text."""
+"""Kinds of binary data by their first bytes."""
 
 _MAX_COUNTED = 64
 """Maximum number of objects from which `peek` reads the record count."""
@@ -45,7 +45,7 @@ _COUNTED_BY_OBJECT = {
     "parquet": "one request per object, which reads its footer",
     "npy": "one request per object, which reads its header",
 }
-"""How the records of a format are counted if each object states its own count."""
+"""Formats whose objects contain their record count, with the requests that read the counts."""
 
 _COUNTED_BY = {
     "existing": "indexes of other programs",
@@ -57,9 +57,9 @@ _COUNTED_BY = {
 """Sources of record counts that are known without reading objects, by name."""
 
 _MAX_FIRST_READS = 3
-"""Maximum number of times that the first shuffled epoch reads each byte if it also counts the records, and no node
-cache contains the dataset. The scan reads each byte once. The epoch runs in parts, and a part reads the window again in
-which the part before it ended.
+"""Maximum number of times that the first shuffled epoch reads each byte, if it must count the records and no node cache
+contains the dataset. The scan reads each byte once. The epoch runs in parts, and each part repeats the last window of
+the previous part.
 """
 
 
@@ -144,7 +144,7 @@ def _facts(dataset: Dataset, url: str, named: str | None) -> dict[str, Any]:
 
 
 def _cost_note(url: str, first_reads: int, *, is_priced: bool) -> str | None:
-    """Return the reason why the cost of an epoch is unknown, or why the first epoch costs more."""
+    """Return a note on why the cost of an epoch is unknown, or on why the first epoch costs more."""
     scheme = url.partition("://")[0] if "://" in url else "file"
     if scheme == "file":
         return "none: reads of local files are not billed"
@@ -159,8 +159,8 @@ def _cost_note(url: str, first_reads: int, *, is_priced: bool) -> str | None:
 
 
 def _counts(dataset: Dataset) -> tuple[int | None, str]:
-    """Return the number of records if a few requests are enough to find it, otherwise None, and how records are
-    counted.
+    """Return the number of records, or None if a few requests are not enough to find it. Also return how the records
+    are counted.
     """
     how = _COUNTED_BY_OBJECT.get(dataset.format)
     if how is not None:
@@ -194,7 +194,8 @@ def _first(dataset: Dataset, records: int) -> list[dict[str, str]]:
             records = min(records, scan.counts.scan_start(0, records))
             if records == 0:
                 return []
-    # Set the fields explicitly, because the parts that are left out are printed here, and must not be logged, too.
+    # Set the fields explicitly. Otherwise, the loader would log the parts that it leaves out, which this command prints
+    # already.
     dataset = dataset.fields(**{name: spec for name, spec in schema.specs if name not in partitions})
     loader = penstock.Loader(
         dataset.take(records).cache(False), batch_size=records, rank=0, world=1, prefetch_next_epoch=False
@@ -242,7 +243,9 @@ def _value(value: Any, holds: str) -> str:
 
 
 def _time(value: Any, holds: str) -> str:
-    """Return a number that is a time as ISO 8601 text or as a duration, after a separator; empty for other numbers."""
+    """If a number is a time, return a separator and the time as ISO 8601 text or as a duration. Otherwise, return an
+    empty text.
+    """
     import numpy as np
 
     found = re.match(r"(timestamp|date|time|duration)\[(day|ms|us|ns|s)\b", holds)
@@ -255,7 +258,7 @@ def _time(value: Any, holds: str) -> str:
 
 
 def _bytes(data: bytes) -> str:
-    """Return the first characters if they are text, otherwise the size, with the kind of the data if it is known."""
+    """Return the first characters of text. For other data, return the size and, if known, the kind."""
     size = f"{len(data):,} bytes"
     try:
         head = codecs.getincrementaldecoder("utf-8")().decode(data[:_SHOWN])  # the last character may be cut

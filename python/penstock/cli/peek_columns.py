@@ -25,7 +25,9 @@ _MAX_BYTES = 64 << 20
 """Maximum number of stored bytes to read from objects after the first."""
 
 _START_BYTES = 16 << 20
-"""Stored bytes that a schema reads of an object of text, unless the first record is longer (`STEP` in the core)."""
+"""Number of stored bytes that reading the schema of a text object takes, unless the first record is longer (`STEP` in
+the core).
+"""
 
 _MISSING = "missing"
 
@@ -33,10 +35,10 @@ _TIME = re.compile(r"((?:timestamp|date|time|duration)\[[^\]]*\]), ")
 """Start of the description of a column whose numbers are times."""
 
 _SOME_NULLS = "; a value in "
-"""Start of the end of the description of a column with nulls or without values in some records."""
+"""Text between the type of a column and the number of records that have a value, if some records have none."""
 
 _PARTITION = "a Hive partition in the folder names"
-"""End of the description of a column whose values come from folder names."""
+"""Text after the type of a column whose values come from folder names."""
 
 
 def of_object(dataset: Dataset, number: int) -> Dataset:
@@ -116,7 +118,9 @@ def compare(dataset: Dataset) -> dict[str, Any] | None:
 
 
 def _without_bytes(dataset: Dataset) -> list[dict[str, str]]:
-    """Return the first object of 0 bytes, and why it cannot be read; in text formats, such an object has no records."""
+    """Return the first object of 0 bytes, and why it cannot be read. (In text formats, an object of 0 bytes is valid
+    and has no records.)
+    """
     source = dataset.source
     empty = [number for number in range(source.objects) if not source.object_bytes(number)]
     if dataset.format not in _TABLES or not empty:
@@ -154,7 +158,9 @@ def _kinds(schema: Schema) -> dict[str, str]:
 
 
 def _kind(spec: FieldSpec, holds: str) -> str:
-    """Return the stored type of a column, without whether it has nulls, which the proposed field depends on."""
+    """Return the stored type of a column, without its nullability. (The kind of the proposed field also depends on
+    nullability.)
+    """
     from penstock.feed.fields import RaggedSpec
 
     holds = holds.partition(_SOME_NULLS)[0]

@@ -191,7 +191,9 @@ def _with(document: bytes, more: dict[str, Any]) -> bytes:
 
 
 def _target(result: PlanResult, goal: Target, minimise: str, text: str) -> dict[str, Any]:
-    """The target for `--json`, with the id of the best row that reaches it or, if no row does, of the nearest row."""
+    """Return the target for `--json`, with the id of the best row that reaches it. If no row reaches it, the id is that
+    of the nearest row.
+    """
     from penstock.plan.analysis import choose
 
     found, near = choose([row.prediction for row in result.rows], goal, "time" if minimise == "time" else "cost")
@@ -217,7 +219,7 @@ def _changed(spec: PlanSpec, *, nodes: str | None, region: str | None, replicate
     if region is not None or replicate:
         place = spec.place
         if region is not None:
-            # The data stays in the region that the file names for it, or otherwise in the region that the file names
+            # The data stay in their region in the file. If the file has no region for the data, they stay in its region
             # for the nodes.
             stays = place.data_region or place.region
             place = msgspec.structs.replace(place, region=region, data_region=stays)
@@ -228,8 +230,8 @@ def _changed(spec: PlanSpec, *, nodes: str | None, region: str | None, replicate
 
 
 def _target_sentence(result: PlanResult, goal: Target, minimise: str, text: str) -> tuple[bool, str | None]:
-    """Return whether a row reaches the target, and a sentence about the best such row or, if no row reaches it, about
-    the limit.
+    """Return whether a row reaches the target, and a sentence: about the best row that does or, without such a row,
+    about the limit.
     """
     from penstock.plan.analysis import choose, limit_words
     from penstock.plan.result import money_words

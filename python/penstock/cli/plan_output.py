@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["error_lines", "lines"]
 
 _WIDE = 150
-# Longer tables are reduced to a part of the frontier and the best row of each path.
+# Maximum number of rows of a table. Longer tables are reduced to a part of the frontier and the best row of each path.
 _MAX_ROWS = 24
 _MAX_FRONTIER = 10
 _MAX_NAME = 34

@@ -53,8 +53,8 @@ _SECRET = re.compile(r"(://(?=[^/\s]*@)|\?(?=\S*=))[^\s@?]*")
 
 
 class Log:
-    """Append-only log of whole lines, so that several nodes can write to the same file. The file is opened at the start
-    of the stage, so that a stage whose log cannot be opened fails at its start, not later.
+    """Append-only log of whole lines, so that several nodes can write to the same file. The file is opened when the
+    stage starts, so that an error in opening it stops the stage immediately, not later.
     """
 
     def __init__(self, path: str | Path | None, node: int = 0, nodes: int = 1) -> None:
@@ -178,7 +178,7 @@ class Follow:
         return summary
 
     def _linger(self, job: StageJob) -> None:
-        """Show progress until the last node has ended, because the launch ends only then."""
+        """Show progress until the last node has ended. The launch ends at the same time."""
         if self._board is None:
             return
         self._board.post(job.progress())

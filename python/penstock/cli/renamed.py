@@ -70,7 +70,7 @@ def renamed_arguments(verb: tuple[str, ...], arguments: Sequence[str]) -> list[s
 
 
 def renamed_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables to add so that an old `PENSTOCK_<VERB>_<FLAG>` sets the current flag."""
+    """Return the environment variables to add, so that an old `PENSTOCK_<VERB>_<FLAG>` sets the current flag."""
     found: dict[str, str] = {}
     for names in (RENAMED, ALIASES):
         for verb, flags in names.items():

@@ -119,7 +119,7 @@ def _compared(paths: tuple[Path, ...]) -> Results:
 
 
 def _short_names(paths: tuple[Path, ...]) -> list[str]:
-    """The shortest suffixes of the paths that are all different."""
+    """Return the shortest suffix of each path that makes all suffixes different."""
     parts = [path.absolute().parts for path in paths]
     longest = max(map(len, parts))
     for count in range(1, longest + 1):
@@ -199,7 +199,7 @@ def _of_comparison(folder: Path, page: Path) -> None:
 def _of_scaling(
     folder: Path, page: Path, pictures: Path | None, picture_format: str, csv_file: Path | None, *, as_json: bool
 ) -> None:
-    """Page of a sweep of `bench app`. The JSON document of the page is the file of the sweep."""
+    """Page of a sweep of `bench app`. With --json, the printed document is the sweep's file."""
     from penstock.bench.app.document import load
     from penstock.errors import ConfigError
     from penstock.report.document import write_whole

@@ -26,7 +26,7 @@ def list_source(job: Job, nodes: int, *, timeout_s: float | None = None) -> dict
     from penstock.ranks import Rank
 
     source, decompress = source_of(job) or "", job.stage is not None and job.stage.decompress
-    # Estimate a stage into an empty folder, because existing files could be found only on the nodes.
+    # Estimate a stage into an empty folder. Files that already exist on the nodes cannot be seen from here.
     with tempfile.TemporaryDirectory() as nothing:
         spec = stage.StageSpec(
             source, f"{nothing}/x", decompress=decompress, rank=Rank(nodes=nodes), dry_run=True, timeout_s=timeout_s

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["print_breakeven", "show"]
 
-# Short, because the job waits for this listing, although it is used only for printed information.
+# Time limit of the listing. It is short, because the job waits for the listing, which is needed only for printed
+# information.
 _LISTING_TIMEOUT_S = 20.0
 
 
@@ -80,7 +81,7 @@ def print_breakeven(job: Job, execution_of: Callable[[Job], Execution], *, is_qu
     """Print the break-even of a pool, for a job that starts no pool or compares paths. Return the numbers for JSON.
 
     If the job has a `[demand]`, the source is listed, with a short time limit. If the listing fails, a line on stderr
-    reports the failure; the stage raises the error later.
+    reports the error. The stage raises the same error later.
     """
     from penstock.cli.run_breakeven import breakeven_lines
     from penstock.cli.run_cost import list_source

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batch systems in `penstock run`: submits a job, exports it for other systems, and determines this node's index in a
-job.
+"""Batch systems in `penstock run`: submits a job, exports it for other systems, and determines the index of this node
+in a job.
 """
 
 from __future__ import annotations

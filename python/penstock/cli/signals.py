@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["TerminationSignal", "before_end", "end", "end_at_once", "listening", "signal_exit_code", "stopped"]
 
-# `_GRACE_S` is longer than any native Penstock code runs in the main thread. Together, these two are well below the 10
-# s that container runtimes allow between SIGTERM and SIGKILL (Slurm and Kubernetes allow 30 s).
+# No native Penstock code runs for `_GRACE_S` in the main thread. The sum of these two constants is well below the 10 s
+# that container runtimes allow between SIGTERM and SIGKILL (Slurm and Kubernetes allow 30 s).
 _GRACE_S = 4.0
 _CALLBACKS_S = 3.0
 # Two signals within this time count as one, because a scheduler can send the same signal to the process group and to
@@ -64,8 +64,8 @@ _KINDS: dict[int, type[Interrupted]] = {signal.SIGTERM: Terminated, signal.SIGIN
 
 
 class _Watch:
-    """Thread that watches signals. It receives the number of each signal on a pipe, and the number again when the
-    signal is handled.
+    """Thread that watches signals. It receives the number of each signal on a pipe, and receives the number again when
+    the main thread handles the signal.
 
     If a test or another program calls a command in its own process and has already set a wakeup descriptor, no watch is
     created.
@@ -106,8 +106,8 @@ class _Watch:
             limit_s = min(pending.values()) + _GRACE_S - time.monotonic() if pending else None
             if not select.select([self._reading], [], [], None if limit_s is None else max(limit_s, 0.0))[0]:
                 for number in list(pending):
-                    # Other code has replaced the handler temporarily (such as during a job's submission), and handles
-                    # the signals itself.
+                    # Other code, such as the submission of a job, has temporarily replaced the handler, and handles the
+                    # signals itself.
                     if signal.getsignal(number) is not _HANDLERS[number]:
                         del pending[number]
                 if pending:
@@ -158,8 +158,8 @@ os.register_at_fork(after_in_child=_forget_parent)
 
 @contextmanager
 def listening() -> Iterator[None]:
-    """Let SIGTERM (from a scheduler's time limit, or `kill`) stop a command in the same way as Ctrl-C, unless it is
-    ignored.
+    """Let SIGTERM (from a scheduler's time limit, or `kill`) stop a command in the same way as Ctrl-C. If the process
+    ignores SIGTERM, nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -184,8 +184,8 @@ def listening() -> Iterator[None]:
 
 
 def before_end(callback: Callable[[str], object]) -> None:
-    """Register a callback. It is called with the signal's name before this module ends a process whose main thread does
-    not respond. All callbacks together have 3 s.
+    """Register a callback. If the main thread does not respond to a signal, this module ends the process. Before that,
+    it calls the callback with the signal's name. All callbacks together may take 3 s.
     """
     if _Watch.current is not None:
         _Watch.current.callbacks.append(callback)
@@ -195,7 +195,7 @@ _ends_at_once = False
 
 
 def end_at_once() -> None:
-    """Make `end` skip the interpreter's shutdown, during which threads of torch may wait for other ranks or abort."""
+    """Make `end` skip the interpreter's shutdown, during which torch's threads may abort, or wait for other ranks."""
     global _ends_at_once
     _ends_at_once = True
 
@@ -216,8 +216,8 @@ def signal_exit_code() -> int | None:
 
 
 def stopped(error: BaseException) -> tuple[str, int]:
-    """Return the error code and the exit code of an interrupted command. They are those of Terminated if SIGTERM
-    stopped this process or the process that reported `error`, otherwise those of Interrupted.
+    """Return the error code and the exit code of an interrupted command. If SIGTERM stopped this process or the process
+    that reported `error`, they are the codes of Terminated; otherwise, those of Interrupted.
     """
     kind = Terminated if isinstance(error, TerminationSignal | Terminated) else Interrupted
     return kind.code, kind.exit_code

@@ -12,7 +12,7 @@ _MAX_SHOWN = 64
 
 
 def usd(amount: float) -> str:
-    """Money for people."""
+    """Format an amount in US dollars."""
     return f"${amount:,.2f}" if amount >= 0.01 or amount == 0 else "< $0.01"
 
 

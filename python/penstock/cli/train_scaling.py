@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Placement", "run_scaling"]
 
-# Options that the sweep sets itself, or that concern the output of the sweep.
+# Options that the ranks do not get: the sweep sets them itself, or they concern the output of the sweep.
 _OWN = frozenset(
     [
         "scale",
@@ -119,7 +119,7 @@ def _on_nodes(spec: TrainSpec, ranks: Sequence[int], scaling: Scaling, repeats: 
 
 
 def _command_line(spec: TrainSpec) -> list[str]:
-    """Return the command line of the ranks of one size: the given command line without the options of the sweep."""
+    """Return the command line of the ranks: the given command line without the options of the sweep."""
     context = click.get_current_context()
     argv = [sys.executable, "-m", "penstock", "train", spec.workload, "--json", "--no-save"]
     argv += ["--global-batch", "{size}", "--warm-up", str(spec.warm_up_steps)]

@@ -29,7 +29,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         spec: The specification, with the keys of its TOML file.
         complete: Whether all runs were made.
-        notes: Facts about the benchmark itself, such as those of a preset.
+        notes: Facts about the benchmark itself, such as the note of its preset.
     """
 
     schema_version: int = 2
@@ -55,7 +55,7 @@ def document(
 ) -> Document:
     """Build the document of a sweep that this machine ran."""
     plain = msgspec.to_builtins(spec)
-    # Values of variables may be secrets; results are shared.
+    # Results are shared, and the values of environment variables can be secrets.
     for variant in plain["variant"]:
         variant["env"] = dict.fromkeys(variant["env"], "…")
     return Document(

@@ -23,7 +23,7 @@ class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         name: Name and unit, such as `ns/day`.
         pattern: Regular expression. Its first group, or the whole match, is the number. `^` matches at each line.
-        pick: Match to use: `only` rejects several matches; the others choose or combine them.
+        pick: How to treat several matches: `only` rejects them; any other value chooses one or combines all.
         kind: `total-rate` counts the work of all ranks per second (images/s), `step-rate` counts steps per second
             (timesteps/s, ns/day), and `seconds` is a duration. The difference matters for weak scaling, in which a step
             contains more work at more ranks.
@@ -41,7 +41,7 @@ class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def is_rate(self) -> bool:
-        """Whether more is better."""
+        """Whether a larger value is better."""
         return self.kind != "seconds"
 
 

@@ -43,9 +43,10 @@ fix             1 all nve
 thermo          50
 run             100
 """
-# Hard hexagons at packing fraction 0.7, N = 1024² = 1,048,576, with HOOMD-blue 3 or later. As in
-# github.com/glotzerlab/hoomd-benchmarks, folder hexagon (README.md, bmark.py): moves, vertices, seed, warm-up (1,000
-# steps) and measured series (4 of 50,000 steps, each at most 20 s). The start is a lattice, not the published file.
+# Hard hexagons at packing fraction 0.7, N = 1024² = 1,048,576, with HOOMD-blue 3 or later. Moves, vertices, seed,
+# warm-up (1,000 steps) and measured series (4 of 50,000 steps, each at most 20 s) are those of
+# github.com/glotzerlab/hoomd-benchmarks, folder hexagon (README.md, bmark.py). The initial state is a lattice, not the
+# published file.
 _HEXAGON_PROGRAM = """\
 import math, sys, time
 import hoomd
@@ -100,7 +101,7 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
         needs: Program that the command starts. Native runs need it on this machine.
         module: Python module that must be importable.
         package: Advice for a missing program.
-        note: Fact that the output states.
+        note: Fact about the benchmark that the output includes.
     """
 
     figure: Figure
@@ -172,7 +173,7 @@ def prepare(name: str, command: Sequence[str], folder: Path, environment: Mappin
         command: The user's command; required for presets without one, and not allowed for the others.
         folder: Folder for the input files.
     Raises:
-        ConfigError: The command is missing, or superfluous.
+        ConfigError: The preset needs a command and none is given, or a command is given and the preset has its own.
         NotFound: The program or its data is not installed.
     """
     preset = PRESETS[name]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Cell", "Run", "command_lines", "measure"]
 
-# Launchers that start MPI jobs; with the others, every rank of an MPI program is a separate job.
+# Launchers that start MPI jobs. With any other launcher, every rank of an MPI program is a separate job.
 _HOST_PROGRAMS = {"mpi": "mpirun", "slurm": "srun", "pbs": "mpirun"}
 
 
@@ -62,7 +62,9 @@ class _Runner:
         }
 
     def _variables(self, nodes: list[Node]) -> dict[str, str]:
-        """Variables of the ranks. mpirun and srun do not set torch's rendezvous, so ranks that train with it need it."""
+        """Environment variables of the ranks, with torch's rendezvous address for mpirun and srun, which do not set
+        one.
+        """
         if self.spec.launcher not in _HOST_PROGRAMS:
             return dict(self.variant.env)
         meeting = {"MASTER_ADDR": nodes[0].address, "MASTER_PORT": str(rendezvous_port())}
@@ -233,7 +235,9 @@ def measure(
 
 
 def _check_all(spec: Spec, runners: dict[str, _Runner], sized: list[tuple[Cell, Size]]) -> None:
-    """Check MPI once per variant, at its smallest size with several ranks. A failure applies to all such sizes."""
+    """Check MPI once per variant, at its smallest size with several ranks. A failure applies to all sizes with several
+    ranks.
+    """
     for variant in spec.variant:
         mine = [(cell, size) for cell, size in sized if cell.variant == variant.name and size.ranks > 1]
         if not mine:

@@ -81,8 +81,8 @@ class Spec(_Part, frozen=True):
     Attributes:
         command: Arguments, in which PLACEHOLDERS in braces are replaced; never a shell string.
         ranks: Total numbers of ranks, of all nodes together.
-        node_counts: Numbers of nodes to spread each number of ranks over. Empty: as few as `ranks_per_node` allows,
-            and one node if that is not set.
+        node_counts: Numbers of nodes over which each number of ranks is spread. If empty, the fewest nodes that
+            `ranks_per_node` allows are used, or one node if `ranks_per_node` is not set.
         size: Value of `{size}`. With weak scaling, it is multiplied by ranks / (smallest number of ranks).
         world: Regular expression for the number of ranks that the command itself reports. A run in which it differs
             from the real number is a failure.
@@ -136,7 +136,7 @@ class Spec(_Part, frozen=True):
         """Sizes of a variant, smallest first.
 
         Raises:
-            ConfigError: No number of ranks divides into equal parts.
+            ConfigError: No number of ranks can be spread evenly over its nodes.
         """
         per_node = variant.ranks_per_node or self.ranks_per_node
         found = []
@@ -180,7 +180,8 @@ class Spec(_Part, frozen=True):
 
 
 def variants_of(container: str | None, ways: Sequence[str], binds: Sequence[str], **common: Any) -> tuple[Variant, ...]:
-    """Variants for the flags of a command line: native, then each way of the container, for each binding.
+    """Variants that the command-line flags describe. For each binding: native first, then each way to use the
+    container.
 
     Args:
         binds: Bindings to compare; empty for the launcher's default.
@@ -201,7 +202,8 @@ def variants_of(container: str | None, ways: Sequence[str], binds: Sequence[str]
 
 
 def load_spec(path: Path) -> Spec:
-    """Read a sweep from a TOML file. Its keys are the flags of `penstock bench app`; docs/guides/containers.md has one.
+    """Read a sweep from a TOML file. Its keys are the flags of `penstock bench app`; docs/guides/containers.md contains
+    an example.
 
     Raises:
         NotFound: The file does not exist.

@@ -34,7 +34,7 @@ class Estimate(msgspec.Struct, frozen=True):
     high: float | None = None
 
     def mapped(self, change: Callable[[float], float]) -> Estimate:
-        """The estimate of an increasing function of the value."""
+        """Apply an increasing function to the value and its interval."""
         low = None if self.low is None else change(self.low)
         return Estimate(change(self.value), low, None if self.high is None else change(self.high))
 
@@ -52,7 +52,7 @@ def paired_ratio(above: Sequence[float], below: Sequence[float]) -> Estimate:
 
 
 def amdahl(points: Sequence[tuple[float, float]]) -> float:
-    """Serial share s of Amdahl's law, T(q) = T(1) · (s + (1 - s) / q), with least relative squares.
+    """Serial share s of Amdahl's law, T(q) = T(1) · (s + (1 - s) / q), by least squares of the relative errors.
 
     Args:
         points: Pairs of (q, seconds), where q is the number of ranks over the smallest one. At least two different q.
@@ -71,7 +71,8 @@ def amdahl(points: Sequence[tuple[float, float]]) -> float:
 
 
 def gustafson(points: Sequence[tuple[float, float]]) -> float:
-    """Serial share s of Gustafson's law: scaled speed-up S(q) = q - s · (q - 1), with least relative squares.
+    """Serial share s of Gustafson's law: scaled speed-up S(q) = q - s · (q - 1), by least squares of the relative
+    errors.
 
     Args:
         points: Pairs of (q, scaled speed-up), with at least one q above 1.
@@ -101,5 +102,5 @@ def bootstrap_rounds(
 
 
 def _means(rounds: Sequence[Mapping[float, float]]) -> list[tuple[float, float]]:
-    """Geometric mean of each q over the rounds."""
+    """Geometric mean of the values at each q, over the rounds."""
     return [(q, math.exp(math.fsum(math.log(each[q]) for each in rounds) / len(rounds))) for q in sorted(rounds[0])]

@@ -35,7 +35,7 @@ class CellSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Medians and efficiency of one size of one variant.
 
     Attributes:
-        speed_up: Strong scaling: speed relative to the smallest size. Weak scaling: the same for the grown problem.
+        speed_up: Speed relative to the smallest size. With weak scaling, the speed accounts for the larger problem.
         efficiency: Speed-up over the growth in ranks, with its interval.
     """
 
@@ -62,7 +62,7 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
         law: `Amdahl` (strong scaling) or `Gustafson` (weak scaling).
         serial_share: Share of the time at the smallest size that more ranks do not shorten, with a bootstrap interval.
         deviation: Largest relative difference between a measured time and the law.
-        deviating_ranks: Number of ranks with that difference.
+        deviating_ranks: Number of ranks at which the largest difference occurs.
         max_speed_up: Limit of the speed-up by Amdahl's law; None without a limit.
     """
 
@@ -197,7 +197,9 @@ def _cell(spec: Spec, cell: Cell, base: Cell | None) -> CellSummary:
 
 
 def _fit(spec: Spec, cells: list[Cell], base: Cell) -> Fit | None:
-    """Fit over the numbers of ranks. If cells have the same number of ranks, the one with the fewest nodes is used."""
+    """Fit over the numbers of ranks. Of several cells with equal numbers of ranks, the cell with the fewest nodes is
+    used.
+    """
     chosen: dict[int, Cell] = {}
     for cell in sorted(cells, key=lambda c: c.nodes):
         if cell.error is None:

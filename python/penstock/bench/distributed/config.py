@@ -34,7 +34,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         verb: `run` measures. `sweep` removes data that hosts of the same session may have left.
-        session: Identifier that is recorded with everything that this benchmark creates. A sweep removes nothing else.
+        session: Identifier that is recorded with everything that this benchmark creates. A sweep removes only data with
+            this identifier.
         token: Secret that authenticates the hosts of this benchmark to each other.
         nodes: Node names, by rank.
         address, port: Address of the leader, on the first node.

@@ -31,7 +31,7 @@ __all__ = ["Fleet"]
 
 _PORT = "import socket; s = socket.socket(); s.bind(('', 0)); print(s.getsockname()[1])"
 _SWEEP_S = 60.0
-# Folder names contain four-digit host numbers, which would not sort with more hosts than this.
+# Maximum number of hosts. Folder names contain four-digit host numbers; longer numbers would not sort.
 _MAX_HOSTS = 10_000
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Converts observations of a run to rows: a disk's time series, or the time split of a training run.
 
-Reads the output of `penstock bench disk-trace` and of `penstock train`. Neither is a phase of counted operations of one
-size, so the rows appear in charts, but the verdict ignores them. `raw["limit"]` is the limit that the source itself
-reports.
+Reads the output of `penstock bench disk-trace` and of `penstock train`. The rows are not phases of counted operations
+of one size. Therefore, charts show these rows, but the verdict ignores them. `raw["limit"]` is the limit that the
+source itself reports.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penstock.errors import Corrupt
 
 __all__ = ["is_run", "is_trace", "parse_run", "parse_trace"]
 
-# Totals over the time classes, which are not classes themselves.
+# Names of totals over the time classes. A total is not a time class.
 _SUMS = ("wall_s", "wait_s")
 _HITS = {
     "throughput": "limited by bytes per second",

@@ -26,7 +26,8 @@ class LineFit(msgspec.Struct, frozen=True):
 
     Attributes:
         alpha_s: Time of an empty message, in seconds.
-        alpha_s_95, beta_bytes_per_s_95: 95 % intervals. An upper limit of None means that the sizes do not show one.
+        alpha_s_95, beta_bytes_per_s_95: 95 % intervals. An upper bound of None means that the time does not grow
+            significantly with the size.
         beta_bytes_per_s: Bandwidth of an endless message. None if the time does not grow with the size.
         half_bytes: Size at which half of the bandwidth is reached (alpha x beta).
         worst_residual: Largest relative difference between a measured time and the line.

@@ -25,7 +25,7 @@ __all__ = ["Compared", "compare_tables", "find_programs", "run_program"]
 
 
 class Compared(msgspec.Struct, frozen=True):
-    """One size, measured by us and by an installed program: microseconds, MB/s, or GB/s of busbw (nccl-tests)."""
+    """One size, measured by Penstock and by an installed program: microseconds, MB/s, or GB/s of busbw (nccl-tests)."""
 
     size_bytes: int
     ours: float

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["run_as_rank", "run_on_cluster"]
 
-# Time for other ranks to report errors of their own, which may explain the first one.
+# Time for other ranks to report their errors, which may explain the first error.
 _FAULT_GRACE_S = 2.0
 
 
@@ -121,8 +121,8 @@ class _RankLog:
     def __init__(
         self, plan: NetPlan, world: int, on_message: OnMessage | None, *, on_fault: Callable[[], None]
     ) -> None:
-        """`on_fault` is called from another thread soon after a rank's first error. It should end the other ranks, which
-        may wait for that rank.
+        """`on_fault` is called from another thread soon after a rank's first error. `on_fault` should end the other
+        ranks, which may wait for that rank.
         """
         self._world, self._on_message, self._on_fault = world, on_message, on_fault
         self._lock = threading.Lock()

@@ -142,7 +142,9 @@ def _prepared(plan: NetPlan, transport: Transport, operation: str, size: int) ->
 
 
 def _fill(transport: Transport, operation: str, size: int, *, in_place: bool = False) -> None:
-    """Write what this rank sends, and clear what it receives, for a collective. Sizes are OSU's."""
+    """Fill this rank's send buffer for a collective, and clear its receive buffer. `size` has the same meaning as in
+    OSU.
+    """
     import numpy as np
 
     rank, world, memory = transport.rank, transport.world, transport.memory
@@ -212,7 +214,7 @@ def _nccl_half(
     if call is None:
         return None
     wrong = None
-    # nccl-tests does not check all-to-all in place either.
+    # As in nccl-tests, all-to-all in place is not checked.
     if plan.validates and not (in_place and operation in ("alltoall", "sendrecv")):
         _fill(transport, operation, size, in_place=in_place)
         call()
@@ -290,7 +292,9 @@ def _timed(
     target_s: float,
     most: int,
 ) -> float:
-    """Seconds of one iteration. The first rank chooses the iterations, so that they take about `target_s`."""
+    """Seconds of one iteration. The first rank chooses the number of iterations, so that all together take about
+    `target_s`.
+    """
     transport.agree(0, peer, is_first=is_first)
     begin = perf_counter()
     run(warm_up)

@@ -52,7 +52,7 @@ class Memory:
             return torch.zeros(size_bytes, dtype=torch.uint8, device=self.device)
         import numpy as np
 
-        # Not numpy's own memory: numpy requests huge pages above 4 MiB, and OSU's programs do not.
+        # Do not let numpy allocate: above 4 MiB, it requests huge pages, and OSU's programs do not.
         pages = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         return np.frombuffer(pages, np.uint8)
 
@@ -75,7 +75,9 @@ def floats_of(rank: int, count: int) -> Any:
 
 
 def scatter_counts(count: int, world: int) -> list[int]:
-    """Elements that each rank gets in a reduce-scatter. As in OSU, the first ranks get one element of the remainder."""
+    """Elements that each rank gets in a reduce-scatter. As in OSU, each of the first ranks gets one element of the
+    remainder.
+    """
     return [count // world + (rank < count % world) for rank in range(world)]
 
 

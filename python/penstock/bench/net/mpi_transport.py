@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages over MPI, with mpi4py. Buffers are passed by address, the cheapest form that mpi4py has.
 
-GPU buffers are torch tensors, which a CUDA-aware MPI reads by their CUDA array interface. **Experimental**: they have
-not run on a GPU yet.
+GPU buffers are torch tensors, which a CUDA-aware MPI reads by their CUDA array interface. GPU buffers are
+**experimental**: this code has not run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def load_mpi() -> Any:
 
     try:
         with warnings.catch_warnings():
-            # mpi4py warns if the launcher belongs to another MPI. `MpiTransport` raises an error for that.
+            # If the launcher belongs to another MPI, mpi4py only warns, and `MpiTransport` raises an error.
             warnings.simplefilter("ignore", RuntimeWarning)
             from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -148,7 +148,8 @@ class MpiTransport:
         """Message of mpi4py: address, number of elements, type. Parsing an address is cheaper than parsing an array.
 
         Args:
-            parts: Number of ranks whose equal parts the buffer holds; MPI's count is that of one part.
+            parts: Number of equal parts in the buffer, one for each rank. MPI's count is the number of elements of one
+                part.
         """
         datatype = datatype or self._mpi.CHAR
         whole = self.memory.take(name, size_bytes * parts)

@@ -18,7 +18,9 @@ __all__ = ["NcclHalf", "NcclRow", "NcclTable", "bus_factor", "nccl_footer", "ncc
 
 
 class NcclHalf(msgspec.Struct, frozen=True):
-    """Figures of one direction: time of one call, GB/s (10^9 bytes), and wrong elements (None: not checked)."""
+    """Figures of a row, out of place or in place: time of one call, GB/s (10^9 bytes), and wrong elements (None: not
+    checked).
+    """
 
     time_us: float
     algbw: float
@@ -80,7 +82,7 @@ def nccl_line(row: NcclRow) -> str:
 
 
 def nccl_footer(operation: str, rows: list[NcclRow]) -> str:
-    """Footer of a run: wrong rows, and the mean bus bandwidth over all rows and both directions."""
+    """Footer of a run: wrong rows, and the mean bus bandwidth over all rows, out of place and in place."""
     halves = [half for row in rows for half in (row.out_of_place, row.in_place) if half is not None]
     bad = sum(1 for half in halves if half.wrong)
     mean = sum(half.busbw for half in halves) / len(halves) if halves else 0.0
@@ -114,7 +116,7 @@ _ROW = re.compile(r"\s*\d+\s+\d+\s+[A-Za-z]\w*\s")
 
 
 def parse_nccl(text: str) -> NcclTable:
-    """Parse the output of one program. Columns beyond those of both directions (`-I`, `-S`) are not supported.
+    """Parse the output of one program. The additional columns of `-I` and `-S` are not supported.
 
     Raises:
         Corrupt: There is no row, or a row is not valid; the error contains the line.
@@ -143,7 +145,7 @@ def _row(line: str, number: int) -> NcclRow:
         raise Corrupt(f"output of nccl-tests, line {number}: {len(fields)} values, not 9 or 13: {line[:100]}")
     try:
         halves: list[NcclHalf | None] = [_half_of(fields[at : at + 4], number, line) for at in range(5, len(fields), 4)]
-        # A row with one direction has blanks in place of the other.
+        # A row with only out-of-place or only in-place figures has blanks for the others.
         if len(halves) == 1 and not line[52:84].strip():
             halves.insert(0, None)
         out, inside = halves[0], halves[1] if len(halves) == 2 else None

@@ -82,7 +82,7 @@ def osu_line(operation: str, row: OsuRow, *, full: bool = False) -> str:
     return line + "\n"
 
 
-# Titles of the columns in lower case without blanks -> field. Version 7 writes some titles in other ways.
+# Titles of the columns in lower case without blanks -> field. Version 7 writes some titles differently.
 _COLUMNS = {
     "#size": "size_bytes",
     "latency(us)": "value",

@@ -26,7 +26,7 @@ __all__ = [
     "operations_of",
 ]
 
-# For each operation, the program of this convention whose semantics it follows.
+# For each operation of a convention, the program that defines its semantics.
 OSU_NAMES = {
     "latency": "osu_latency",
     "bw": "osu_bw",
@@ -188,7 +188,9 @@ class NetPlan(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
     def count(self, operation: str, size_bytes: int) -> Count:
-        """Iterations of one size. OSU's collectives compare the number of elements, not bytes, with 8,192."""
+        """Iterations of one size. OSU's collectives compare the number of elements, not of bytes, with the threshold of
+        8,192.
+        """
         if self.convention == "nccl":
             base = Count(20, 1)
         else:

@@ -22,7 +22,7 @@ class NetTable(msgspec.Struct):
 
     Attributes:
         program: Name of the test in its convention, such as `osu_bw`.
-        skipped: Sizes that the library cannot run, such as parts that do not divide.
+        skipped: Sizes that the library cannot run, such as sizes that do not divide into equal parts.
         source: `penstock`, or the path of an installed program.
     """
 

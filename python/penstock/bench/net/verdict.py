@@ -261,7 +261,8 @@ def _slow(pairs: Sequence[PairFigure], places: Sequence[Place]) -> list[Finding]
             continue
         left = [each for each in alike if each.is_slow]
         if kind == Relation.NODES:
-            # A bad link of a node slows the bandwidth or the latency of all its pairs; latency alone is noisier.
+            # A bad link of a node affects the bandwidth or the latency of all its pairs. Bandwidth is checked first,
+            # because latency has more noise.
             slow = [each for each in alike if each.is_rate_slow]
             node = _common_host(alike, slow, places)
             if node is None:
@@ -277,7 +278,9 @@ def _slow(pairs: Sequence[PairFigure], places: Sequence[Place]) -> list[Finding]
 
 
 def _common_host(alike: Sequence[PairFigure], slow: Sequence[PairFigure], places: Sequence[Place]) -> str | None:
-    """The host whose pairs are all slow while no other pair is; None if there is no such host, or more than one."""
+    """The host whose pairs are all slow, while all other pairs are fast. None if there is no such host, or more than
+    one.
+    """
     hosts = dict.fromkeys(places[rank].host for each in slow for rank in (each.a, each.b))
     if len(hosts) < 3:
         return None  # all slow pairs are between two hosts: that is one link, not one node

@@ -68,7 +68,7 @@ def begin(task: dict[str, Any]) -> None:
 
 
 def batches(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Runs one epoch. The last batch continues into the next epoch, and these rows are dropped."""
+    """Runs one epoch. DALI completes the last batch with rows of the next epoch; this driver drops those rows."""
     import numpy as np
 
     images = importlib.import_module("images")

@@ -101,7 +101,9 @@ class Seen:
         self.brightness = self.values = 0.0
 
     def touch(self, batch: dict[str, Any]) -> None:
-        """Counts a batch and reads one byte of each memory page, because a lazily mapped page costs nothing before."""
+        """Counts a batch and reads one byte of each memory page, because a lazily mapped page costs nothing until it is
+        read.
+        """
         for number, name in enumerate((*self.images, *self.others)):
             column = _rows(batch[name])
             if number == 0:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parses TFRecord frames and tf.Example features in plain Python, for drivers whose libraries cannot."""
+"""Parses TFRecord frames and tf.Example features in plain Python, for drivers whose libraries have no parser."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Work folder of a benchmark. It must be new, empty, or left by an earlier benchmark; any other folder is rejected.
 
-Creates and deletes the files of this run. Never changes foreign entries and the trees of earlier runs. A marker file
+Creates and deletes the files of this run. Never changes foreign entries or the trees of earlier runs. A marker file
 records the run that owns the folder. Only entries in the same folder whose names match the benchmark's pattern are ever
 deleted.
 """
@@ -68,7 +68,7 @@ class ScratchDir:
                 remove_empty_folder(self.path)
 
     def tree(self, point: Point, *, is_made: bool) -> Path:
-        """Return the folder of a point's files. If `is_made` is true, creates it.
+        """Return the folder of a point's files. If `is_made` is true, create the folder.
 
         Raises:
             PreconditionFailed: This run should create the folder, but it exists.

@@ -30,19 +30,20 @@ __all__ = ["REGIMES", "Judged", "Verdict", "classify"]
 
 REGIMES = ("concurrency", "metadata", "bandwidth", "client", "iops", "throttle")
 
-# A client whose processors are this busy has no capacity left, whatever the storage could deliver.
+# From this busy share of its processors on, a client has no capacity left, whatever the storage could deliver.
 _BUSY = 0.85
 # Minimum share of the busy CPU time that the benchmark itself must cause. Below it, other processes disturb the
 # measurement.
 _OWN = 0.5
-# If more workers bring a gain below this, the number of workers is not the limit.
+# If more workers raise the rate by less than this factor, the number of workers is not the limit.
 _WORTH_MORE = 1.2
 # If the gain reaches this share of a proportional gain, workers do not slow each other down. The value is half-way
 # between no slow-down (1) and the smallest shared limit worth reporting (1.5 times slower).
 _UNHINDERED = 0.82
-# A rate this far below the rate of fewer workers counts as retrograde scaling, unless noise explains it.
+# If a rate is at least this share below the rate of fewer workers, and noise does not explain it, it counts as
+# retrograde scaling.
 _DROP = 0.07
-# In an acceptable run, noise cannot explain a drop this large.
+# From this drop on, noise cannot be the explanation in an acceptable run.
 _CERTAIN_DROP = 0.12
 # Minimum share of throttled requests (`_REFUSED`), or of workers' time lost to back-off (`_LOST`), to call throttling
 # the limit.
@@ -54,7 +55,8 @@ _BACKED_OFF_S = 0.5
 _BACKED_OFF_TIMES = 15.0
 # If reads or writes take at least this share of a file's time, opening files is not the limit.
 _ALL_IO = 0.85
-# Used if only one size was measured: at half a megabyte, a metadata server's 10,000 files/s equal 5 GB/s.
+# Size below which opening files is assumed to be the limit, if only one size was measured. At half a megabyte, the
+# 10,000 files/s of a metadata server equal 5 GB/s.
 _SMALL_FILE_BYTES = 512 * 1024
 # Disks with published limits count a random I/O of up to this size as one operation (io1, Premium SSD: 256 KiB).
 _SMALL_BLOCK_BYTES = 256 * 1024
@@ -144,8 +146,8 @@ def _drop(cell: Cell, seen: Seen) -> float:
     best = max(fewer, key=lambda c: c.per_s)
     measured = 1 - cell.per_s / best.per_s
     fitted = 1 - seen.model.per_s(cell.workers, size) / max(seen.model.per_s(c.workers, size) for c in fewer)
-    # The mean is used because their errors are independent: one has the noise of a single cell, the other the form of
-    # the fit.
+    # The errors of the two drops are independent: the measured drop has the noise of a single cell, and the fitted drop
+    # has the error of the model.
     return (measured + max(fitted, 0.0)) / 2 if measured > 0 else 0.0
 
 
@@ -167,8 +169,8 @@ def _limit(cell: Cell, seen: Seen) -> tuple[str, dict[str, float], str]:
         # storage.
         return "own", shares, "one request at a time; no other concurrency was tried"
     if not seen.several_workers:
-        # With one thread count, time that grows with the size belongs to bytes. The rest belongs to the operation, in
-        # the worker or in the server.
+        # With one thread count, the time that grows with the size is spent on bytes. The rest is spent on the
+        # operation, in the worker or in the server.
         per_byte = model.per_byte + cell.workers * model.byte * (1 + model.crowd * cell.workers)
         flat = model.t_op + cell.workers * model.op * (1 + model.contention * cell.workers)
         if seen.sweep.several_sizes and cell.size_bytes * per_byte > flat:

@@ -39,8 +39,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         tail: Time until the last worker's end, divided by the time until the first worker's end.
         cpu: Busy share of the processors in the benchmark's affinity, including other processes.
         own_cpu: Share of the processors available to the benchmark (affinity and quota) that it kept busy itself.
-        queueing: Mean over minimum latency: how long a request waits for others.
-        worst: Maximum over mean latency.
+        queueing: Mean latency divided by minimum latency, which shows how long a request waits for others.
+        worst: Maximum latency divided by mean latency.
         worst_s: Maximum latency.
         io_share: Share of a file's latency spent in reads or writes; the rest is open and close.
         refused: Share of requests that were throttled; None if these were not counted.
@@ -186,8 +186,8 @@ def gather(rows: Iterable[Row]) -> list[Sweep]:
 
 
 def _by_label(family: list[Row]) -> list[list[Row]]:
-    """Split a family into one sweep per label, if labels mark different storage (then the same point occurs under
-    several labels).
+    """Split a family into one sweep per label, if labels mark different storage. In that case, the same point occurs
+    under several labels.
     """
     labels: dict[str, list[Row]] = {}
     points: dict[tuple[object, ...], set[str]] = {}

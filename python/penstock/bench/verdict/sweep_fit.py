@@ -23,8 +23,8 @@ __all__ = ["Model", "Point", "fit"]
 
 _SHARPNESS = (1.0, 2.0, 6.0)
 _STEPS = 60
-# Width of the prior in e-folds: a parameter this far from the extremes of the data costs as much as the error of one
-# cell.
+# Width of the prior in e-folds: a parameter this far from the extremes of the data adds as much to the loss as the
+# typical error of one cell.
 _LOOSE = 2.5
 _HUBER = 1.5
 _MIN_NOISE = 0.02

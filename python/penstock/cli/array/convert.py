@@ -23,8 +23,8 @@ __all__ = ["command", "loss_of", "progress_bar", "save_template", "segy_override
 
 
 def segy_overrides(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add flags for properties that the headers of a SEG-Y file omit or state incorrectly, and `--template` for all of
-    them together.
+    """Add flags for properties that the headers of a SEG-Y file omit or state incorrectly. `--template` sets all these
+    properties together.
     """
 
     @wraps(command)
@@ -78,7 +78,7 @@ def segy_overrides(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def save_template(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The flag `--save-template`."""
+    """Add `--save-template`."""
     return click.option(
         "--save-template",
         metavar="NAME|FILE",

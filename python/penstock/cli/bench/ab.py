@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock bench ab`: compare two commands, and report which is better or that no difference was found."""
+"""`penstock bench ab`: compare two commands, and report the better one, or that no difference was found."""
 
 from __future__ import annotations
 

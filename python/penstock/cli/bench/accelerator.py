@@ -170,7 +170,7 @@ def _spec(model: str, data: str | None, file: DlioWorkload | None, rest: dict[st
 
 
 def _asked(spec: TrainSpec, demand: Demand) -> dict[str, Any]:
-    """Data rate at which accelerators never wait."""
+    """Data rate that the accelerators need to never wait."""
     rate = (demand.samples_per_s or 0.0) * spec.ranks
     return {
         "schema_version": 2,

@@ -189,7 +189,7 @@ def command(argv: tuple[str, ...], **given: Any) -> int:  # fmt: skip
 
 
 def _spec(argv: tuple[str, ...], given: dict[str, Any], folder: Path) -> tuple[Spec, list[str]]:
-    """The sweep that the flags, the file and the preset describe, and notes for its output."""
+    """Build the sweep from the flags, the file and the preset. Also return notes for the output."""
     import msgspec
 
     from penstock import env
@@ -239,7 +239,7 @@ def _spec(argv: tuple[str, ...], given: dict[str, Any], folder: Path) -> tuple[S
 
 
 def _figure(figure: Figure | None, given: dict[str, Any], changed: set[str]) -> Figure | None:
-    """The figure of merit of the flags, the file or the preset, with --pick and --figure-kind."""
+    """Return the figure of merit from the flags, the file or the preset, with --pick and --figure-kind applied."""
     import msgspec
 
     flags = {"pick": "pick", "figure_kind": "kind"}
@@ -250,7 +250,7 @@ def _figure(figure: Figure | None, given: dict[str, Any], changed: set[str]) -> 
 
 
 def _load_notes() -> list[str]:
-    """A note if other programs use this machine's processors."""
+    """Return a note if other programs use this machine's processors."""
     import os
 
     from penstock.cluster import inventory

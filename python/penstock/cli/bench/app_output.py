@@ -71,7 +71,7 @@ def print_summary(summary: Summary, notes: Sequence[str] = ()) -> None:
 
 
 def _start(each: Overhead) -> str:
-    """The cost in wall time, if a figure of merit decides the comparison."""
+    """Format the cost in wall time, if the comparison is by a figure of merit."""
     if each.quantity == "wall seconds":
         return ""
     wall = each.wall_cost

@@ -21,7 +21,7 @@ __all__ = ["command"]
 
 # Launchers whose ranks are MPI ranks.
 _MPI_LAUNCHERS = ("mpi", "slurm", "pbs")
-# Time for mpirun to forward an error before MPI_Abort, which discards output that mpirun has not read.
+# Wait before MPI_Abort, so that mpirun can forward the error. MPI_Abort discards output that mpirun has not read.
 _FORWARD_S = 0.3
 
 
@@ -261,7 +261,7 @@ def _ranks_per_node(ranks: int | None, nodes: int) -> int:
 
 
 def _programs(plan: NetPlan, given: dict[str, Any]) -> dict[str, str]:
-    """Installed programs of the convention with which our results can be compared: operation -> path."""
+    """Return the path of the installed program of each operation, for comparison with Penstock's results."""
     from penstock.bench.net.installed import find_programs
     from penstock.errors import ConfigError
 
@@ -298,7 +298,7 @@ def _run_installed(
             theirs, text = run_program(
                 result.plan, operation, path, cluster, ranks_per_node=a_node, timeout_s=given["timeout"]
             )
-        except PenstockError as error:  # keep our own results, which are complete
+        except PenstockError as error:  # keep Penstock's results, which are complete
             print_error(error)
             is_complete = False
             continue

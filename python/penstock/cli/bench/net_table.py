@@ -31,7 +31,9 @@ _CELL_WIDTH = 9
 
 
 class NetTable:
-    """Prints messages as they arrive. With `silent`, nothing is printed on stdout, which is for JSON."""
+    """Prints messages as they arrive. With `silent`, nothing is printed on stdout, because the caller prints JSON
+    there.
+    """
 
     def __init__(self, *, silent: bool, full: bool) -> None:
         self._silent = silent
@@ -84,7 +86,7 @@ class NetTable:
             click.echo(finding.text, err=True)
 
     def compared(self, program: str, source: str, found: Sequence[Compared]) -> None:
-        """Print our results beside those of an installed program, on stderr."""
+        """Print Penstock's results beside those of an installed program, on stderr."""
         if self._silent or not found:
             return
         click.echo(f"\n{program}, beside {source}:", err=True)

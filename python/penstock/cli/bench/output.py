@@ -50,8 +50,8 @@ def outputs(command: Callable[..., Any]) -> Callable[..., Any]:
 def deliver(
     rows: list[Row], spec: dict[str, Any], table: Table, given: dict[str, Any], *, machine: Provenance | None = None
 ) -> None:
-    """Write rows to the folder, the CSV and the screen, as the flags of `outputs` request. `machine` describes a
-    measuring machine other than this one.
+    """Write rows to the folder, the CSV and the screen, as the flags of `outputs` request. `machine` describes the
+    machine that measured, if that was not this machine.
     """
     import msgspec
 
@@ -72,7 +72,7 @@ def deliver(
 
 
 def _append(file: Path, rows: list[Row]) -> None:
-    """Append rows to a CSV file as elbencho does: only a new file gets the header."""
+    """Append rows to a CSV file. As with elbencho, only a new file gets the header."""
     from penstock.bench.importers.elbencho import render
     from penstock.bench.results import as_fault
 

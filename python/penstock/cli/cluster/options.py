@@ -38,7 +38,7 @@ def reaching(default_s: str) -> Callable[[Callable[..., Any]], Callable[..., Any
 
 
 def json_flag(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--json."""
+    """Add --json."""
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON line on stdout.")(command)
 
 

@@ -7,7 +7,7 @@ import json
 
 import click
 
-from penstock.cli.parameters import RATE
+from penstock.cli.parameters import RATE, SECONDS
 
 __all__ = ["command"]
 
@@ -21,9 +21,16 @@ __all__ = ["command"]
     metavar="RATE",
     help="Bandwidth of each host's link in each direction, such as 1Gbit/s. [unlimited]",
 )
+@click.option(
+    "--latency",
+    type=SECONDS,
+    default=0.0,
+    metavar="DURATION",
+    help="Delay between two hosts, such as 100us, made by a timer of the kernel. [0]",
+)
 @click.option("--end", is_flag=True, help="Stop the hosts of this name, and all processes in them.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line on stdout.")
-def command(name: str, nodes: int, rate: float | None, end: bool, as_json: bool) -> int:
+def command(name: str, nodes: int, rate: float | None, latency: float, end: bool, as_json: bool) -> int:
     """Create hosts h1, h2, .. on this machine, each with its own network, name, processes and disk.
 
     The hosts exist until --end. `--launcher local --set hosts=NAME` uses them. Needs root.
@@ -34,7 +41,7 @@ def command(name: str, nodes: int, rate: float | None, end: bool, as_json: bool)
         Hosts.attach(name).down()
         click.echo(json.dumps({"schema_version": 1, "name": name, "nodes": []}) if as_json else f"{name}: ended")
         return 0
-    hosts = Hosts.up(name, nodes, rate_bytes_per_s=rate, stays=True)
+    hosts = Hosts.up(name, nodes, rate_bytes_per_s=rate, latency_s=latency, stays=True)
     rows = [{"node": node.name, "address": node.address} for node in hosts.nodes()]
     if as_json:
         click.echo(json.dumps({"schema_version": 1, "name": name, "disk": hosts.own_disk, "nodes": rows}))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flag --studies."""
+"""Adds the flag --studies."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Open connections and their limit. At the limit, the connection that has been idle longest is closed to make room for
-//! a new client. A connection with a running request is closed only after that request.
+//! Open connections and their maximum number. At the maximum, the connection that has been idle longest is closed to
+//! make room for a new client. If a connection is processing a request, it is closed only after that request.
 
 use penstock_types::lock;
 use std::collections::HashMap;
@@ -11,13 +11,14 @@ use std::time::Instant;
 use rustix::process::{Resource, getrlimit};
 use tokio::sync::Notify;
 
-/// Divisor of the limit on open files: connections may use one half. The other half is for files, new clients and the
-/// rest of the process.
+/// Divisor of the process's limit on open files. Connections may use one half. The other half is for files, new clients
+/// and the rest of the process.
 const SHARE: u64 = 2;
 
 /// State of one connection.
 pub(crate) struct Peer {
-    /// Start time of the last request, or accept time if there was none, in microseconds since the table was created.
+    /// Start time of the last request, in microseconds since the table was created. Before the first request, it is the
+    /// time at which the connection was accepted.
     last_us: AtomicU64,
     has_asked: AtomicBool,
     is_evicted: AtomicBool,
@@ -26,14 +27,14 @@ pub(crate) struct Peer {
 
 impl Peer {
     /// Resolves when the connection must close. Returns true if the connection never received a request and must close
-    /// immediately; false if it must close after the current request.
+    /// immediately. Returns false if it must close after the current request.
     pub(crate) async fn evicted(&self) -> bool {
         self.evict.notified().await;
         !self.has_asked.load(Ordering::Acquire)
     }
 }
 
-/// Table of open connections, with a maximum size.
+/// Table of open connections with a maximum size.
 pub(crate) struct Connections {
     began: Instant,
     max: usize,
@@ -56,7 +57,7 @@ impl Connections {
         self.began.elapsed().as_micros() as u64
     }
 
-    /// Registers a new connection. If the table is full, asks another connection to close.
+    /// Registers a new connection. If the table is full, first asks another connection to close.
     pub(crate) fn add(self: &Arc<Self>) -> Registered {
         let peer = Arc::new(Peer {
             last_us: AtomicU64::new(self.now_us()),
@@ -74,8 +75,8 @@ impl Connections {
         Registered { connections: self.clone(), id, peer }
     }
 
-    /// Asks one connection to close: preferably one that never sent a request, otherwise the one that has been idle
-    /// longest.
+    /// Asks one connection to close. Prefers a connection that never received a request; among equals, chooses the one
+    /// that has been idle longest.
     pub(crate) fn evict(&self) {
         evict_one(&lock(&self.open));
     }
@@ -91,7 +92,7 @@ fn evict_one(open: &HashMap<u64, Arc<Peer>>) {
     }
 }
 
-/// Table entry of a connection; removed when dropped.
+/// Table entry of a connection. Dropping this value removes the entry.
 pub(crate) struct Registered {
     connections: Arc<Connections>,
     id: u64,

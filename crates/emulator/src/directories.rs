@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Cache of directory listings. A folder is read again only if its stamp has changed, so a flat folder of 100,000 files
-//! is read once, not once per page.
+//! Cache of directory listings. A folder is read again only if its stamp has changed. A flat folder of 100,000 files is
+//! therefore read once, not once for each page of a listing.
 
 use std::collections::HashMap;
 use std::io;
@@ -14,14 +14,14 @@ use rustix::fs::{AtFlags, FileType, OFlags};
 use crate::key_path::STATE;
 use crate::object_metadata::Stamp;
 
-/// Maximum number of cached names. If it would be exceeded, the cache is cleared.
+/// Maximum number of cached names. If a folder would exceed it, the whole cache is cleared first.
 const MAX_NAMES: usize = 2_000_000;
 
-/// A folder that changed more recently than this is not cached: it may change again within one tick of the file
-/// system's clock, and its stamp would then stay the same.
+/// A folder that changed more recently than this is not cached. A second change within one tick of the file system's
+/// clock would not change the folder's stamp.
 const SETTLED: Duration = Duration::from_millis(100);
 
-/// Cache of sorted names by folder. Names of folders end in `/`, so that they sort in the same order as keys.
+/// Cache of sorted names by folder. Names of folders end in `/`, so that the names sort in the same order as keys.
 #[derive(Default)]
 pub(crate) struct Directories {
     kept: Mutex<HashMap<String, (Stamp, Names)>>,
@@ -30,7 +30,7 @@ pub(crate) struct Directories {
 type Names = Arc<Vec<Box<str>>>;
 
 impl Directories {
-    /// Returns the sorted names in the folder `base`; calls `open` to open it.
+    /// Returns the sorted names in the folder `base`. Calls `open` to open the folder.
     pub(crate) fn names(
         &self,
         base: &str,
@@ -40,7 +40,7 @@ impl Directories {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW;
         let fd = match open(path, flags) {
             Ok(fd) => fd,
-            // The folder was removed or replaced, or its permissions changed, after its parent was read.
+            // After the parent was read, the folder was removed or replaced, or its permissions changed.
             Err(_) if !base.is_empty() => return Ok(Arc::default()),
             Err(error) => return Err(error.into()),
         };
@@ -70,7 +70,7 @@ fn read_names(fd: &OwnedFd, is_root: bool) -> io::Result<Vec<Box<str>>> {
     let mut names = Vec::new();
     for entry in rustix::fs::Dir::read_from(fd)? {
         let entry = entry?;
-        // S3 keys are UTF-8, so no request can name this file.
+        // S3 keys are UTF-8, so no request can refer to this file.
         let Ok(name) = entry.file_name().to_str() else { continue };
         if name == "." || name == ".." || (is_root && name == STATE) {
             continue;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! File backend: stores objects as files in one folder and its side store. Finds objects, writes them atomically and
-//! removes them.
+//! File backend: stores objects as files in one folder. Objects that cannot be plain files go to the side store, a
+//! subfolder. Finds objects, writes them atomically and removes them.
 //!
-//! All calls block; callers run them in the blocking thread pool. Paths are resolved beneath the folder
-//! (`penstock_store::rooted`), so that neither keys nor links lead out of it.
+//! All calls block, so callers run them in the blocking thread pool. Paths are resolved below the folder
+//! (`penstock_store::rooted`), so that neither keys nor links lead out of the folder.
 
 use std::fs::File;
 use std::io;
@@ -24,7 +24,7 @@ use crate::object_metadata::{Fact, Facts, Stamp};
 use crate::response_body::CHUNK;
 
 const TEMPORARY: &str = "incoming-";
-/// Proof that a file may be replaced: the client's request names the object, and the user named the served folder.
+/// Proof that a file may be replaced: the client named the object, and the user named the served folder.
 const NAMED: Replace = Replace::Existing(Proof::Named);
 
 /// The folder that an endpoint serves.
@@ -33,7 +33,7 @@ pub(crate) struct Folder {
     state: PathBuf,
     pub(crate) facts: Facts,
     pub(crate) directories: Directories,
-    /// Locked while names change, so that a precondition and the write that it guards are atomic.
+    /// Lock that a writer holds while it checks a precondition and then writes or removes, so that both are atomic.
     names: Mutex<()>,
 }
 
@@ -45,7 +45,7 @@ pub(crate) struct Found {
     pub fact: Option<Arc<Fact>>,
 }
 
-/// A temporary file that becomes an object when it is committed, and is otherwise removed on drop.
+/// A temporary file. A commit turns it into an object; otherwise, it is removed when dropped.
 pub(crate) struct Temp {
     pub file: File,
     owned: OwnedFile,
@@ -53,17 +53,17 @@ pub(crate) struct Temp {
 
 impl Drop for Temp {
     fn drop(&mut self) {
-        // Does nothing after a commit, because the file was renamed.
+        // After a commit, this does nothing, because the file has been renamed.
         self.owned.remove();
     }
 }
 
-/// Passes all bytes of a file to `see`, independently of the file's read position. Returns the number of bytes.
+/// Passes all bytes of a file to `see`, regardless of the file's read position. Returns the number of bytes.
 pub(crate) fn read_all(file: &File, see: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<u64> {
     read_range(file, 0..u64::MAX, see)
 }
 
-/// Like [`read_all`], but for one range; passes fewer bytes if the file is shorter.
+/// Like [`read_all`], but for one range. If the file is shorter, passes fewer bytes.
 pub(crate) fn read_range(
     file: &File,
     range: std::ops::Range<u64>,
@@ -84,7 +84,7 @@ pub(crate) fn read_range(
     }
 }
 
-/// True for errors that mean that the object does not exist.
+/// Returns true for errors which mean that the object does not exist.
 fn is_absent(error: Errno) -> bool {
     matches!(error, Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV | Errno::NAMETOOLONG | Errno::NXIO)
 }
@@ -95,7 +95,7 @@ impl Folder {
         let place = || path.display().to_string();
         let root =
             rustix::fs::open(path, FOLDER, Mode::empty()).map_err(|error| Error::from_io(place(), &error.into()))?;
-        // Use the absolute path, so that a later change of the working directory does not affect the path of the state
+        // Use the absolute path. A later change of the working directory then does not affect the path of the state
         // folder.
         let path = path.canonicalize().map_err(|error| Error::from_io(place(), &error))?;
         let state = path.join(STATE);
@@ -111,10 +111,10 @@ impl Folder {
         })
     }
 
-    /// Opens an entry; `path` is relative to the folder and cannot lead out of it.
+    /// Opens an entry. `path` is relative to the folder and cannot lead out of it.
     pub(crate) fn open_beneath(&self, path: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
-        // NONBLOCK: opening a FIFO in the folder must not block the server. With PATH, the file is not opened, and this
-        // flag is invalid.
+        // With NONBLOCK, opening a FIFO in the folder does not block the server. With PATH, NONBLOCK is invalid, and
+        // not needed, because the file itself is not opened.
         let nonblock = if flags.contains(OFlags::PATH) { OFlags::empty() } else { OFlags::NONBLOCK };
         rooted::open_beneath(&self.root, path.as_bytes(), flags | nonblock, Mode::empty())
     }
@@ -156,13 +156,13 @@ impl Folder {
         let folder = self.state.join("tmp");
         std::fs::create_dir_all(&folder)?;
         let folder = Arc::new(File::open(folder)?.into());
-        // A unique name is needed because several endpoints may serve one folder, even in one process.
+        // The name must be unique, because several endpoints may serve one folder, even in one process.
         let owned = OwnedFile::create(&folder, TEMPORARY)?;
         Ok(Temp { file: owned.file().try_clone()?, owned })
     }
 
-    /// Moves `temp` to its final name. `allow` receives the existing object and can reject the write. No other write of
-    /// this endpoint happens between this check and the move.
+    /// Moves `temp` to its final name. `allow` receives the existing object and can reject the write. Between `allow`
+    /// and the move, this endpoint processes no other write.
     pub(crate) fn commit<E: From<io::Error>>(
         &self,
         key: &str,
@@ -191,7 +191,8 @@ impl Folder {
         Ok(())
     }
 
-    /// Renames a temporary file to a plain path. Returns false if a file or folder of another key is in the way.
+    /// Renames a temporary file to a plain path. Returns false if a file or folder that belongs to another key prevents
+    /// it.
     fn rename_plain(&self, temp: &Temp, path: &str) -> io::Result<bool> {
         let blocked = |error: Errno| {
             matches!(
@@ -212,9 +213,9 @@ impl Folder {
         }
     }
 
-    /// Removes the object with this key, and all folders that this leaves empty. A missing object is not an error.
-    /// `allow` receives the existing object and can reject the removal. Other writers wait between this check and the
-    /// removal.
+    /// Removes the object with this key, and all parent folders that are empty afterwards. A missing object is not an
+    /// error. `allow` receives the existing object and can reject the removal. Between `allow` and the removal, this
+    /// endpoint processes no other write.
     pub(crate) fn remove<E: From<io::Error>>(
         &self,
         key: &str,
@@ -236,7 +237,7 @@ impl Folder {
         Ok(())
     }
 
-    /// Changes the stored metadata of an object, but not its bytes. Returns false if the object does not exist.
+    /// Changes the stored metadata of an object but not its bytes. Returns false if the object does not exist.
     pub(crate) fn amend(&self, key: &str, change: impl FnOnce(&mut Fact)) -> io::Result<bool> {
         let _names = self.names();
         let Some(found) = self.find(key)? else { return Ok(false) };
@@ -263,7 +264,7 @@ impl Folder {
             Err(error) if is_absent(error) => return Ok(()),
             Err(error) => return Err(error.into()),
         }
-        // Remove empty parent folders upwards, and stop at the first that is not empty.
+        // Remove empty parent folders from the innermost outwards. Stop at the first folder that is not empty.
         while !folder.is_empty() {
             let (above, name) = split(folder);
             if open(above).map_or(true, |at| owned::remove_folder(at, name, Proof::Named).is_err()) {
@@ -291,7 +292,7 @@ impl Folder {
     }
 }
 
-/// Removes incomplete files of endpoints that were killed. A running endpoint holds a lock on each of its files.
+/// Removes incomplete files that killed endpoints left behind. A running endpoint holds a lock on each of its files.
 fn sweep(folder: &Arc<OwnedFd>) {
     let Ok(entries) = Dir::read_from(&**folder) else { return };
     for entry in entries.flatten() {

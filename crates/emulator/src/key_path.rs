@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! File paths of keys: a plain path in the folder where possible, otherwise a hashed file name in the side store.
+//! File paths of keys. If possible, the path equals the key; otherwise, it is a hashed name in the side store.
 //!
 //! Keys are untrusted: no key can name a file outside the folder.
 
@@ -11,19 +11,19 @@ use percent_encoding::percent_decode_str;
 /// plain files. It is never listed.
 pub(crate) const STATE: &str = ".penstock-emulator";
 
-/// Path of a key, relative to the folder. `None` if the key cannot be a plain file: it contains `..`, empty components
-/// or long names, ends in a slash, or names the state folder.
+/// Returns the path of a key, relative to the folder. Returns `None` if the key cannot be a plain file: it contains
+/// `..`, empty components or long names, ends in a slash, or names the state folder.
 pub(crate) fn plain_path(key: &str) -> Option<&str> {
     let fits = refusal(key.as_bytes()).is_none() && key.split('/').next() != Some(STATE);
     fits.then_some(key)
 }
 
-/// File name of a key in the side store: a hash of the key.
+/// Returns the file name of a key in the side store: a hash of the key.
 pub(crate) fn side_name(key: &str) -> String {
     hex(&Md5::digest(key.as_bytes()))
 }
 
-/// Lower-case hexadecimal.
+/// Formats bytes as lower-case hexadecimal digits.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write as _;
     bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! S3 emulator: serves a folder as an S3 bucket and enforces the limits of a store tier. It runs inside the calling
-//! process, and is the default for the demo, tests and rehearsals.
+//! S3 emulator: serves a folder as an S3 bucket and enforces the limits of a store tier (see `tier`). It runs inside
+//! the calling process. The demo, tests and rehearsals use it by default.
 //!
-//! The crate implements the protocol (through `s3s`: routing and signatures), the folder as a bucket, and the tier's
-//! limits. It is not a durable store: it has no replication, no fsync, no versions, one bucket, and one pair of keys.
-//! See docs/decisions/0201.
+//! This crate implements the protocol (routing and signatures through `s3s`), the bucket on a folder, and the limits of
+//! the tier. It is not a durable store: it has no replication, no fsync and no versions. It serves one bucket with one
+//! pair of keys. See docs/decisions/0201.
 
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests write and remove files of their own"))]
 

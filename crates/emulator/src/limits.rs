@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Limits of a tier: admits, rejects and delays requests. Requests above the burst are rejected immediately. Bytes
-//! above the rate wait in a queue; when the queue exceeds its limit, the next request is rejected. Latency is drawn
-//! from the tier's distribution and is never scaled.
+//! above the rate wait in a queue. While the queue is longer than its limit, new requests are rejected. Latencies are
+//! drawn from the tier's distribution; `scale` does not change them.
 //!
 //! Methods take the current time as an argument, so that tests can use a simulated clock.
 
@@ -14,20 +14,20 @@ use tokio::time::Instant;
 
 use crate::tier::{Kind, Latency, Scope, Tier, What};
 
-/// Maximum delay for which a sender is compensated. Timers fire slightly late; without compensation, the long-term rate
-/// would be too low.
+/// Maximum lateness for which a limiter compensates a sender. Timers fire slightly late, so without compensation the
+/// long-term rate would be too low.
 const SLACK: Duration = Duration::from_millis(20);
-/// Target duration of one reservation. A reservation covers at least `MIN_SLICE` and at most `MAX_SLICE` bytes. Short
-/// reservations let streams share a rate evenly.
+/// Target duration of one reservation. Short reservations let several streams share a rate evenly. A reservation covers
+/// at least `MIN_SLICE` and at most `MAX_SLICE` bytes.
 const SLICE: Duration = Duration::from_millis(5);
 const MIN_SLICE: u64 = 16 << 10;
 const MAX_SLICE: u64 = 512 << 10;
-/// Maximum number of prefixes with stored limiters. If it is exceeded, the limiters of all prefixes are reset.
+/// Maximum number of prefixes with their own limiters. If it is exceeded, the limiters of all prefixes are reset.
 const MAX_PREFIXES: usize = 10_000;
 /// z-score of the 99th percentile of the normal distribution.
 const Z99: f64 = 2.326_347_874_040_841;
 
-/// Byte rate limiter, in which reservations queue up.
+/// Byte rate limiter. Reservations pass one after another.
 #[derive(Debug)]
 struct Pipe {
     rate: f64,
@@ -39,17 +39,17 @@ impl Pipe {
         Arc::new(Self { rate, free_at: Mutex::new(None) })
     }
 
-    /// Reserves capacity for `bytes`; returns the time at which the last byte has passed.
+    /// Reserves capacity for `bytes`. Returns the time at which the last of these bytes has passed.
     fn reserve(&self, now: Instant, bytes: u64) -> Instant {
         let mut free_at = lock(&self.free_at);
-        // The first reservation gets no credit for idle time; later ones get at most `SLACK`.
+        // The first reservation gets no credit for idle time. Later reservations get credit for at most `SLACK`.
         let begin = free_at.map_or(now, |at| at.max(now.checked_sub(SLACK).unwrap_or(now)));
         let end = begin + Duration::from_secs_f64(bytes as f64 / self.rate);
         *free_at = Some(end);
         end
     }
 
-    /// Time that a byte would wait if it arrived now.
+    /// Returns the time that a byte would wait if it arrived now.
     fn backlog(&self, now: Instant) -> Duration {
         let free_at = *lock(&self.free_at);
         free_at.map_or(Duration::ZERO, |at| at.saturating_duration_since(now))
@@ -79,7 +79,7 @@ impl Tokens {
     }
 }
 
-/// Token buckets of one limit: a single bucket, or one per prefix.
+/// Token buckets of one limit: one bucket for all requests, or one bucket per prefix.
 #[derive(Debug)]
 struct Gate {
     what: What,
@@ -88,12 +88,12 @@ struct Gate {
     buckets: HashMap<String, Tokens>,
 }
 
-/// Properties of a request that limits depend on.
+/// The properties of a request that determine which limits apply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request<'a> {
-    /// Whether the request reads or writes.
+    /// Whether the request is a read or a write.
     pub kind: Kind,
-    /// Key of the request (for LIST, its prefix), up to the last `/`.
+    /// Key of the request, up to its last `/`. For LIST, the requested prefix, up to its last `/`.
     pub prefix: &'a str,
 }
 
@@ -113,9 +113,9 @@ pub struct Limits {
     scale: f64,
     queue: Duration,
     gates: Mutex<Vec<Gate>>,
-    /// Byte rate limiters of the account and the bucket, by direction.
+    /// Byte rate limiters of the account and of the bucket, with the kind of request that each one limits.
     shared: Vec<(Kind, Arc<Pipe>)>,
-    /// Byte rate limiters of each prefix, created by its first request.
+    /// Byte rate limiters of each prefix. The first request with a prefix creates them.
     prefixes: Mutex<HashMap<(usize, String), Arc<Pipe>>>,
 }
 
@@ -140,7 +140,7 @@ fn bytes_kind(what: What) -> Option<Kind> {
 }
 
 impl Limits {
-    /// Creates the limits of a tier; `scale` multiplies its rates.
+    /// Creates the limits of a tier, with all rates multiplied by `scale`.
     pub fn new(tier: Tier, scale: f64) -> Result<Self> {
         if !(scale.is_finite() && scale > 0.0) {
             return Err(Error::config("scale", format!("must be positive (got {scale})")));
@@ -172,7 +172,7 @@ impl Limits {
         &self.tier
     }
 
-    /// The factor F that multiplies rates.
+    /// The factor by which the tier's rates are multiplied.
     pub fn scale(&self) -> f64 {
         self.scale
     }
@@ -222,7 +222,7 @@ impl Limits {
         Ok(())
     }
 
-    /// Returns the limiters that a request's body passes through.
+    /// Returns the limiters through which the body of a request passes.
     pub fn route(&self, request: Request<'_>, connection: &Connection) -> Route {
         let both = self.shared.iter().chain(&connection.pipes);
         let mut pipes: Vec<_> = both.filter(|(kind, _)| *kind == request.kind).map(|(_, pipe)| pipe.clone()).collect();
@@ -239,7 +239,7 @@ impl Limits {
         Route { pipes }
     }
 
-    /// Draws a random time to first byte; zero if the tier states no latency for this kind.
+    /// Draws a random time to first byte. Returns zero if the tier has no latency for this kind of request.
     pub fn latency(&self, kind: Kind) -> Duration {
         let Some(latency) = self.tier.latency.iter().find(|latency| latency.what == kind) else {
             return Duration::ZERO;
@@ -247,7 +247,7 @@ impl Limits {
         if rand::random::<f64>() < latency.tail_share {
             return Duration::from_secs_f64(latency.tail_ms / 1000.0);
         }
-        // Box-Muller transform. 1 - u avoids the logarithm of zero.
+        // Box-Muller transform. With `1 - u`, the logarithm of zero cannot occur.
         let (u, v): (f64, f64) = (1.0 - rand::random::<f64>(), rand::random());
         let normal = (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos();
         latency_at(latency, normal)
@@ -261,18 +261,18 @@ fn latency_at(latency: &Latency, normal: f64) -> Duration {
 }
 
 impl Route {
-    /// True if no limiter applies to the body.
+    /// Returns true if no limiter applies to the body.
     pub fn is_open(&self) -> bool {
         self.pipes.is_empty()
     }
 
-    /// Number of bytes that one reservation covers.
+    /// Returns the number of bytes that one reservation covers.
     pub fn slice(&self) -> u64 {
         let slowest = self.pipes.iter().map(|pipe| pipe.rate).fold(f64::INFINITY, f64::min);
         ((slowest * SLICE.as_secs_f64()).min(MAX_SLICE as f64) as u64).max(MIN_SLICE)
     }
 
-    /// Reserves `bytes` in every limiter; returns the time at which they may pass.
+    /// Reserves `bytes` in every limiter. Returns the time at which the bytes may pass.
     pub fn reserve(&self, now: Instant, bytes: u64) -> Instant {
         self.pipes.iter().map(|pipe| pipe.reserve(now, bytes)).max().unwrap_or(now)
     }

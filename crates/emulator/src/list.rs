@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Listing: computes one page of keys, in byte order. Walks the folder without reading any file.
+//! Listing: computes one page of keys in byte order. Walks the folder and reads no file contents.
 //!
-//! The sorted names of a folder stay in memory until its mtime changes, so a flat folder of 100,000 files is read once,
-//! not once per page.
+//! The sorted names of a folder stay in memory until the folder's mtime changes. A flat folder of 100,000 files is
+//! therefore read once, not once for each page.
 
 use std::io;
 
@@ -11,7 +11,7 @@ use rustix::fs::{AtFlags, FileType, OFlags};
 use crate::fs_backend::Folder;
 use crate::object_metadata::Stamp;
 
-/// Maximum length of an S3 key; a file with a longer path is not listed.
+/// Maximum length of an S3 key. A file with a longer path is not listed.
 const MAX_KEY: usize = 1024;
 
 /// Parameters of one page of a listing.
@@ -19,9 +19,9 @@ const MAX_KEY: usize = 1024;
 pub(crate) struct Query {
     pub prefix: String,
     pub delimiter: Option<String>,
-    /// List only names that sort after this one.
+    /// Only names that sort after this name are listed.
     pub after: String,
-    /// Common prefix that an earlier page returned; nothing below it is listed again.
+    /// Common prefix at the end of the previous page. Nothing below this prefix is listed again.
     pub done: Option<String>,
     pub most: usize,
 }
@@ -55,7 +55,7 @@ struct Walk<'a> {
     items: Vec<(String, Option<Stamp>)>,
 }
 
-/// Returns one page, and whether more items follow it.
+/// Returns one page, and whether more items follow.
 pub(crate) fn page(folder: &Folder, query: &Query) -> io::Result<(Vec<Item>, bool)> {
     if query.most == 0 {
         return Ok((Vec::new(), false));
@@ -81,7 +81,8 @@ pub(crate) fn page(folder: &Folder, query: &Query) -> io::Result<(Vec<Item>, boo
     Ok((items, more))
 }
 
-/// Merges two sorted lists. If both contain a key, the plain file wins.
+/// Merges the listings of plain files and of the side store, both sorted. If both contain a key, the plain file is
+/// kept.
 fn merge(plain: Vec<(String, Option<Stamp>)>, side: Vec<(String, Option<Stamp>)>) -> Vec<(String, Option<Stamp>)> {
     if side.is_empty() {
         return plain;
@@ -95,7 +96,7 @@ fn merge(plain: Vec<(String, Option<Stamp>)>, side: Vec<(String, Option<Stamp>)>
 fn side_items(folder: &Folder, query: &Query) -> io::Result<Vec<(String, Option<Stamp>)>> {
     let mut items: Vec<(String, Option<Stamp>)> = Vec::new();
     let mut from = query.prefix.clone().max(query.after.clone());
-    // Read in batches, because one common prefix may cover any number of keys.
+    // Read in batches, because one common prefix may stand for any number of keys.
     loop {
         let batch = folder.facts.side_keys(&from, 1000)?;
         let Some((last, _)) = batch.last() else { return Ok(items) };
@@ -128,8 +129,8 @@ fn roll_up(query: &Query, key: &str) -> Option<String> {
     Some(key[..query.prefix.len() + at + delimiter.len()].to_owned())
 }
 
-/// Index of the first name whose keys can sort at or after `bound`, or begin with it. `names` are the sorted names in
-/// the folder `base`.
+/// Returns the index of the first name whose keys may sort at or after `bound`. `names` are the sorted names in the
+/// folder `base`.
 fn skip_to(names: &[Box<str>], base: &str, bound: &str) -> usize {
     let Some(rest) = bound.strip_prefix(base) else { return 0 };
     let head = rest.find('/').map_or(rest, |at| &rest[..=at]);
@@ -146,7 +147,8 @@ impl Walk<'_> {
             let next = if key.ends_with('/') { self.visit_folder(&key)? } else { self.visit_file(key)? };
             match next {
                 Next::Go => {}
-                // The prefix also covers this folder, so its parent must skip it.
+                // The prefix also covers the folder `base`, so the caller must skip the rest of its own names with this
+                // prefix.
                 Next::Past(prefix) if base.starts_with(&prefix) => return Ok(Next::Past(prefix)),
                 Next::Past(_) => {}
                 Next::Stop => return Ok(Next::Stop),
@@ -193,12 +195,12 @@ impl Walk<'_> {
 }
 
 impl Folder {
-    /// Stamp of the file at `key`; `None` if it does not exist or is not a regular file.
+    /// Returns the stamp of the file at `key`. Returns `None` if it does not exist or is not a regular file.
     fn stat(&self, key: &str) -> Option<Stamp> {
         let stat = rustix::fs::statat(&self.root, key, AtFlags::SYMLINK_NOFOLLOW).ok()?;
         let stat = match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => stat,
-            // As for GET, a link counts as an object only if it leads to a file in the folder.
+            // As in GET, a symbolic link counts as an object only if its target is a file in the folder.
             FileType::Symlink => rustix::fs::fstat(self.open_beneath(key, OFlags::PATH).ok()?).ok()?,
             _ => return None,
         };

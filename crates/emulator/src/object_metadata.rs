@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Object metadata that a file cannot hold: ETag, checksums, headers. It is stored in one append-only log of JSON
-//! lines, and in memory. An entry is valid only while the file's stamp (inode, mtime, size) is unchanged.
+//! Object metadata that a file cannot hold: ETag, checksums, headers. The metadata are stored in an append-only log of
+//! JSON lines and kept in memory. An entry is valid only while the file's stamp (inode, mtime, size) is unchanged.
 //!
-//! If several endpoints serve one folder at the same time, each reads the others' lines.
+//! If several endpoints serve one folder at the same time, each endpoint reads the lines of the others.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};
@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::key_path::hex;
 
-/// Stamp: identity and state of a file at the time when its metadata were recorded.
+/// Stamp: identity and state of a file when its metadata were recorded.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Stamp {
     pub inode: u64,
@@ -26,20 +26,20 @@ pub(crate) struct Stamp {
 }
 
 impl Stamp {
-    /// Stamp with the current time, for an item that has no file.
+    /// Returns a stamp with the current time, for an item without a file.
     pub(crate) fn now() -> Self {
         Self { modified_ns: unix_now().as_nanos() as i64, ..Self::default() }
     }
 
-    /// Stamp of a file.
+    /// Returns the stamp of a file.
     pub(crate) fn of(stat: &Stat) -> Self {
         let modified_ns = stat.st_mtime.saturating_mul(1_000_000_000).saturating_add(stat.st_mtime_nsec as i64);
         Self { inode: stat.st_ino, modified_ns, size: stat.st_size as u64 }
     }
 
-    /// ETag of a file that another program put in the folder: a hash of its stamp. As on S3, the suffix `-1` shows that
-    /// it is not the MD5 of the bytes. LIST can therefore return it without reading the file; GET and HEAD return the
-    /// same value.
+    /// Returns the ETag of a file that another program put in the folder: a hash of the file's stamp, so that LIST need
+    /// not read the file. As on S3, the suffix `-1` shows that the ETag is not the MD5 of the bytes. GET and HEAD
+    /// return the same ETag.
     pub(crate) fn etag(self) -> String {
         let text = format!("{} {} {}", self.inode, self.modified_ns, self.size);
         format!("{}-1", hex(&Md5::digest(text.as_bytes())))
@@ -49,11 +49,11 @@ impl Stamp {
 /// A checksum, with name and value as in S3.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Checksum {
-    /// `CRC32C`, `CRC32`, `CRC64NVME`, `SHA1`, `SHA256`.
+    /// `CRC32C`, `CRC32`, `CRC64NVME`, `SHA1` or `SHA256`.
     pub algorithm: String,
-    /// Base64; the value of a composite checksum ends in `-N`.
+    /// Value in base64. The value of a composite checksum ends in `-N`.
     pub value: String,
-    /// True if it is computed from the parts' checksums instead of the bytes.
+    /// True if the checksum is computed from the parts' checksums instead of the bytes.
     pub composite: bool,
 }
 
@@ -61,16 +61,17 @@ pub(crate) struct Checksum {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Fact {
     pub stamp: Stamp,
-    /// ETag of the object. `None` for a file that another program put in the folder: its ETag is derived from the
-    /// stamp.
+    /// ETag of the object. `None` for a file that another program put in the folder, because its ETag is computed from
+    /// the stamp.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub etag: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checksum: Option<Checksum>,
-    /// Size of each part of a multipart upload; empty for an object uploaded in one request.
+    /// Size of each part of a multipart upload. Empty for an object that was uploaded in one request.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<u64>,
-    /// Base64 checksum of each part, with the object's algorithm; empty unless every part has one.
+    /// Checksum of each part in base64, with the algorithm of the object's checksum. Empty unless every part has a
+    /// checksum.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub part_checksums: Vec<String>,
     /// Headers as the client sent them, such as `content-type` and `content-encoding`.
@@ -98,7 +99,7 @@ struct Line {
 struct LogState {
     facts: BTreeMap<String, Arc<Fact>>,
     side: BTreeSet<String>,
-    /// Number of bytes of the log that were already read.
+    /// Number of bytes of the log that have already been read.
     read: u64,
 }
 
@@ -136,19 +137,19 @@ impl Facts {
         Ok(self.current()?.facts.get(key).cloned())
     }
 
-    /// Returns up to `most` keys in the side store, from `from` on, with their metadata.
+    /// Returns up to `most` keys of the side store that are not less than `from`, with their metadata.
     pub(crate) fn side_keys(&self, from: &str, most: usize) -> io::Result<Vec<(String, Arc<Fact>)>> {
         let known = self.current()?;
         let range = known.side.range::<str, _>((std::ops::Bound::Included(from), std::ops::Bound::Unbounded));
         Ok(range.filter_map(|key| Some((key.clone(), known.facts.get(key)?.clone()))).take(most).collect())
     }
 
-    /// Calls `look` with the metadata under a single lock, because a listing looks up a thousand keys in one call.
+    /// Calls `look` with all metadata. A listing looks up a thousand keys in one call, under a single lock.
     pub(crate) fn with<T>(&self, look: impl FnOnce(&BTreeMap<String, Arc<Fact>>) -> T) -> io::Result<T> {
         Ok(look(&self.current()?.facts))
     }
 
-    /// Records metadata in memory, or their removal. Also writes a log line if the log exists or `keep` is true.
+    /// Records metadata in memory, or removes them. Also writes a log line if the log exists or `keep` is true.
     pub(crate) fn put(&self, key: &str, fact: Option<Fact>, keep: bool) -> io::Result<()> {
         let mut known = self.current()?;
         if keep || self.log.exists() {
@@ -157,12 +158,12 @@ impl Facts {
             let mut log = OpenOptions::new().create(true).append(true).open(&self.log)?;
             log.write_all(&line)?;
         }
-        // Apply the change immediately, not at the next read of the log. Applying a line twice has no further effect.
+        // Apply the change immediately. The next read of the log applies the line again, which does no harm.
         known.apply(key.to_owned(), fact);
         Ok(())
     }
 
-    /// Returns the metadata, after reading the log lines that were added since the last call.
+    /// Reads the log lines that were added since the last call, and returns the metadata.
     fn current(&self) -> io::Result<MutexGuard<'_, LogState>> {
         let mut known = lock(&self.known);
         let size = match std::fs::metadata(&self.log) {
@@ -179,11 +180,11 @@ impl Facts {
             file.seek(SeekFrom::Start(known.read))?;
             let mut tail = Vec::new();
             file.take(size - known.read).read_to_end(&mut tail)?;
-            // Another process may still be writing the last line; it is read next time.
+            // Another process may still be writing the last line, so leave that line for the next call.
             let whole = tail.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
             for line in tail[..whole].split(|&byte| byte == b'\n').filter(|line| !line.is_empty()) {
-                // Skip a line that a crash truncated: its object then counts as a file that another program put in the
-                // folder.
+                // Skip a line that was truncated by a crash. Its object then counts as a file that another program put
+                // in the folder.
                 if let Ok(Line { key, fact }) = serde_json::from_slice(line) {
                     known.apply(key, fact);
                 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Preconditions of reads, writes and deletes, in the order of RFC 9110 §13.2.2.
+//! Preconditions of reads, writes and deletes, checked in the order of RFC 9110 §13.2.2.
 
 use http::{HeaderMap, HeaderValue, StatusCode};
 use s3s::dto::{ETag, ETagCondition, Timestamp, TimestampFormat};
@@ -17,7 +17,7 @@ pub(crate) struct Reading {
     pub if_unmodified_since: Option<Timestamp>,
 }
 
-/// Returns a file's mtime as S3 reports it, rounded down to whole seconds.
+/// Returns a file's mtime, rounded down to whole seconds, as S3 reports it.
 pub(crate) fn modified(stamp: Stamp) -> Timestamp {
     let since = std::time::Duration::from_nanos(stamp.modified_ns.max(0) as u64);
     Timestamp::from(std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(since.as_secs()))
@@ -31,7 +31,8 @@ fn seconds(time: &Timestamp) -> i64 {
 }
 
 fn matches(condition: &ETagCondition, etag: &str) -> bool {
-    // S3 has only strong tags. If-None-Match uses the weak comparison, so a weak form of the same tag also matches.
+    // All ETags of S3 are strong. If-None-Match uses the weak comparison, so the weak form of an equal ETag also
+    // matches.
     condition.is_any() || condition.as_etag().is_some_and(|wanted| wanted.value() == etag)
 }
 
@@ -44,10 +45,10 @@ fn precondition_failed() -> S3Error {
 }
 
 impl Reading {
-    /// Returns an error if a precondition fails: 412, or 304 with the headers that a cache needs.
+    /// Returns an error if a precondition fails: 412, or 304 with the headers that HTTP caches need.
     pub(crate) fn check(&self, found: &Found) -> S3Result<()> {
         let at = seconds(&modified(found.stamp));
-        // If-Match uses the strong comparison, and overrides If-Unmodified-Since.
+        // If-Match uses the strong comparison. If it is present, If-Unmodified-Since is ignored.
         let is_weak = |condition: &ETagCondition| matches!(condition.as_etag(), Some(ETag::Weak(_)));
         let holds = match (&self.if_match, &self.if_unmodified_since) {
             (Some(condition), _) => matches(condition, &found.etag) && !is_weak(condition),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Receives a request body: writes it to a temporary file, and verifies every checksum that the request states.
+//! Receives a request body into a temporary file, and verifies every checksum that the request states.
 
 use std::io::{self, Write as _};
 use std::sync::Arc;
@@ -22,16 +22,16 @@ use crate::object_metadata::Checksum;
 /// Checksum algorithms of S3, by their S3 names.
 pub(crate) const ALGORITHMS: [&str; 5] = ["CRC32C", "CRC32", "CRC64NVME", "SHA1", "SHA256"];
 
-/// Maximum number of chunks that wait between the socket and the thread that hashes and writes them.
+/// Maximum number of chunks in the queue from the socket to the thread that hashes and writes them.
 const CHUNKS_AHEAD: usize = 4;
 
 /// Expected size and digests of a request body, from the headers of a write.
 #[derive(Default)]
 pub(crate) struct Promise {
-    /// Base64.
+    /// Value in base64.
     pub content_md5: Option<String>,
-    /// Algorithm and value of the checksum. The value is missing if it comes in a trailer, or if the client only
-    /// requested a checksum.
+    /// Algorithm and value of the checksum. The value is missing if the client sends it in a trailer, or if the client
+    /// only requested that the server compute a checksum.
     pub checksum: Option<(String, Option<String>)>,
     pub length: Option<u64>,
 }
@@ -94,7 +94,7 @@ struct Hashed {
     checksum: Option<String>,
 }
 
-/// Receives a body into a temporary file. If an error occurs, no file remains.
+/// Receives a body into a temporary file. If an error occurs, the file is removed.
 pub(crate) async fn receive(
     folder: Arc<Folder>,
     body: Option<StreamingBlob>,
@@ -110,7 +110,7 @@ pub(crate) async fn receive(
         while let Some(chunk) = body.next().await {
             match chunk {
                 Ok(bytes) => {
-                    // The receiver is closed only after an error of the writer; that error is returned below.
+                    // The receiver closes only if the writer fails. The code below returns the writer's error.
                     if sender.send(bytes).await.is_err() {
                         break;
                     }
@@ -178,7 +178,7 @@ fn write(
     Ok(Hashed { temp, size, md5: md5.finalize().into(), checksum: sums.and_then(value_of) })
 }
 
-/// Converts an error of the body: either a signed digest does not match, or the client closed the connection.
+/// Converts an error of the body. Either a signed digest does not match, or the client closed the connection.
 fn body_error(error: s3s::StdError) -> S3Error {
     let text = error.to_string();
     if text.to_lowercase().contains("sha256") || text.to_lowercase().contains("checksum") {

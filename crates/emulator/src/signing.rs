@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! S3 signature checks that `s3s` lacks, and conversion of a date format that `s3s` does not parse.
+//! Checks of S3 signatures that `s3s` lacks. Also converts a date format that `s3s` does not parse.
 
 use http::{HeaderValue, Request, header};
 use s3s::dto::{Timestamp, TimestampFormat};
@@ -9,8 +9,8 @@ use crate::key_path::decoded;
 /// Maximum lifetime of a presigned URL on S3: one week.
 const MAX_EXPIRES_S: i64 = 7 * 24 * 3600;
 
-/// Returns the first x-amz header that the signature of a signed request does not cover. S3 rejects such requests.
-/// Otherwise, a third party that intercepts a request could add a header (for example, the source of a copy).
+/// Returns the first `x-amz-` header of a signed request that the signature does not cover. S3 rejects such requests.
+/// Otherwise, an attacker could add a header to an intercepted request, for example the source of a copy.
 pub(crate) fn unsigned_header<B>(request: &Request<B>) -> Option<&str> {
     let header = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     let in_header = header.filter(|text| text.starts_with("AWS4-HMAC-SHA256")).and_then(|text| {
@@ -25,15 +25,16 @@ pub(crate) fn unsigned_header<B>(request: &Request<B>) -> Option<&str> {
     names.filter(|name| name.starts_with("x-amz-")).find(|name| !signed.split(';').any(|signed| signed == *name))
 }
 
-/// True if a presigned URL has a lifetime longer than S3 allows.
+/// Returns true if the lifetime of a presigned URL is negative or longer than S3 allows.
 pub(crate) fn has_bad_expiry<B>(request: &Request<B>) -> bool {
     let query = request.uri().query().unwrap_or("");
     let expires = query.split('&').find_map(|pair| pair.strip_prefix("X-Amz-Expires="));
     expires.and_then(|text| text.parse().ok()).is_some_and(|expires| !(0..=MAX_EXPIRES_S).contains(&expires))
 }
 
-/// Adds `x-amz-date` to a request with a version 4 signature that has only a `Date` header; version 4 allows either. A
-/// version 2 signature covers `x-amz-date` if it is present, so it must not be added there.
+/// Adds `x-amz-date` to a version 4 request that has only a `Date` header. Version 4 allows either header, but `s3s`
+/// needs `x-amz-date`. Version 2 requests are not changed, because their signature would have to cover the added
+/// header.
 pub(crate) fn add_amz_date<B>(request: &mut Request<B>) {
     let headers = request.headers();
     let is_v4 =

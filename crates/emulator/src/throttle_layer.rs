@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Throttle layer in front of the bucket: counts, rejects and delays requests according to the tier's limits, and
-//! throttles bodies.
+//! Throttle layer in front of the bucket. Counts, rejects and delays requests according to the tier's limits, and
+//! limits the byte rate of bodies.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,8 +22,8 @@ use crate::signing::{add_amz_date, has_bad_expiry, unsigned_header};
 use crate::throttled_body::Shaped;
 use crate::tier::Kind;
 
-/// Maximum number of body bytes that are read from a rejected upload, so that the client receives the response instead
-/// of a connection reset.
+/// Maximum number of body bytes that the endpoint reads from a rejected upload. If it read none, the client would see a
+/// connection reset instead of the response.
 const DRAINED: u64 = 64 << 20;
 
 macro_rules! counters {
@@ -51,44 +51,44 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Requests of any kind, including rejected ones.
+    /// Number of requests of any kind, including rejected requests.
     requests,
-    /// GET of objects.
+    /// Number of GET requests for objects.
     gets,
-    /// LIST pages.
+    /// Number of LIST requests; each one returns a page.
     lists,
-    /// HEAD.
+    /// Number of HEAD requests.
     heads,
-    /// PUT and POST.
+    /// Number of PUT and POST requests.
     puts,
-    /// DELETE.
+    /// Number of DELETE requests.
     deletes,
-    /// Requests rejected with 503, for any reason.
+    /// Number of requests rejected with 503, for any reason.
     throttles,
-    /// Requests rejected with 503 because there were too many requests.
+    /// Number of requests rejected with 503 because of too many requests.
     throttles_requests,
-    /// Requests rejected with 503 because too many bytes were queued.
+    /// Number of requests rejected with 503 because of too many queued bytes.
     throttles_bytes,
-    /// Responses with 401 or 403.
+    /// Number of responses with status 401 or 403.
     denied,
-    /// Responses with status 500 or above, except throttled requests.
+    /// Number of responses with status 500 or above, except throttled requests.
     errors,
-    /// Body bytes sent.
+    /// Number of body bytes sent.
     bytes_out,
-    /// Body bytes received.
+    /// Number of body bytes received.
     bytes_in,
-    /// Connections accepted.
+    /// Number of accepted connections.
     connections,
-    /// Requests that were delayed by the tier's latency.
+    /// Number of requests that the tier's latency delayed.
     delayed,
-    /// Total latency that was drawn for the delayed requests, in microseconds.
+    /// Sum of the latencies drawn for the delayed requests, in microseconds.
     delay_drawn_us,
-    /// Total time until the delayed requests could be answered, in microseconds. The difference from `delay_drawn_us`
-    /// is overhead of the endpoint, not of its clients.
+    /// Sum of the actual delays of these requests, in microseconds. The difference from `delay_drawn_us` is overhead of
+    /// the endpoint, not of its clients.
     delay_actual_us,
 }
 
-/// The throttle layer in front of the bucket.
+/// The throttle layer.
 pub(crate) struct ThrottleLayer {
     pub(crate) service: S3Service,
     pub(crate) limits: Limits,
@@ -134,9 +134,8 @@ fn awaits_continue<B>(request: &HttpRequest<B>) -> bool {
     request.headers().contains_key(header::EXPECT)
 }
 
-/// Closes the connection after this response. If a client waits for `100 Continue` but gets a final response, it may
-/// take the next response on this connection for a part of the current one. botocore does that, and then waits for
-/// ever.
+/// Closes the connection after this response. A client that waits for `100 Continue` may receive a final response
+/// instead. botocore then takes the next response on the connection for a part of this one, and waits for ever.
 fn close<B>(response: &mut Response<B>) {
     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
 }
@@ -146,7 +145,7 @@ impl ThrottleLayer {
         counter.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Waits until `latency` after `from`, and counts the delay.
+    /// Waits until the time `from` plus `latency`, and counts the delay.
     async fn delay(&self, from: Instant, latency: Duration) {
         self.timer.until((from + latency).into_std()).await;
         let counters = &self.counters;
@@ -210,7 +209,7 @@ impl ThrottleLayer {
         let is_attributes = is_attributes(&request);
         let mut response = self.service.call(request).await?;
         if is_attributes && response.status().is_success() {
-            // S3 writes this ETag without quotes, but `s3s` writes it with quotes.
+            // S3 writes the ETag in this response without quotes, but `s3s` writes quotes.
             let change = |text: &str| text.replace("<ETag>\"", "<ETag>").replace("\"</ETag>", "</ETag>");
             response = rewrite(response, change).await;
         }
@@ -225,8 +224,8 @@ impl ThrottleLayer {
         if awaits && (is_empty || !response.status().is_success()) {
             close(&mut response);
         }
-        // For reads, the endpoint's own processing time counts towards the latency. For writes, the latency starts
-        // after the body has arrived.
+        // For reads, the latency includes the endpoint's own processing time. For writes, the latency starts when the
+        // body has arrived.
         let latency = self.limits.latency(asked.kind);
         if !latency.is_zero() {
             self.delay(if asked.kind == Kind::Read { began } else { Instant::now() }, latency).await;
@@ -255,12 +254,12 @@ impl ThrottleLayer {
         response
     }
 
-    /// Builds an error response without calling the bucket; `text` holds the child elements of `<Error>`.
+    /// Builds an error response without calling the bucket. `text` contains the child elements of `<Error>`.
     async fn error(&self, request: HttpRequest<Incoming>, status: StatusCode, text: &str) -> Response<Shaped<Body>> {
         let is_head = *request.method() == Method::HEAD;
         let awaits = awaits_continue(&request);
-        // A client that waits for `100 Continue` has not sent its body. Do not read the body: that would send `100
-        // Continue`.
+        // A client that waits for `100 Continue` has not sent its body. Reading the body would send `100 Continue`, so
+        // do not read it.
         if !awaits {
             let mut body = request.into_body();
             let mut seen = 0;

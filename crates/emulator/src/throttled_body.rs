@@ -12,14 +12,14 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::limits::Route;
 
-/// A body that is throttled by the limiters on its route.
+/// A body whose byte rate the limiters of `route` limit.
 pub(crate) struct Shaped<B> {
     inner: B,
     route: Route,
     slice: u64,
-    /// Bytes read from the inner body but not yet passed on.
+    /// Bytes that were read from the inner body but have no reservation yet.
     rest: Bytes,
-    /// Bytes to pass on when the timer fires.
+    /// Timer and the bytes to pass on when it fires.
     waiting: Option<(Pin<Box<Sleep>>, Bytes)>,
     passed: Arc<AtomicU64>,
 }

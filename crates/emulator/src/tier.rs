@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tier: the name, year and limits of a store. This module only holds the data; `limits` enforces them.
+//! Tier: the name, the year and the limits of a store. This module only defines the data; `limits` enforces the limits.
 //!
-//! Python's tier book (`penstock.tiers`) holds all tiers, with a source for each number. It validates a tier and passes
-//! it as JSON. Fields that are not enforced (title, sources, dates, observations) are ignored here.
+//! The Python module `penstock.tiers` defines all tiers, with a source for each number. It validates a tier and passes
+//! it to this crate as JSON. Parsing ignores fields that are not enforced (title, sources, dates, observations).
 
 use penstock_types::{Result, parse_settings};
 use serde::Deserialize;
@@ -12,21 +12,22 @@ use serde::Deserialize;
 pub struct Tier {
     /// Name without the year, for example `azure-hot`.
     pub name: String,
-    /// Year of the tier's numbers.
+    /// Year in which the tier's numbers applied.
     pub year: u16,
     /// Rate limits, each with its scope.
     #[serde(default, rename = "limit")]
     pub limits: Vec<Limit>,
-    /// Time to first byte.
+    /// Times to first byte, by kind of request.
     #[serde(default)]
     pub latency: Vec<Latency>,
-    /// Maximum time that bytes above a limit wait in the queue; beyond it, requests get a 503 response.
+    /// Maximum time that bytes above a limit may wait in the queue. While the wait is longer, new requests get a 503
+    /// response.
     #[serde(default)]
     pub queue: Option<Seconds>,
-    /// Burst, in seconds: as many requests as a limit allows in this time may arrive together.
+    /// Burst in seconds. As many requests as a limit allows in this time may arrive together.
     #[serde(default)]
     pub burst: Option<Seconds>,
-    /// Content of a throttled response.
+    /// Content of a response to a throttled request.
     pub throttle: Throttle,
 }
 
@@ -62,17 +63,17 @@ pub enum What {
     Requests,
 }
 
-/// Set of requests that share one limit.
+/// Scope of a limit: the set of requests that share it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Scope {
     /// All requests to the endpoint.
     Account,
-    /// All requests to one bucket (the endpoint has only one).
+    /// All requests to one bucket. The endpoint has only one bucket.
     Bucket,
-    /// All requests to keys with the same text up to the last `/`.
+    /// All requests whose keys are equal up to the last `/`.
     Prefix,
-    /// One connection.
+    /// All requests on one connection.
     Connection,
 }
 
@@ -97,8 +98,8 @@ pub enum Kind {
     Write,
 }
 
-/// Lognormal distribution of times to the first byte, given by its median and 99th percentile. A separate tail is
-/// possible: a fraction `tail_share` of the requests then takes `tail_ms`.
+/// Log-normal distribution of the time to first byte, given by its median and its 99th percentile. Optionally, the
+/// fraction `tail_share` of the requests takes `tail_ms` instead.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct Latency {
     /// Kind of request that has this latency.
@@ -107,7 +108,7 @@ pub struct Latency {
     pub p50_ms: f64,
     /// 99th percentile.
     pub p99_ms: f64,
-    /// Fraction of requests in the tail, 0 to 1.
+    /// Fraction of requests in the tail, from 0 to 1.
     #[serde(default)]
     pub tail_share: f64,
     /// Latency of the requests in the tail, in milliseconds.
@@ -122,12 +123,12 @@ pub struct Seconds {
     pub value: f64,
 }
 
-/// Content of a throttled response. The status is 503, as on S3; the message is that of the provider.
+/// Content of a response to a throttled request. The status is 503, as on S3; the message is the provider's own.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct Throttle {
     /// Error message.
     pub message: String,
-    /// Seconds in `Retry-After`, if the provider sends one.
+    /// Value of `Retry-After` in seconds, if the provider sends this header.
     #[serde(default)]
     pub retry_after_s: Option<u32>,
 }

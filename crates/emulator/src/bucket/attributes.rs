@@ -21,7 +21,7 @@ impl Bucket {
         self.check_name(&input.bucket)?;
         let (folder, key) = (self.folder.clone(), input.key);
         let found = blocking(move || folder.find(&key)).await?.ok_or_else(no_such_key)?;
-        // One header may list several names.
+        // One header may contain several names, separated by commas.
         let names: Vec<_> = input.object_attributes.iter().flat_map(|names| names.as_str().split(',')).collect();
         let wants = |name: &str| names.iter().any(|wanted| wanted.trim() == name);
         let fact = found.fact.as_deref();
@@ -45,7 +45,7 @@ impl Bucket {
     }
 }
 
-/// Returns the parts that follow the marker.
+/// Returns the parts whose numbers are greater than the marker.
 fn parts_of(fact: &Fact, marker: Option<i32>, max_parts: Option<i32>) -> GetObjectAttributesParts {
     let total = fact.parts.len() as i32;
     let after = marker.unwrap_or(0).clamp(0, total);

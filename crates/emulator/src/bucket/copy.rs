@@ -19,8 +19,8 @@ use crate::object_metadata::{Checksum as StoredChecksum, Stamp};
 use crate::preconditions::{Reading, modified, no_such_key};
 use crate::request_body::{Received, hasher, value_of};
 
-/// Builds the preconditions on the source of a copy. A macro, because CopyObject and UploadPartCopy have different
-/// input types with the same fields.
+/// Builds the preconditions on the source of a copy. This is a macro because CopyObject and UploadPartCopy have
+/// different input types with the same fields.
 macro_rules! source_conditions {
     ($input:expr) => {
         Reading {
@@ -32,7 +32,7 @@ macro_rules! source_conditions {
     };
 }
 
-/// Finds the source object; returns an error if it does not exist or does not meet the preconditions.
+/// Finds the source object. Returns an error if the object does not exist or does not meet the preconditions.
 fn find_source(folder: &Folder, key: &str, conditions: &Reading) -> Result<Found, Failure> {
     let Some(found) = folder.find(key)? else { return Err(no_such_key().into()) };
     conditions.check(&found).map_err(|_| s3_error!(PreconditionFailed))?;
@@ -59,7 +59,7 @@ fn copy_range(folder: &Folder, file: &File, range: Range<u64>, algorithm: Option
     Ok(Received { temp, size, etag: hex(&md5.finalize()), checksum })
 }
 
-/// Parses an `x-amz-copy-source-range` header: `bytes=FIRST-LAST`, where both offsets must be inside the source.
+/// Parses an `x-amz-copy-source-range` header: `bytes=FIRST-LAST`. Both offsets must be inside the source object.
 fn source_range(text: &str, size: u64) -> S3Result<Range<u64>> {
     let number = |text: &str| text.parse().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()));
     let ends = text.strip_prefix("bytes=").and_then(|ends| ends.split_once('-'));
@@ -80,8 +80,8 @@ fn source_range(text: &str, size: u64) -> S3Result<Range<u64>> {
 impl Bucket {
     /// Returns the key of a copy's source, which must be in this bucket.
     ///
-    /// S3 reads a `+` in this header as a space, as in a query string; clients encode a plus as `%2B`. s3s does not
-    /// decode the `+`, so the header is parsed again here.
+    /// S3 decodes a `+` in this header as a space, as in a query string; clients encode a plus sign as `%2B`. s3s does
+    /// not decode the `+`, so this method parses the header again.
     fn source_key(&self, headers: &HeaderMap) -> S3Result<Box<str>> {
         let header = headers.get("x-amz-copy-source").and_then(|value| value.to_str().ok()).unwrap_or_default();
         let source = CopySource::parse(&header.replace('+', "%20"));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Headers that are stored with an object: taken from the write request, and returned by reads.
+//! Headers that are stored with an object. They come from the write request, and reads return them.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ pub(super) struct StoredHeaders {
 }
 
 impl StoredHeaders {
-    /// Collects the headers, metadata and tags that a write stores; `tagging` is the value of `x-amz-tagging`.
+    /// Collects the headers, metadata and tags that a write stores. `tagging` is the value of `x-amz-tagging`.
     pub(super) fn of(headers: &HeaderMap, metadata: Option<Metadata>, tagging: Option<&str>) -> S3Result<Self> {
         let tags = tagging.map(parse_tags).transpose()?.unwrap_or_default();
         Ok(Self { headers: stored_headers(headers), metadata: metadata.into_iter().flatten().collect(), tags })
@@ -29,7 +29,7 @@ impl StoredHeaders {
         Self { headers: fact.headers.clone(), metadata: fact.metadata.clone(), tags: fact.tags.clone() }
     }
 
-    /// Creates the metadata record of an object that is being written. Its stamp is set when the file gets its final
+    /// Creates the metadata of an object that is being written. The stamp is set later, when the file gets its final
     /// name.
     pub(super) fn fact(self, etag: String, checksum: Option<Checksum>) -> Fact {
         let Self { headers, metadata, tags } = self;
@@ -37,7 +37,7 @@ impl StoredHeaders {
     }
 }
 
-/// Selects the request headers that S3 stores with an object and returns.
+/// Selects the request headers that S3 stores with an object and returns with every read.
 fn stored_headers(headers: &HeaderMap) -> BTreeMap<String, String> {
     let names =
         ["content-type", "content-encoding", "content-language", "content-disposition", "cache-control", "expires"];
@@ -64,7 +64,7 @@ pub(super) fn put_header(headers: &mut HeaderMap, name: &str, value: &str) {
     }
 }
 
-/// Builds the response headers of an object: the stored ones, the number of tags and, if requested, the checksum.
+/// Builds the response headers of an object: the stored headers, the number of tags and, if requested, the checksum.
 pub(super) fn object_headers(fact: Option<&Fact>, checksum: Option<&Checksum>) -> HeaderMap {
     let mut headers = HeaderMap::new();
     put_header(&mut headers, "content-type", "binary/octet-stream");
@@ -93,7 +93,7 @@ pub(super) fn metadata_of(fact: Option<&Fact>) -> Option<Metadata> {
     (!pairs.is_empty()).then(|| pairs.iter().map(|(name, value)| (name.clone(), value.clone())).collect())
 }
 
-/// Returns the checksum of this algorithm that a request states for an object or part.
+/// Returns the checksum that a request states for an object or part, for the given algorithm.
 macro_rules! stated {
     ($input:expr, $algorithm:expr) => {
         match $algorithm {
@@ -107,7 +107,7 @@ macro_rules! stated {
     };
 }
 
-/// Sets the output field for the checksum's algorithm.
+/// Sets that output field which belongs to the algorithm of the checksum.
 macro_rules! state {
     ($output:expr, $checksum:expr) => {
         if let Some(checksum) = $checksum {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The bucket: implements S3's operations on a folder.
 //!
-//! This module handles operations on the bucket itself. Submodules handle the others: reads of an object (`read`,
+//! This module implements operations on the bucket itself. Submodules implement reads of an object (`read`,
 //! `attributes`), writes and deletes (`write`, `copy`), listings (`pages`), multipart uploads (`uploads`, `parts`) and
 //! tags (`tags`). `headers` defines the metadata that is stored with an object.
 
@@ -28,7 +28,7 @@ use crate::preconditions::modified;
 use crate::request_body::{internal, io_error};
 pub(crate) use uploads::MultipartStore;
 
-/// Region that the endpoint reports. Signatures may use any region.
+/// Region that the endpoint reports. Requests may be signed for any region.
 pub(crate) const REGION: &str = "us-east-1";
 
 /// The S3 bucket that the emulator serves.
@@ -50,7 +50,7 @@ where
     done.await.map_err(internal)?.map_err(|Failure(error)| error)
 }
 
-/// An S3 error, converted from an error of the file system or of S3.
+/// An S3 error. File system errors convert to it.
 struct Failure(S3Error);
 
 impl From<io::Error> for Failure {
@@ -89,7 +89,7 @@ impl S3 for Bucket {
 
     async fn create_bucket(&self, req: S3Request<CreateBucketInput>) -> S3Result<S3Response<CreateBucketOutput>> {
         if *req.input.bucket == *self.name {
-            // In us-east-1, S3 returns 200 to the owner of the bucket; in other regions, it returns
+            // In us-east-1, S3 returns 200 if the client already owns the bucket. In other regions, S3 returns
             // BucketAlreadyOwnedByYou.
             let location = Some(format!("/{}", self.name));
             return Ok(S3Response::new(CreateBucketOutput { location }));
@@ -229,5 +229,5 @@ impl S3 for Bucket {
     }
 }
 
-/// Alias for s3s's `Bucket`, because our own type has the same name.
+/// Alias for the type `Bucket` of s3s, because this module's own type has the same name.
 type Bucket_ = s3s::dto::Bucket;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Listings: converts one page of keys to the response of LIST version 1 or 2. `crate::list` computes the page.
+//! Listings: converts one page of keys to a response of LIST version 1 or 2. `crate::list` computes the page.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -17,8 +17,8 @@ const MAX_KEYS: i32 = 1000;
 /// Owner of every object; the endpoint has only one account.
 const OWNER: &str = "penstock";
 
-/// Characters that `encoding-type=url` does not encode. A space becomes `%20`, which every client can decode; a `+`
-/// becomes `%2B`.
+/// Characters that `encoding-type=url` does not encode. A space becomes `%20`, because every client can decode that. A
+/// `+` becomes `%2B`.
 const KEY_CHARACTERS: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~').remove(b'/');
 
 impl Bucket {
@@ -86,8 +86,8 @@ impl Bucket {
         };
         let (items, more) = self.list(query).await?;
         let encoding = input.encoding_type.as_ref();
-        // Without a delimiter, clients continue from the last key. S3 sends this field only with a delimiter, but it is
-        // harmless to send it always.
+        // Without a delimiter, clients continue after the last key. S3 sends this field only if the request has a
+        // delimiter. Sending it without a delimiter does no harm.
         let next = items.last().filter(|_| more).map(|item| encoded(item.name().to_owned(), encoding));
         let (contents, prefixes) = sorted_out(items, encoding, true);
         Ok(S3Response::new(ListObjectsOutput {
@@ -113,7 +113,7 @@ fn encoded(text: String, encoding: Option<&EncodingType>) -> String {
     }
 }
 
-/// Page size from the request, limited to the maximum.
+/// Returns the page size that the request asks for, but at most [`MAX_KEYS`].
 fn most(asked: Option<i32>) -> S3Result<i32> {
     match asked.unwrap_or(MAX_KEYS) {
         asked if asked < 0 => Err(s3_error!(InvalidArgument, "max-keys must not be negative")),
@@ -121,7 +121,7 @@ fn most(asked: Option<i32>) -> S3Result<i32> {
     }
 }
 
-/// Splits a page into objects and common prefixes, in the types of S3.
+/// Splits the items of a page into objects and common prefixes, and converts both to the types of s3s.
 fn sorted_out(items: Vec<Item>, encoding: Option<&EncodingType>, with_owner: bool) -> (Vec<Object>, Vec<CommonPrefix>) {
     let owner = with_owner.then(|| Owner { display_name: Some(OWNER.to_owned()), id: Some(OWNER.to_owned()) });
     let (mut objects, mut prefixes) = (Vec::new(), Vec::new());
@@ -142,7 +142,7 @@ fn sorted_out(items: Vec<Item>, encoding: Option<&EncodingType>, with_owner: boo
     (objects, prefixes)
 }
 
-/// Creates a continuation token from the last returned item. The token also records whether the item is a common
+/// Creates a continuation token from the last item of the page. The token also records whether this item is a common
 /// prefix.
 fn token_of(item: &Item) -> String {
     let kind = if matches!(item, Item::Prefix(_)) { 'p' } else { 'k' };

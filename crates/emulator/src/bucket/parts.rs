@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Parts of multipart uploads: receives and lists parts, and checks part numbers.
+//! Parts of multipart uploads. Receives and lists parts, and checks part numbers.
 
 use s3s::dto::*;
 use s3s::{S3Request, S3Response, S3Result, s3_error};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads of one object: GET (also of ranges and parts), and HEAD.
+//! Reads of one object: HEAD, and GET of the whole object, a range or a part.
 
 use std::io;
 
@@ -23,7 +23,8 @@ struct Asked {
     wants_sum: bool,
 }
 
-/// Creates an [`Asked`] from the input of GET or HEAD, which are two types with the same fields.
+/// Creates an [`Asked`] from the input of GET or HEAD. This is a macro because the two input types have the same
+/// fields.
 macro_rules! asked {
     ($input:expr) => {
         Asked {
@@ -47,7 +48,7 @@ struct Described {
     checksum: Option<StoredChecksum>,
     range: std::ops::Range<u64>,
     is_partial: bool,
-    /// Number of parts in a multipart object; only set if the request named a part.
+    /// Number of parts of a multipart object. Set only if the request contains a part number.
     parts_count: Option<i32>,
 }
 
@@ -72,8 +73,8 @@ struct PartOf {
     checksum: Option<StoredChecksum>,
 }
 
-/// Returns the part with this number, and the number of parts. An object that was uploaded in one request counts as a
-/// single part.
+/// Returns the part with this number, and the total number of parts. An object that was uploaded in one request counts
+/// as a single part.
 fn part_of(found: &Found, number: i32) -> S3Result<(PartOf, Option<i32>)> {
     let fact = found.fact.as_deref();
     let parts = fact.map(|fact| fact.parts.as_slice()).unwrap_or_default();
@@ -91,7 +92,7 @@ fn part_of(found: &Found, number: i32) -> S3Result<(PartOf, Option<i32>)> {
         _ => None,
     };
     let count = (!parts.is_empty()).then_some(parts.len() as i32);
-    // Ceph returns the same error; MinIO and SeaweedFS return 416 InvalidPartNumber.
+    // Ceph also returns `InvalidPart`; MinIO and SeaweedFS return 416 InvalidPartNumber.
     part.map(|part| (part, count))
         .ok_or_else(|| s3_error!(InvalidPart, "The object does not have a part of that number"))
 }
@@ -117,7 +118,7 @@ impl Bucket {
                 }
             };
             let is_partial = is_ranged || (part_number.is_some() && size > 0);
-            // S3 returns the checksum of a whole object or part, but not of a range.
+            // S3 returns the checksum of a whole object or of a part, but not of a range.
             let is_whole = !is_ranged && parts_count.is_none();
             let checksum = match wants_sum {
                 true if is_whole => Some(checksum_of(&folder, &key, &found)?),
@@ -180,8 +181,8 @@ impl Bucket {
     }
 }
 
-/// Returns the checksum that was sent with the object. If there is none, computes its CRC32C once for each state of the
-/// file.
+/// Returns the checksum that the client sent with the object. If the client sent none, computes a CRC32C, once for each
+/// version of the file.
 fn checksum_of(folder: &Folder, key: &str, found: &Found) -> io::Result<StoredChecksum> {
     if let Some(known) = found.fact.as_ref().and_then(|fact| fact.checksum.clone()) {
         return Ok(known);

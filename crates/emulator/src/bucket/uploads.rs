@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Multipart uploads: stores parts (`parts`) as temporary files, and joins them into one object on completion. Stopping
-//! the endpoint aborts all open uploads.
+//! Multipart uploads. Each part is stored as a temporary file (`parts`). Completion joins the parts into one object.
+//! Stopping the endpoint aborts all open uploads.
 
 use penstock_types::lock;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -21,7 +21,7 @@ use crate::object_metadata::{Checksum as StoredChecksum, Fact, Stamp};
 use crate::preconditions::{check_write, modified};
 use crate::request_body::{Received, hasher, value_of};
 
-/// Minimum size of each part except the last; S3 rejects smaller ones.
+/// Minimum size of each part except the last one. S3 rejects smaller parts.
 const MIN_PART: u64 = 5 << 20;
 
 /// A part of an open upload, on disk.
@@ -37,14 +37,14 @@ pub(super) struct Upload {
     /// True if the checksum covers the bytes of the whole object; false if it is computed from the checksums of the
     /// parts.
     is_full: bool,
-    /// Parts by number. They are shared with the thread that joins them, because the upload stays open if its
-    /// completion fails, as on S3.
+    /// Parts by number. The thread that joins the parts shares them with the upload, because the upload stays open if
+    /// its completion fails, as on S3.
     pub parts: BTreeMap<i32, Arc<PartHeld>>,
     at: Stamp,
 }
 
-/// Result of a completed upload. As on S3, a repeated completion gets the first response again, so that a client can
-/// retry after a broken connection.
+/// Result of a completed upload. If a client completes the same upload again, it receives the first response again, as
+/// on S3. A client can therefore retry after a broken connection.
 #[derive(Clone)]
 struct Completed {
     key: String,
@@ -52,10 +52,10 @@ struct Completed {
     checksum: Option<StoredChecksum>,
 }
 
-/// Maximum number of completed uploads in memory; the oldest is dropped first.
+/// Maximum number of completed uploads in memory. If it is exceeded, the oldest upload is dropped.
 const MAX_COMPLETED: usize = 1000;
 
-/// Open uploads, and the latest completed ones.
+/// Open uploads and the most recently completed uploads.
 #[derive(Default)]
 pub(crate) struct MultipartStore {
     open: Mutex<HashMap<String, Upload>>,
@@ -66,7 +66,7 @@ fn no_such_upload() -> S3Error {
     s3_error!(NoSuchUpload, "The specified upload does not exist. It may have been aborted or completed.")
 }
 
-/// Returns the open upload with this id and key.
+/// Returns the open upload with this ID and key.
 pub(super) fn open_upload<'a>(all: &'a HashMap<String, Upload>, id: &str, key: &str) -> S3Result<&'a Upload> {
     all.get(id).filter(|upload| upload.key == key).ok_or_else(no_such_upload)
 }
@@ -81,10 +81,10 @@ impl MultipartStore {
         Ok(open_upload(&self.all(), id, key)?.algorithm.clone())
     }
 
-    /// Adds a part to an open upload. If a part with this number exists, replaces it.
+    /// Adds a part to an open upload. Replaces an existing part with the same number.
     pub(super) fn add_part(&self, id: &str, number: i32, received: Received) -> S3Result<()> {
         let part = Arc::new(PartHeld { received, at: Stamp::now() });
-        // The replaced part is dropped, and its file removed, only after the map is unlocked.
+        // Drop the replaced part, which removes its file, only after the map is unlocked.
         let replaced = self.all().get_mut(id).map(|upload| upload.parts.insert(number, part));
         replaced.map(drop).ok_or_else(no_such_upload)
     }
@@ -106,7 +106,7 @@ impl MultipartStore {
         self.all().remove(id).map(drop).ok_or_else(no_such_upload)
     }
 
-    /// Drops all open uploads and removes their parts from disk.
+    /// Drops all open uploads, which removes their parts from disk.
     pub(crate) fn clear(&self) {
         self.all().clear();
     }
@@ -128,7 +128,7 @@ impl MultipartStore {
     }
 }
 
-/// The file and digests that result from joining the parts of an upload.
+/// Result of joining the parts of an upload.
 struct Joined {
     temp: Temp,
     etag: String,
@@ -169,7 +169,7 @@ fn unhex(text: &str) -> Vec<u8> {
     text.as_bytes().chunks(2).filter_map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()).collect()
 }
 
-/// Builds the response to a completion.
+/// Builds the response to a completion request.
 fn completion(bucket: String, done: Completed) -> S3Response<CompleteMultipartUploadOutput> {
     let Completed { key, etag, checksum } = done;
     let mut output = CompleteMultipartUploadOutput {
@@ -193,8 +193,8 @@ impl Bucket {
         self.check_name(&input.bucket)?;
         let algorithm = input.checksum_algorithm.as_ref().map(|name| name.as_str().to_uppercase());
         let asked = input.checksum_type.as_ref().map(|kind| kind.as_str().to_owned());
-        // S3's defaults: CRC64NVME has no composite form; the other checksums are composite unless the client requests
-        // otherwise.
+        // Defaults of S3: CRC64NVME always covers the whole object. The other checksums are composite unless the client
+        // requests otherwise.
         let is_full = asked.as_deref() == Some(ChecksumType::FULL_OBJECT)
             || (asked.is_none() && algorithm.as_deref() == Some("CRC64NVME"));
         let id = hex(&rand::random::<[u8; 16]>());
@@ -250,7 +250,7 @@ impl Bucket {
         let (etag, checksum) = blocking(move || {
             let Joined { temp, etag, checksum } = join(&chosen, algorithm.as_deref(), is_full, folder.temp()?)?;
             let differs = match (&stated, &checksum) {
-                // Clients may state a composite value without its `-N` suffix.
+                // Clients may omit the `-N` suffix of a composite value.
                 (Some(stated), Some(have)) => stated.split('-').next() != have.value.split('-').next(),
                 _ => false,
             };

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Feed: reads a dataset from its store in batches. The sample order is a pure function of seed, epoch and position.
 
-`open` lists a dataset, `Dataset.fields` and `Dataset.shuffle` configure it, and a `Loader` reads it (as NumPy arrays
-here, as torch tensors in `penstock.feed.torch`). Framework adapters are imported only when they are used.
+`open` lists a dataset, `Dataset.fields` and `Dataset.shuffle` configure the dataset, and a `Loader` reads it. Batches
+are NumPy arrays here, and torch tensors in `penstock.feed.torch`. Framework adapters are imported only when they are
+used.
 """
 
 from penstock.feed.audio_fields import audio

@@ -22,7 +22,7 @@ __all__ = ["AudioDecoding", "audio"]
 
 @dataclass(frozen=True, slots=True)
 class AudioDecoding:
-    """How the bytes of a field are decoded. `mask` and `rate` are the names of other fields of the batch."""
+    """Settings with which the bytes of an audio field are decoded. `mask` and `rate` are names of other fields."""
 
     sample_rate: int | None
     channels: int
@@ -32,7 +32,9 @@ class AudioDecoding:
     mask: str | None = None
     rate: str | None = None
     measures: bool = False
-    """Whether the field is the number of samples, which needs only the headers."""
+    """Whether the field contains the number of samples of each file instead of the samples. Only headers are then
+    read.
+    """
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings in the form that the core reads."""
@@ -40,7 +42,7 @@ class AudioDecoding:
         return {name: getattr(self, name) for name in names}
 
     def companions(self, name: str, parts: tuple[str, ...]) -> dict[str, FieldSpec]:
-        """Return the fields that follow the audio field `name`, which is read from `parts`."""
+        """Return the mask and rate fields of the audio field `name`, which is read from `parts`."""
         found: dict[str, FieldSpec] = {}
         if self.mask is not None:
             found[self.mask] = _FactSpec("bool", (self.samples or 0,), parts, of_field=name, fact="mask")
@@ -51,14 +53,14 @@ class AudioDecoding:
 
 @dataclass(frozen=True, slots=True)
 class _FactSpec(TensorSpec):
-    """Property of a recording: which samples of a clip it has, or its sample rate."""
+    """Field with a property of a recording: a mask of the clip's samples that the recording has, or the sample rate."""
 
     of_field: str = ""
     fact: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         annotation = {"kind": "audio", "fact": self.fact}
-        # Explicit, because `super()` needs the class that `slots=True` replaces.
+        # Do not use `super()`: it refers to the original class, which `slots=True` replaces.
         return {**TensorSpec.to_dict(self), "follows": self.of_field, "annotation": annotation}
 
     def __str__(self) -> str:
@@ -70,7 +72,7 @@ class _ClipSpec(TensorSpec):
     """Field of clips of fixed length."""
 
     def padded(self, *_: object, **__: object) -> NoReturn:
-        """Not supported: clips have the same length already."""
+        """Not supported, because all clips have the same length already."""
         raise ConfigError(
             "padded: clips of fixed length are padded already",
             where="audio",
@@ -118,22 +120,24 @@ def audio(
 ) -> TensorSpec | RaggedSpec:
     """Create a field of audio (WAV, FLAC, MP3, Ogg Vorbis), which the feed's threads decode: `audio(16_000)`.
 
-    Without `seconds`, a batch contains a `Ragged` of whole recordings, each [time] for one channel, otherwise [time,
-    channels]. `.padded(...)` converts it to an array. With `seconds`, a batch contains an array of clips: [batch,
-    samples] for one channel, otherwise [batch, channels, samples]. Only the part of a file that the clip needs is
-    decoded.
+    Without `seconds`, a batch contains a `Ragged` of whole recordings, which `.padded(...)` converts to an array. The
+    shape of a recording is [time] for one channel, otherwise [time, channels]. With `seconds`, a batch contains an
+    array of clips. The shape of the array is [batch, samples] for one channel, otherwise [batch, channels, samples].
+    Only the part of a file that the clip needs is decoded.
 
     Args:
-        sample_rate: Sample rate in Hz, to which recordings are resampled, as by `torchaudio.functional.resample`; None
-            keeps that of each file.
+        sample_rate: Sample rate in Hz. Recordings are resampled to this rate as by `torchaudio.functional.resample`.
+            None keeps the rate of each file.
         seconds: Length of a clip. Shorter recordings are padded with zeros at the end.
-        start: Start of the clip in seconds, or `random`, which chooses a clip inside the recording, as a pure function
-            of seed, epoch and position.
-        channels: 1 (the mean of all channels), or the number of channels that files have; mono is repeated.
+        start: Start of the clip in seconds, or `random`. A random clip is inside the recording, and its start is a pure
+            function of seed, epoch and position.
+        channels: 1 gives the mean of all channels. A larger number must be the number of channels of the files; the
+            channel of a mono file is repeated.
         dtype: `float32` (-1 to 1), or `int16`, which is exact for 16-bit files that are neither mixed nor resampled.
-        mask: With `seconds`, the name of another field: bool [samples], True for samples of the recording.
-        rate: Name of another field: int32, the sample rate of the file in Hz.
-        max_seconds: Maximum length of a whole recording; a longer one is `Corrupt`.
+        mask: Only with `seconds`. Name of a second field in the batch: bool [samples], True for samples of the
+            recording, False for padding.
+        rate: Name of a second field in the batch: the sample rate of the file in Hz, as int32.
+        max_seconds: Maximum length of a whole recording; a longer recording is `Corrupt`.
         default: Value for samples without audio: the value of every element of a clip, or `()` for whole recordings.
     Raises:
         ConfigError: An argument is not valid, or `seconds` is given without `sample_rate`. While reading, damaged files

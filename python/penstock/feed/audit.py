@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Audit of the sample order: hashes the delivered records step by step, for any number of ranks and threads.
 
-Each step has two hashes. `order` covers the records that belong to the step (logical name and record number), computed
-without reading any object. `content` covers the delivered bytes, row by row. Both are independent of ranks, threads,
-codecs and paths.
+Each step has two hashes. `order` covers the logical names and record numbers of the step's records, and is computed
+without reading any object. `content` covers the delivered bytes, row by row. Neither hash depends on ranks, threads,
+codecs or paths.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ __all__ = ["SCHEMA_VERSION", "Audit", "audit", "first_difference", "guess_fields
 SCHEMA_VERSION = 1
 
 _LARGEST = 1 << 30
-"""Maximum size of an object that is read whole to guess fields."""
+"""Maximum size in bytes of an object that is read whole to guess fields."""
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """Hashes of an epoch's steps, as read with a given number of ranks and threads."""
+    """Hashes of the steps of an epoch that was read with a given number of ranks and threads."""
 
     ranks: int
     threads: int | None
@@ -53,8 +53,7 @@ def _hash(data: bytes) -> str:
 
 
 def guess_fields(dataset: Dataset) -> dict[str, TensorSpec]:
-    """Guess fields from the first record. Bytes become uint8, because an audit compares stored bytes and ignores their
-    meaning.
+    """Derive fields from the first record. Byte features become uint8 fields, because an audit only compares bytes.
 
     Raises:
         Unsupported: The first object is too large to read, or a feature is not a single value.
@@ -141,7 +140,7 @@ def _digests(batch: Mapping[str, Any]) -> list[bytes]:
 
 
 def _bytes(cell: Any) -> bytes:
-    """Return the bytes of one sample's value. Lists include the lengths of their items."""
+    """Return the bytes of one sample's value. For a list, they include the length of each item."""
     if isinstance(cell, Ragged):
         return bytes(cell.offsets.tobytes()) + _bytes(cell.values)
     if isinstance(cell, list):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches by length: `buckets` of similar length, or a `budget` of tokens. Checks the lengths and the rule.
+"""Batches by length: `buckets` of samples of similar length, or a `budget` of tokens per batch. Checks lengths and
+rules.
 
-The core plans the batches: which samples form a batch depends only on the order, the lengths and the rule, not on
-ranks.
+The core plans the batches. The samples of a batch depend only on the order, the lengths and the rule, not on ranks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NO_LIMIT = 2**32
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """A rule that was applied to a dataset: the native rule, and the text that identifies it in states."""
+    """A rule that was applied to a dataset: the native rule, and the text that identifies the rule in states."""
 
     native: _native.BatchBy
     identity: str
@@ -42,27 +42,27 @@ class BatchPlan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchBy:
-    """Base class of `Buckets` and `Budget`. `length` is the name of a field, or one length per sample."""
+    """Base class of `Buckets` and `Budget`. `length` is the name of a field, or an array of one length per sample."""
 
     length: Any
     window: int | None
 
     @property
     def advice(self) -> str:
-        """Advice: the change of the rule that makes longer samples fit."""
+        """Hint for an error: how to change the rule so that longer samples fit."""
         raise NotImplementedError
 
     @property
     def ranks_advice(self) -> str:
-        """Advice: the change of the rule that gives each rank a sample of each batch."""
+        """Hint for an error: how to change the rule so that each rank gets a sample of each batch."""
         raise NotImplementedError
 
     def rule(self, world: int) -> dict[str, Any]:
-        """Return the rule in the form that the core reads, with sizes over all ranks."""
+        """Return the rule in the form that the core reads, with batch sizes over all ranks."""
         raise NotImplementedError
 
     def max_rows(self, world: int) -> int:
-        """Return an upper bound of the number of samples in a batch over all ranks."""
+        """Return the maximum number of samples in a batch over all ranks."""
         raise NotImplementedError
 
     def is_even(self, world: int) -> bool:
@@ -169,7 +169,7 @@ def _all_whole(name: str, values: Any) -> tuple[int, ...]:
 
 
 def _one_of(per_rank: Any, all_ranks: Any, names: tuple[str, str]) -> tuple[Any, bool]:
-    """Return the given value, and whether it is a number over all ranks."""
+    """Return the value that is given, and whether it is a total over all ranks."""
     if (per_rank is None) == (all_ranks is None):
         raise ConfigError(f"batch_by: give exactly one of {names[0]} (per rank) and {names[1]}", where="batch_by")
     return (per_rank, False) if all_ranks is None else (all_ranks, True)
@@ -185,24 +185,25 @@ def buckets(
 ) -> Buckets:
     """Group samples of similar length into batches: `Loader(ds, batch_by=buckets("tokens", [128, 512], [64, 16]))`.
 
-    Like `tf.data`'s `bucket_by_sequence_length`: each sample joins its bucket, and a bucket with enough samples becomes
-    the next batch. All ranks get a part of the same batch, so their steps cost about the same.
+    Each sample is added to the bucket of its length, and a bucket with enough samples becomes the next batch, as in
+    `tf.data`'s `bucket_by_sequence_length`. All ranks get parts of the same batch, so a step takes about the same time
+    on all ranks.
 
     Args:
-        length: Name of a field: the number of items of a `ragged` or `padded` field (of boxes and keypoints: as stored,
-            before a crop removes some), the bytes of a `raw` field, or the value of an integer field of shape (). With
-            `decode` and `map`, the lengths are those of the stored field, not of a field that the function returns.
-            Alternatively, an array of one length per sample of the dataset, in stored order (before `shuffle`, `take`
-            and so on); for a mixture, a list of arrays, one per dataset.
-        boundaries: Largest length of each bucket, ascending. A length that is equal to a boundary belongs to its bucket
-            (in `tf.data`, to the next).
-        batch_sizes: Number of samples in this rank's batch, for each bucket. With one size more than boundaries, the
-            last bucket has no bound. Otherwise, a sample above the last boundary is an error.
-        global_batch_sizes: Alternatively, numbers of samples over all ranks. The state then resumes on any number of
-            ranks.
+        length: Name of a field. The length is the number of items of a `ragged` or `padded` field, the number of bytes
+            of a `raw` field, or the value of an integer field of shape (). Boxes and keypoints are counted as stored,
+            before a crop removes some. With `decode` and `map`, the lengths are those of the stored field, not of a
+            field that the function returns. Alternatively, an array of one length per sample of the dataset, in stored
+            order (before `shuffle`, `take` and so on); for a mixture, a list of arrays, one per dataset.
+        boundaries: Largest length of each bucket, ascending. A sample whose length is equal to a boundary belongs to
+            the bucket that ends there. (In `tf.data`, the sample belongs to the next bucket.)
+        batch_sizes: Number of samples in this rank's batch, for each bucket. If there is one size more than boundaries,
+            the last bucket has no bound. Otherwise, a sample above the last boundary is an error.
+        global_batch_sizes: Alternatively, number of samples over all ranks, for each bucket. A state is then valid on
+            any number of ranks.
         window: Number of samples that are planned together, by default 131,072 or four shuffle windows. Batches do not
-            cross windows. At the end of a window, each bucket can have a smaller batch, to which the loader's `tail`
-            applies.
+            cross windows. At the end of a window, each bucket can have one smaller batch. The loader's `tail` applies
+            to such batches.
     Raises:
         ConfigError: A number is invalid.
     """
@@ -228,17 +229,17 @@ def budget(
 ) -> Budget:
     """Fill batches up to a budget: `Loader(ds, batch_by=budget(8192, length="tokens"))`.
 
-    Like fairseq's `--max-tokens`: the size of each rank's padded batch (number of samples x longest sample) is at most
-    `tokens`. The lengths in a batch differ by about a tenth at most, so there is little padding. All ranks get a part
-    of the same batch, with equally many samples.
+    The size of each rank's padded batch (number of samples x longest sample) is at most `tokens`, as with fairseq's
+    `--max-tokens`. The lengths in a batch differ by about a tenth at most, so there is little padding. All ranks get
+    parts of the same batch, with equal numbers of samples.
 
     Args:
         tokens: Budget of this rank's batch, in the unit of `length`: tokens, pixels, frames, ….
         length: As in `buckets`.
-        global_tokens: Alternatively, the budget over all ranks. The state then resumes on any number of ranks, whose
-            numbers of samples may differ by one.
+        global_tokens: Alternatively, the budget over all ranks. A state is then valid on any number of ranks, and the
+            numbers of samples of two ranks can differ by one.
         max_samples: Maximum number of samples in a batch: of one rank with `tokens`, of all ranks with `global_tokens`.
-        window: As in `buckets`. Only one batch per window is not full.
+        window: As in `buckets`. At most one batch per window is not full.
     Raises:
         ConfigError: A number is invalid.
     """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Byte-level BPE in the core: returns the same tokens as the `tokenizers` package, at a lower cost per word.
 
-Used only for tokenizers whose JSON the core understands, and which agree with it on a probe. Texts that the core does
-not understand, such as those with added tokens, are left to the tokenizer.
+Used only if the core supports the tokenizer's JSON, and returns the same tokens for a few test texts. Texts that the
+core does not support, such as those with added tokens, are passed to the tokenizer.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class Utf8:
 
     @classmethod
     def of(cls, column: _native.RaggedTensor) -> Utf8:
-        """Copy a field of texts."""
+        """Copy a column of texts from a batch."""
         import numpy as np
 
         return cls(memoryview(cast("Any", column.values)).tobytes(), np.array(column.offsets[-1], np.int64))
 
     @classmethod
     def of_list(cls, texts: Sequence[str]) -> Utf8:
-        """Encode texts."""
+        """Encode a list of texts in UTF-8."""
         import numpy as np
 
         encoded = [text.encode() for text in texts]
@@ -61,14 +61,16 @@ class Utf8:
 
 @dataclass(frozen=True, slots=True)
 class BytePairEncoder:
-    """A tokenizer of the core, with the special tokens to add before and after each text."""
+    """A tokenizer of the core, and the special tokens to add before and after each text."""
 
     core: _native.BytePairs
     before: tuple[int, ...]
     after: tuple[int, ...]
 
     def encode(self, texts: Utf8, tokenizer: Callable[[list[str]], list[list[int]]]) -> Any:
-        """Return the tokens as a `Ragged` of uint32 or, if some texts are left to `tokenizer`, as one array per text."""
+        """Return the tokens as a `Ragged` of uint32. If `tokenizer` encodes some of the texts, return one array per
+        text.
+        """
         import numpy as np
 
         threads = len(os.sched_getaffinity(0))
@@ -85,8 +87,7 @@ class BytePairEncoder:
 
 
 def of(tokenizer: Any, described: str, special_tokens: bool) -> BytePairEncoder | None:  # noqa: FBT001 - two callers
-    """Return an encoder that replaces `tokenizer`, whose JSON is `described`. None if the core does not support the
-    tokenizer.
+    """Return an encoder that replaces `tokenizer`, or None if the core does not support it. `described` is its JSON.
     """
     core = _native.BytePairs.of_json(described)
     if core is None:

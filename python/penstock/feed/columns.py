@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts the columns of a batch to a framework's types: arrays for fixed fields, `Ragged` and lists of `bytes` or
-`str` for others.
+"""Converts the columns of a batch to a framework's types: fields of fixed shape to arrays, other fields to `Ragged` or
+to lists of `bytes` or `str`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ __all__ = ["Ragged", "adapt", "byte_rows", "ragged", "rows", "string_rows"]
 
 
 class Ragged(NamedTuple):
-    """A field whose samples differ in length: sample i is `values[offsets[i]:offsets[i + 1]]`.
+    """Column whose samples differ in length: sample i is `values[offsets[i]:offsets[i + 1]]`.
 
-    `len(field)` is the number of samples, and `field[i]` is sample i. `field[i:j]` is a `Ragged` of these samples, and so
-    is `field[index]` for a boolean mask or integers. Slices of step 1 are views; the others are copies. Iteration and
-    unpacking give `values` and `offsets`.
+    `len(field)` is the number of samples, and `field[i]` is sample i. `field[i:j]` is a `Ragged` of these samples, and
+    `field[index]`, for a boolean mask or integers, is a `Ragged` of the chosen samples. Slices of step 1 are views; all
+    other results are copies. Iteration and unpacking give `values` and `offsets`.
 
     For lists of lists, `values` is a `Ragged` of the inner lists. Sample i consists of the inner lists `offsets[i]` to
     `offsets[i + 1] - 1`.
@@ -35,7 +35,8 @@ class Ragged(NamedTuple):
         return len(self.offsets) - 1
 
     def __getitem__(self, index: Any) -> Any:
-        """Return one sample as `row` does or, for a slice, a boolean mask or integers, a `Ragged` of these samples.
+        """Return one sample, as `row` does. For a slice, a boolean mask or integers, return a `Ragged` of these
+        samples.
 
         Raises:
             IndexError: There are fewer samples, or the mask has another length.
@@ -55,11 +56,12 @@ class Ragged(NamedTuple):
 
     @property
     def nested_offsets(self) -> tuple[Any, ...]:
-        """Offsets of each level, the outermost first."""
+        """Offsets of each level of lists, the outermost level first."""
         return (self.offsets, *(self.values.nested_offsets if isinstance(self.values, Ragged) else ()))
 
     def row(self, index: int) -> Any:
-        """Return one sample: an array of its items or, for lists of lists, a `Ragged` of its lists. -1 is the last one.
+        """Return one sample: an array of its items or, for lists of lists, a `Ragged` of its lists. -1 is the last
+        sample.
 
         Raises:
             IndexError: There are fewer samples.
@@ -73,7 +75,7 @@ class Ragged(NamedTuple):
         return [values[start:end] for start, end in pairwise(self.offsets.tolist())]
 
 
-# `_replace` calls `_make`. The default `_make` requires that `len` returns the number of fields.
+# Needed for `_replace`: the default `_make` requires that `len` returns the number of fields of the tuple.
 Ragged._make = classmethod(lambda cls, parts: cls(*parts))  # type: ignore[method-assign, assignment]
 
 
@@ -88,7 +90,7 @@ def _chosen(field: Ragged, index: Any) -> Ragged:
     """Return a copy of the samples that an index of NumPy or torch chooses."""
     import numpy as np
 
-    # torch's tensors may be on a device.
+    # torch's tensors can be on a device.
     index, offsets = (each.cpu().numpy() if hasattr(each, "cpu") else each for each in (index, field.offsets))
     rows = np.arange(len(field))[index]
     lengths = np.diff(offsets)[rows]
@@ -115,8 +117,8 @@ def _column(column: Any, array: Callable[[_native.Tensor], Any]) -> Any:
 
 
 def string_rows(column: _native.RaggedTensor) -> list[Any]:
-    """Return the `str` of each row of a text field, or the `bytes` of each row of a raw field; for lists of these,
-    nested lists.
+    """Return the `str` of each row of a text field, or the `bytes` of each row of a raw field. For fields of lists of
+    these, return nested lists.
     """
     if not column.is_text:
         return byte_rows(column)
@@ -133,7 +135,9 @@ def ragged(column: _native.RaggedTensor, array: Callable[[_native.Tensor], Any])
 
 
 def byte_rows(column: _native.RaggedTensor) -> list[Any]:
-    """Return the `bytes` of each row of a raw field; for lists of byte strings, return nested lists for each row."""
+    """Return the `bytes` of each row of a raw field. For a field of lists of byte strings, return one nested list per
+    row.
+    """
     # Tensors support the buffer protocol, but type checkers know this protocol only from Python 3.12 on.
     values = memoryview(cast("Any", column.values))
     ends = memoryview(cast("Any", column.offsets[-1])).tolist()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`pack(count_tokens=True)`: windows over all documents of an epoch, the same on any number of ranks.
+"""`pack(count_tokens=True)`: cuts all documents of an epoch into windows that are the same on any number of ranks.
 
-The tokens of all documents are counted once. The order of an epoch then determines the documents of each window, so a
-rank reads only the documents of its own windows, and a state is a number of windows.
+The tokens of all documents are counted once. The counts and the order of an epoch then determine the documents of each
+window, so a rank reads only the documents of its own windows. The position in a state is a number of windows.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ __all__ = ["CountedPackFeed", "CountedPacking"]
 
 
 def _counts(part: Dataset, tokenizing: Any, step: PackStep, on_error: str, new_loader: NewLoader) -> Ints:
-    """Return the number of tokens of each document of a dataset, in stored order, as uint32. The first time, this reads
-    (and tokenizes) all documents.
+    """Return the number of tokens of each document of a dataset, in stored order, as uint32. The first call reads (and
+    tokenizes) all documents.
     """
     name = step.fields[0]
     known = part.batch_fields()
@@ -61,7 +61,7 @@ def _scan(dataset: Dataset, name: str, on_error: str, new_loader: NewLoader) -> 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Documents of an epoch in the stream of its tokens: the number of tokens, the first token and the end of each
+    """Positions of an epoch's documents in the stream of all tokens: number of tokens, first token and end of each
     document.
     """
 
@@ -93,23 +93,23 @@ class _Layout:
 
 @dataclass(frozen=True, slots=True)
 class _RankPlan:
-    """Batches of one rank after a cursor. Each array has one element per batch."""
+    """Batches of one rank after a cursor. Each list has one element per batch."""
 
     layout: _Layout
     cursors: list[int]
-    """Number of windows of all ranks that precede the end of the batch."""
+    """Cursor after each batch: number of windows, over all ranks, from the start of the epoch."""
     firsts: list[int]
-    """First window of this rank."""
+    """First window of this rank in each batch."""
     rows: list[int]
-    """Number of windows of this rank."""
+    """Number of windows of this rank in each batch."""
     documents: list[tuple[int, int]]
-    """First document of these windows, and the end of their range."""
+    """Range (start, end) of the documents in this rank's windows of each batch."""
     positions: Ints
-    """Documents to read, each once, ascending."""
+    """Positions of all documents to read, ascending and without repetition."""
 
 
 class CountedPacking:
-    """The part of a loader that is specific to packed datasets whose tokens are counted."""
+    """Functions of a loader that only packed datasets with counted tokens need."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class CountedPacking:
         on_error: str,
         new_loader: NewLoader,
     ) -> None:
-        """`new_loader` makes the loader that counts the tokens."""
+        """`new_loader` creates the loader with which the tokens are counted."""
         reason = (
             "requires counted records, but the dataset was opened with indexed=False"
             if not dataset.indexed
@@ -145,7 +145,7 @@ class CountedPacking:
         self.batch, self._rank, self._world = global_batch, rank, world
         self._is_full = tail == "drop"
         self._min_rows, self._on_error, self._new_loader = min_rows, on_error, new_loader
-        # Numbers of tokens of all documents of each dataset, in stored order, and their digest.
+        # For each dataset, the number of tokens of each document in stored order; and one digest of all these numbers.
         self._known: tuple[list[Ints], str] | None = None
         self._layout: _Layout | None = None
         self._plan: tuple[tuple[int, int], _RankPlan] | None = None
@@ -165,7 +165,7 @@ class CountedPacking:
         return self._known
 
     def layout(self, epoch: int) -> _Layout:
-        """Return the documents of an epoch."""
+        """Return the positions of the documents of an epoch."""
         import numpy as np
 
         if self._layout is None or self._layout.epoch != epoch:
@@ -176,17 +176,17 @@ class CountedPacking:
         return self._layout
 
     def _windows(self, epoch: int) -> int:
-        """Number of windows of an epoch. With `tail="drop"`, an incomplete last window does not count."""
+        """Return the number of windows of an epoch. With `tail="drop"`, an incomplete last window does not count."""
         tokens, length = self.layout(epoch).tokens, self.step.length
         return tokens // length if self._is_full else -(-tokens // length)
 
     def _left(self, epoch: int, cursor: int) -> int:
-        """Number of batches of an epoch after a cursor."""
+        """Return the number of batches of an epoch after a cursor."""
         full, left = divmod(max(self._windows(epoch) - cursor, 0), self.batch)
         return full + (not self._is_full and left >= self._min_rows)
 
     def count(self, epoch: int) -> int:
-        """Number of batches of an epoch."""
+        """Return the number of batches of an epoch."""
         return self._left(epoch, 0)
 
     def is_spent(self, cursor: int, epoch: int) -> bool:
@@ -208,7 +208,7 @@ class CountedPacking:
         low = np.searchsorted(layout.ends, firsts * length, "right")
         high = np.maximum(np.searchsorted(layout.starts, lasts * length, "left"), low)
         high = np.where(lasts > firsts, high, low)
-        # A document that this rank has read for an earlier batch is kept, not read again.
+        # Do not read a document again if this rank has read it for an earlier batch.
         unread = np.maximum(low, np.concatenate([[0], np.maximum.accumulate(high)[:-1]])) if len(low) else low
         sizes = np.maximum(high - unread, 0)
         positions = np.repeat(unread - np.cumsum(sizes) + sizes, sizes) + np.arange(sizes.sum())
@@ -233,15 +233,15 @@ class CountedPacking:
         return {**VERSIONS, **self.dataset.identity(), "packed": self.step.digest, "tokens": self._counted()[1]}
 
     def state(self, epoch: int, cursor: int) -> dict[str, Any]:
-        """Return the position after `cursor` windows, as JSON under 1 KB that is identical on all ranks."""
+        """Return the state after `cursor` windows, as JSON under 1 KB that is identical on all ranks."""
         return {**self.identity(), "epoch": epoch, "cursor": cursor}
 
     def cursor(self, state: Mapping[str, Any]) -> tuple[int, int]:
         """Return the epoch and cursor of a state.
 
         Raises:
-            ConfigError: The state belongs to another dataset, tokenizer or kind of windows. The message contains both
-                values.
+            ConfigError: The state belongs to another dataset or tokenizer, or to other settings of `pack`. The message
+                contains the values of the state and of this loader.
         """
         check_identity(state, self.identity())
         epoch, cursor = state.get("epoch"), state.get("cursor")
@@ -256,7 +256,7 @@ class CountedPackFeed:
     """Feed of the documents of one rank's windows. Has the methods of a native feed that a loader uses."""
 
     def __init__(self, packing: CountedPacking, make: Callable[[_native.Sampler], _native.Feed]) -> None:
-        """`make(sampler)` creates the native feed that reads the samples of a sampler in one process."""
+        """`make(sampler)` creates a native feed of the samples of `sampler`, all of which this rank reads."""
         self._packing, self._make = packing, make
         self._feed: _native.Feed | None = None
         self._ended: Counter[str] = Counter()
@@ -321,7 +321,7 @@ class CountedPackRun:
         return stream.take(rows), rows, plan.cursors[number]
 
     def _add(self) -> None:
-        """Read more documents, and check that they have as many tokens as when they were counted."""
+        """Read more documents, and check that their numbers of tokens equal the counted numbers."""
         import numpy as np
 
         step, got = self._packing.step, None if self._run is None else self._run.next()
@@ -346,7 +346,7 @@ class CountedPackRun:
         return {} if self._run is None else self._run.timing()
 
     def error_counts(self) -> tuple[int, int, list[str]]:
-        """Return the errors that the native run substituted."""
+        """Return the number of samples that the native run substituted, and their errors."""
         return (0, 0, []) if self._run is None else self._run.error_counts()
 
     def is_ready(self) -> bool:

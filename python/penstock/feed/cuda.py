@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies batches to a CUDA device, from registered (pinned) host memory, on a separate stream from the consumer's.
+"""Copies batches from registered (pinned) host memory to a CUDA device, on another stream than the consumer's.
 
 Host memory is reused after an event reports that its copies are complete. The consumer's stream waits for a batch's
-copies before it uses the batch. This module also limits how far the consumer runs ahead of the device. Only this module
-and `feed.torch` import torch.
+copies before it uses the batch. This module also limits how many batches the consumer takes before the device has
+completed its work. Only this module and `feed.torch` import torch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 __all__ = ["Copied", "Copies", "CopyDevice", "Cuda", "Given"]
 
 _STEPS_AHEAD = 2
-"""Maximum number of delivered batches whose work is not complete on the device. Each of them occupies device memory."""
+"""Maximum number of delivered batches whose work on the device is not complete. Each of these batches occupies device
+memory.
+"""
 
 
 class Event(Protocol):
@@ -55,7 +57,7 @@ class CopyDevice(Protocol):
         """Start a copy. The caller must keep `here` until the copy is complete."""
 
     def copies_begun(self) -> Event:
-        """Return an event after all copies that have started."""
+        """Return an event that is complete after all copies that have started."""
 
     def wait(self) -> None:
         """Wait for all copies that have started."""
@@ -81,8 +83,8 @@ class Copied:
 
 @dataclass(slots=True)
 class _Reading:
-    """Host memory that copies read, and the event after which it can be released. The event is None until all copies
-    have started.
+    """Host memory that copies read, and the event after which the memory can be released. The event is None until all
+    copies have started.
     """
 
     here: list[torch.Tensor] = field(default_factory=list)
@@ -90,14 +92,14 @@ class _Reading:
 
 
 class Copies(Delivery[dict[str, Any]]):
-    """Copies the batches of one pass to a device. `given` records delivered batches, and outlives the pass."""
+    """Copies the batches of one pass to a device. `given` records delivered batches, and is kept for the next pass."""
 
     takes_ahead = True
 
     def __init__(self, device: CopyDevice, given: Given) -> None:
         self._device, self._given, self._pid = device, given, os.getpid()
-        # The lock is reentrant, because a signal handler of this thread can end the pass during a step. Other threads
-        # can end the pass, too.
+        # Other threads can end the pass. The lock is reentrant, because a signal handler can end the pass during a step
+        # of this thread.
         self._turn = threading.RLock()
         self._under_way: deque[_Reading] = deque()
         self._has_ended = False
@@ -134,8 +136,8 @@ class Copies(Delivery[dict[str, Any]]):
             self._under_way.popleft()
 
     def hand_over(self, adapted: Copied) -> tuple[dict[str, Any], float, float]:
-        """Return the batch for use on the consumer's stream. Waits if the consumer is more than two batches ahead of
-        the device.
+        """Return the batch for use on the consumer's stream. Waits if the device has not completed the work of more
+        than two delivered batches.
         """
         self._given.append((adapted.done, self._device.give(adapted.tensors, adapted.done)))
         began = copied = time.perf_counter()
@@ -151,19 +153,19 @@ class Copies(Delivery[dict[str, Any]]):
         with self._turn:
             self._has_ended = True
             if self._under_way:
-                # A failed device does not continue its copies, and reports the error at its next use.
+                # Ignore the error of a failed device: its copies have stopped, and its next use raises the error again.
                 with contextlib.suppress(RuntimeError):
                     self._device.wait()
             self._under_way.clear()
 
     def __del__(self) -> None:
-        # Ctrl-C may have interrupted `end`, so call it again.
+        # Call `end` again, because Ctrl-C may have interrupted the first call.
         if not self._has_ended and self._pid == os.getpid():
             self.end()
 
 
 class Cuda:
-    """A CUDA device of torch, and the driver that registers the feed's memory with it."""
+    """A CUDA device of torch. Registers the feed's memory with the CUDA driver."""
 
     def __init__(self, device: torch.device) -> None:
         """Open the device.
@@ -246,7 +248,8 @@ class Cuda:
 
     @staticmethod
     def _mark(stream: torch.cuda.Stream) -> torch.cuda.Event:
-        # A blocking event lets the waiting thread sleep instead of spin, so that the core can be used for decoding.
+        # While a thread waits for a blocking event, it sleeps instead of spinning, so the CPU core is free for
+        # decoding.
         event = torch.cuda.Event(blocking=True)
         event.record(stream)
         return event

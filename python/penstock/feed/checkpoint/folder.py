@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folder of checkpoints on any store: their names, the commit object that makes a checkpoint whole, and retention.
+"""Folder of checkpoints on any store: object names, the commit object that completes a checkpoint, and retention.
 
     URL/000000001200/<attempt>-<rank>.bin     bytes of one rank
     URL/000000001200/<attempt>.json           names, shapes and checksums (`penstock.feed.checkpoint.metadata`)
     URL/000000001200/commit.json              written last; a checkpoint without it does not exist
 
-Each attempt to write a step has a random name, so that files of a killed attempt are never mixed with those of the next
-attempt. Needs no torch.
+Each attempt to write the checkpoint of a step has a random name, so that files of a killed attempt are never mixed with
+those of the next attempt. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _COMMIT = "commit.json"
 _FORMAT, _VERSION = "penstock-checkpoint", 1
 _NAME = re.compile(r"(\d{12})/([^/]+)")
 _MIN_RATE_BYTES_PER_S = 1e6
-"""Minimum rate of a large upload, which determines its time limit. A slower upload fails."""
+"""Minimum rate of a large upload. The time limit is size / rate, so a slower upload fails."""
 
 
 def data_name(attempt: str, rank: int) -> str:
@@ -58,7 +58,7 @@ def metadata_name(attempt: str) -> str:
 
 
 class _Commit(msgspec.Struct, frozen=True):
-    """Content of a commit object. Sizes in bytes."""
+    """Content of a commit object. Sizes are in bytes."""
 
     format: str
     version: int
@@ -77,10 +77,10 @@ class Checkpoint:
     """A complete checkpoint.
 
     Attributes:
-        step: Training step, or another number that grows.
-        bytes: Bytes of the data files of all ranks, without the metadata.
+        step: Training step, or another number that increases from checkpoint to checkpoint.
+        bytes: Total size of the data files of all ranks, without the metadata.
         files: Number of data files.
-        world: Number of ranks that wrote it.
+        world: Number of ranks that wrote the checkpoint.
         created: Time of the commit, in UTC.
         attempt: Random name of the attempt that wrote it.
     """
@@ -126,13 +126,13 @@ class CheckpointFolder:
         return _native.Files(self.url + "/", self._variables, timeout_s=self._timeout_s)
 
     def place(self, step: int) -> str:
-        """URL of one checkpoint."""
+        """Return the URL of the checkpoint of a step."""
         return f"{self.url}/{step:012d}"
 
     # ------------------------------------------------------------ listing
 
     def _listed(self, step: int | None = None) -> dict[int, dict[str, int]]:
-        """Sizes of the files, by step and name."""
+        """Return the sizes of the files, by step and name."""
         found: dict[int, dict[str, int]] = {}
         try:
             described = self._files.described(b"" if step is None else b"%012d/" % step)
@@ -152,8 +152,8 @@ class CheckpointFolder:
         return [one for step, files in sorted(self._listed().items()) if (one := self._if_whole(step, files))]
 
     def latest(self) -> Checkpoint | None:
-        """Return the complete checkpoint with the highest step, or None. `damaged` then describes newer checkpoints
-        that were committed, but have become incomplete.
+        """Return the complete checkpoint with the highest step, or None. After this call, `damaged` describes newer
+        checkpoints that were committed but are no longer complete.
 
         Raises:
             Corrupt: A newer version of Penstock wrote the checkpoint.
@@ -225,7 +225,7 @@ class CheckpointFolder:
         return commit
 
     def _check(self, commit: _Commit, files: dict[str, int]) -> None:
-        """Raise Corrupt if files are missing or have another size."""
+        """Raise Corrupt if files are missing or do not have the size in the commit."""
         metadata = metadata_name(commit.attempt)
         own = [size for name, size in files.items() if name.startswith(commit.attempt) and name != metadata]
         if (len(own), sum(own)) != (commit.files, commit.bytes):
@@ -256,7 +256,7 @@ class CheckpointFolder:
 
         Raises:
             NotFound: The checkpoint does not exist, or was not completed.
-            Corrupt: It is damaged.
+            Corrupt: The checkpoint is damaged.
         """
         commit = self._found(step)
         name = metadata_name(commit.attempt)
@@ -306,7 +306,7 @@ class CheckpointFolder:
         )
 
     def commit(self, step: int, attempt: str, *, world: int, sizes: dict[str, int], metadata: bytes) -> Checkpoint:
-        """Write the metadata and then the commit object, which makes the checkpoint whole.
+        """Write the metadata and then the commit object, which completes the checkpoint.
 
         Args:
             sizes: Size of each data file in bytes, by name.
@@ -340,7 +340,7 @@ class CheckpointFolder:
             self._files.put(name, content, create_only=True)
         except PreconditionFailed:
             raise self._exists(step) from None
-        except Unsupported:  # a store without conditional writes; `new_attempt` has checked
+        except Unsupported:  # no conditional writes; `new_attempt` has checked that the step has no checkpoint
             self._files.put(name, content)
         return _described(commit)
 
@@ -361,8 +361,7 @@ class CheckpointFolder:
             if step in kept:
                 gone = [name for name in files if not name.startswith((kept[step], _COMMIT))]
             else:
-                # Delete the commit first. If this process is then killed, the remaining files are not a complete
-                # checkpoint.
+                # Delete the commit first, so that a partly deleted checkpoint is never listed as complete.
                 if _COMMIT in files:
                     self._delete(step, [_COMMIT])
                 gone = [name for name in files if name != _COMMIT]
@@ -383,7 +382,7 @@ class CheckpointFolder:
 
 
 class _Newer(Corrupt):
-    """A checkpoint of a newer version, which must not be skipped silently."""
+    """A newer version of Penstock wrote the checkpoint. Do not skip such a checkpoint silently."""
 
 
 def _described(commit: _Commit) -> Checkpoint:
@@ -391,8 +390,8 @@ def _described(commit: _Commit) -> Checkpoint:
 
 
 class _LocalFile:
-    """File of a checkpoint in a local folder. It is written under its final name, because the file belongs to a
-    checkpoint only after the commit. The core's writer is not used, because it would hold the whole file in memory.
+    """File of a checkpoint in a local folder. It has its final name from the start, because readers ignore the file
+    before the commit. The core's writer is not used, because it would keep the whole file in memory.
     """
 
     def __init__(self, path: Path, size: int) -> None:
@@ -445,7 +444,7 @@ class _LocalFile:
 
 
 def list_checkpoints(url: str | os.PathLike[str]) -> list[Checkpoint]:
-    """List the complete checkpoints below a URL, by step. A folder that does not exist has none.
+    """List the complete checkpoints below a URL, by step. The list is empty if the folder does not exist.
 
     Raises:
         PenstockError: The store cannot be listed.

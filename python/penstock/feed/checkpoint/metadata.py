@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metadata of a checkpoint as JSON. torch's own writer pickles it, and unpickling can run code.
 
-Every value has a checksum for each block of 4 MiB, so that a reader can check a part of a file.
+Every value has one checksum for each block of 4 MiB, so that a reader can check a part of a value.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from penstock.errors import Corrupt, Unsupported
 __all__ = ["BLOCK_BYTES", "Stored", "decode", "encode", "item_bytes"]
 
 BLOCK_BYTES = 4 << 20
-"""Bytes under one checksum. Small enough to stay in the CPU's cache between the checksum and the write."""
+"""Number of bytes per checksum. A block is small enough to stay in the CPU's cache between the checksum and the
+write.
+"""
 
 _FILE = re.compile(r"[0-9a-f]+-[0-9]+\.bin")
 _MEMORY_FORMATS = {
@@ -75,7 +77,7 @@ class _Document(msgspec.Struct, frozen=True):
 
 
 def item_bytes(sizes: torch.Size | list[int], dtype: torch.dtype) -> int:
-    """Bytes of a tensor of these sizes."""
+    """Return the number of bytes of a tensor of these sizes."""
     return math.prod(sizes) * int(dtype.itemsize)
 
 
@@ -128,7 +130,7 @@ def decode(raw: bytes, place: str) -> tuple[Metadata, dict[MetadataIndex, Stored
     """Decode the metadata of a checkpoint, and check that it is consistent.
 
     Raises:
-        Corrupt: It is not the metadata of a checkpoint.
+        Corrupt: The bytes are not the metadata of a checkpoint.
     """
     try:
         document = msgspec.json.decode(raw, type=_Document)
@@ -173,8 +175,7 @@ def _decoded(value: _Tensor | None) -> Any:
 
 
 def _check_covered(name: str, value: Any, stored: Mapping[MetadataIndex, Stored]) -> None:
-    """Raise ValueError if a part of a value is not stored. A reader would otherwise return uninitialised memory for
-    this part.
+    """Raise ValueError if a part of a value is not stored, because a reader would return uninitialised memory for it.
     """
     if isinstance(value, BytesStorageMetadata):
         if MetadataIndex(name) not in stored:

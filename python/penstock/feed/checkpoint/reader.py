@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["CheckpointReader", "read_values"]
 
 _BLOCKS_PER_READ = 4
-"""Blocks in one call: 16 MiB in flight per rank."""
+"""Number of blocks in one read, which gives 16 MiB in flight per rank."""
 
 
 class CheckpointReader(StorageReader):  # type: ignore[misc]  # torch has no types here
@@ -43,7 +43,7 @@ class CheckpointReader(StorageReader):  # type: ignore[misc]  # torch has no typ
         timeout_s: Time limit of a request.
 
     Raises (inside torch's CheckpointException):
-        NotFound: There is no complete checkpoint, or the one of this step is not complete.
+        NotFound: There is no complete checkpoint, or none of this step.
         Corrupt: The checkpoint is damaged, or Penstock did not write it.
     """
 
@@ -89,7 +89,7 @@ class CheckpointReader(StorageReader):  # type: ignore[misc]  # torch has no typ
             self.step = latest.step
         place = self.folder.place(self.step)
         found, stored = documents.decode(self.folder.read_metadata(self.step), place)
-        # The commit states the size of every file, so this check limits the memory that a reader allocates.
+        # Without this check, wrong metadata could make the reader allocate more memory than the files contain.
         have, want = sum(one.length for one in stored.values()), self.folder.find(self.step).bytes
         if have != want:
             raise Corrupt(f"{place}: the metadata locates {have:,} of {want:,} bytes", where=place)
@@ -128,8 +128,8 @@ class CheckpointReader(StorageReader):  # type: ignore[misc]  # torch has no typ
         at = self._at(item.storage_index)
         name = item.storage_index.fqn
         if item.type == LoadItemType.BYTE_IO:
-            # The planner unpickles without restrictions. Therefore, it gets a new pickle of the value, which was read
-            # with restrictions.
+            # The planner unpickles without restrictions. Therefore, read the value with restrictions and pickle it
+            # again.
             safe = io.BytesIO()
             torch.save(self.plain_value(at, name), safe)
             safe.seek(0)
@@ -151,7 +151,7 @@ class CheckpointReader(StorageReader):  # type: ignore[misc]  # torch has no typ
         planner.commit_tensor(item, target)
 
     def _chunk(self, index: MetadataIndex) -> tuple[torch.Size, torch.dtype]:
-        """Sizes and type of a stored chunk."""
+        """Return the sizes and the type of a stored chunk."""
         tensor = self._tensors[index.fqn]
         sizes = next(chunk.sizes for chunk in tensor.chunks if index.offset is None or chunk.offsets == index.offset)
         return sizes, tensor.properties.dtype
@@ -216,8 +216,8 @@ class CheckpointReader(StorageReader):  # type: ignore[misc]  # torch has no typ
 
 
 def _empty(tensor: TensorStorageMetadata) -> torch.Tensor:
-    """Return an empty CPU tensor. If the saved tensor had no gaps, the memory order is the same (such as channels
-    last).
+    """Return an uninitialised CPU tensor. If the saved tensor had no gaps, the new tensor has the same memory order
+    (for example, channels last).
     """
     strides = getattr(tensor.properties, "strides", None)
     # A tensor on `meta` allocates nothing, however large the strides are.

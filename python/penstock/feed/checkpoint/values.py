@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plain values of a checkpoint: numbers, text, bytes, tensors, and containers of these. No other object is unpickled, so
-a checkpoint from an untrusted source cannot run code.
+"""Plain values of a checkpoint: numbers, text, bytes, tensors, and containers of these. Objects of other types are not
+unpickled, so a checkpoint from an untrusted source cannot run code.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ __all__ = ["CheckpointWriter", "step_of"]
 
 @dataclass(frozen=True)
 class _Assignment:
-    """What rank 0 assigns to each rank: the step, the name of the attempt, and the number of the rank."""
+    """Assignment that rank 0 sends to each rank: the step, the name of the attempt, and the number of the rank."""
 
     step: int
     attempt: str
@@ -45,7 +45,7 @@ def step_of(checkpoint_id: Any) -> int:
     """Convert a `checkpoint_id` to a step.
 
     Raises:
-        ConfigError: It is not a whole number of at most 12 digits.
+        ConfigError: The value is not a whole number of at most 12 digits.
     """
     text = str(checkpoint_id)
     if not (text.isascii() and text.isdecimal() and len(text) <= 12):
@@ -61,13 +61,13 @@ class CheckpointWriter(StorageWriter):  # type: ignore[misc]  # torch has no typ
 
         dcp.save(state, checkpoint_id=step, storage_writer=CheckpointWriter("s3://bucket/run7", keep=3))
 
-    A checkpoint appears as a whole: readers find it only after rank 0 has committed it. Tensors are stored as their
-    bytes; other values must be numbers, text, bytes, or containers of these, because a reader unpickles nothing else.
+    Readers find a checkpoint only after rank 0 has committed it. Tensors are stored as raw bytes. Other values must be
+    numbers, text, bytes, or containers of these, because a reader does not unpickle other types.
 
     Args:
         url: Folder of the checkpoints: `s3://`, `gs://`, `az://`, `file://` or a path. All ranks must see it.
         keep: Number of complete checkpoints to keep. Older ones are deleted after each commit; None keeps all.
-        timeout_s: Time limit of a request. An upload of a file has at least 1 second per MB.
+        timeout_s: Time limit of a request in seconds. The limit for the upload of a file is at least 1 second per MB.
 
     Raises (inside torch's CheckpointException):
         PreconditionFailed: The step has a checkpoint already.
@@ -88,10 +88,10 @@ class CheckpointWriter(StorageWriter):  # type: ignore[misc]  # torch has no typ
         self._written: tuple[int, str] | None = None
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Set the step of the next checkpoint. Without it, the step is the latest one plus 1."""
+        """Set the step of the next checkpoint. If `checkpoint_id` is None, the step is the latest step plus 1."""
         self._step = None if checkpoint_id is None else step_of(checkpoint_id)
 
-    # torch passes its options only to a parameter with the name `kwargs`.
+    # torch passes its options only if a parameter has the name `kwargs`.
     def set_up_storage_writer(self, _is_coordinator: bool, *_: Any, **kwargs: Any) -> None:  # noqa: FBT001 - torch's
         if not kwargs.get("use_collectives", True):
             raise Unsupported(
@@ -119,8 +119,7 @@ class CheckpointWriter(StorageWriter):  # type: ignore[misc]  # torch has no typ
     def _write(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
         at: _Assignment = plan.storage_data
         tensors = [item for item in plan.items if item.type != WriteItemType.BYTE_IO]
-        # The size of the file must be known before the first byte is written. The size of a plain value is known only
-        # after it is pickled.
+        # The size of the file must be known before the first byte is written, so pickle all plain values first.
         plain = [(item, _plain(planner, item)) for item in plan.items if item.type == WriteItemType.BYTE_IO]
         size = sum(len(data) for _, data in plain) + sum(_planned_bytes(item) for item in tensors)
         name = data_name(at.attempt, at.rank)
@@ -159,7 +158,7 @@ class CheckpointWriter(StorageWriter):  # type: ignore[misc]  # torch has no typ
             self.folder.prune(self._keep)
 
     def discard(self) -> None:
-        """Remove what this rank wrote for a checkpoint that was not committed."""
+        """Remove the files that this rank wrote for a checkpoint that was not committed."""
         if self._written is not None and self.committed is None:
             with suppress(PenstockError):  # a leftover is harmless, and a later checkpoint removes it
                 self.folder.remove(*self._written)
@@ -187,7 +186,9 @@ def _plain(planner: SavePlanner, item: WriteItem) -> memoryview:
 
 
 def _bytes_of(tensor: torch.Tensor, item: WriteItem) -> memoryview:
-    """The bytes of a tensor in C order. Copied only if the tensor is on a device, or is a view with gaps."""
+    """Return the bytes of a tensor in C order. They are copied only if the tensor is on a device or is a view with
+    gaps.
+    """
     dense = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     data = memoryview(dense.flatten().view(torch.uint8).numpy())
     if len(data) != _planned_bytes(item):
@@ -200,8 +201,8 @@ def _bytes_of(tensor: torch.Tensor, item: WriteItem) -> memoryview:
 def _written(out: FileWriter, item: WriteItem, data: memoryview, name: str, offset: int) -> WriteResult:
     sums = []
     for start in range(0, len(data), BLOCK_BYTES):
-        # The copy brings the block into the CPU cache for the checksum and the write. Reading the block from memory
-        # twice would cost more.
+        # After the copy, the block is in the CPU cache. Without the copy, the checksum and the write would both read it
+        # from memory, which takes longer.
         block = bytes(data[start : start + BLOCK_BYTES])
         sums.append(_native.crc32c(block))
         out.write(block)

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Registers batch memory with the CUDA driver, so that a GPU can read it directly.
 //!
-//! The driver library is loaded at run time when a device is first used. Nothing links to it, so everything else works
-//! on a machine without a driver. Owns the registrations and their contexts. The caller issues the copies and waits for
-//! them.
+//! The driver library is loaded at run time, when a device is first used. No other code needs the driver, so everything
+//! else works on a machine without one. Owns the registrations and their contexts. The caller issues the copies and
+//! waits for them.
 
 use std::error::Error as _;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -17,12 +17,12 @@ use super::batch_buffer::{Hold, Tensor};
 
 const DRIVER: &str = "libcuda.so.1";
 
-/// `CU_MEMHOSTREGISTER_PORTABLE`: the memory is pinned for all contexts, so the framework may use any of them.
+/// `CU_MEMHOSTREGISTER_PORTABLE`: the memory is pinned for all contexts, so the framework can use any context.
 const PORTABLE: c_uint = 1;
 
 type Context = *mut c_void;
 
-/// Declares functions of the driver with the types from its header.
+/// Declares functions of the driver with the types of the driver's header.
 macro_rules! calls {
     ($($field:ident: $symbol:literal ($($argument:ty),*);)*) => {
         struct Calls {
@@ -50,7 +50,7 @@ calls! {
     describe: c"cuGetErrorString" (c_int, *mut *const c_char);
 }
 
-/// A CUDA device of this process. It uses the device's primary context, as frameworks do.
+/// A CUDA device of this process. Uses the device's primary context, as frameworks do.
 pub struct CudaDevice {
     calls: Calls,
     context: Context,
@@ -58,9 +58,9 @@ pub struct CudaDevice {
     pid: u32,
 }
 
-// SAFETY: any thread may use a context after making it current, which every call here does.
+// SAFETY: any thread may use a context after it makes the context current, and every call here does so.
 unsafe impl Send for CudaDevice {}
-// SAFETY: any thread may use a context after making it current, and the driver does its own locking.
+// SAFETY: as for `Send`. The driver does its own locking.
 unsafe impl Sync for CudaDevice {}
 
 impl CudaDevice {
@@ -71,7 +71,7 @@ impl CudaDevice {
             by: format!("this machine: {why}"),
         };
         let not_found = |why: libloading::Error| unsupported(why.source().unwrap_or(&why).to_string());
-        // SAFETY: this only runs the driver's own initialisers, as in any CUDA process.
+        // SAFETY: loading the library only runs the driver's own initialisers, as in any CUDA process.
         let library = unsafe { Library::new(DRIVER) }.map_err(not_found)?;
         let calls = Calls::find(&library).map_err(not_found)?;
         let (mut device, mut context) = (0, std::ptr::null_mut());
@@ -88,8 +88,9 @@ impl CudaDevice {
         Ok(Arc::new(Self { calls, context, device, pid: std::process::id() }))
     }
 
-    /// Registers the memory of the batch that contains `tensor`, unless it is already registered. Returns false if the
-    /// memory has an unusual size: it would serve only one batch, so registering it does not pay off.
+    /// Registers the memory of the batch that contains `tensor`, unless that memory is already registered. Returns
+    /// false if the memory has an unusual size. Such memory would serve only one batch, so its registration would not
+    /// pay off.
     pub fn hold(self: &Arc<Self>, tensor: &Tensor) -> Result<bool> {
         if self.pid != std::process::id() {
             return Err(Error::bug("a forked child cannot use its parent's CUDA device"));
@@ -101,7 +102,7 @@ impl CudaDevice {
         })
     }
 
-    /// Runs `call` with the device's context current, then restores the thread's previous context.
+    /// Runs `call` with the device's context as the current context, then restores the thread's previous context.
     fn within(&self, call: impl FnOnce() -> c_int) -> Result<()> {
         let failed = |code: c_int| Error::System {
             place: format!("CUDA device {}", self.device),
@@ -126,7 +127,7 @@ impl Drop for CudaDevice {
     }
 }
 
-/// Registration of memory with the driver. Dropping it ends the registration.
+/// Registration of memory with the driver. Dropping this value ends the registration.
 struct Registered {
     device: Arc<CudaDevice>,
     start: NonNull<u8>,
@@ -137,8 +138,8 @@ unsafe impl Send for Registered {}
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        // A forked child inherits no registration. At process exit, the driver may already be unloaded and then returns
-        // an error.
+        // A forked child inherits no registration. When the process exits, the driver may already be unloaded; the call
+        // then returns an error.
         if self.device.pid == std::process::id() {
             // SAFETY: the memory at this address was registered once, and is still mapped.
             let _ = self.device.within(|| unsafe { (self.device.calls.unregister)(self.start.as_ptr().cast()) });

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Decodes the stored bytes of an object into rows of batches: decompresses them, finds and checks the records, and
-//! copies each value once.
+//! Decodes the stored bytes of an object into rows of batches: decompresses the bytes, finds and checks the records,
+//! and copies each value once.
 
 use std::borrow::Cow;
 use std::time::Instant;
@@ -27,32 +27,32 @@ use penstock_dataset::record_index::Span;
 /// An object to decode.
 pub(crate) struct Object<'a> {
     pub source: &'a Source,
-    /// Codec of `stored`; `Codec::None` if the bytes are already decompressed.
+    /// Codec of `stored`. `Codec::None` if the bytes are already decompressed.
     pub codec: Codec,
     pub number: u64,
     pub place: &'a str,
     pub stored: &'a Content,
-    /// Number of records that the object must contain, according to the counts that the order was computed from.
+    /// Number of records that the object must contain. The sample order was computed from this number.
     pub records: u64,
     /// Maximum decompressed size in bytes.
     pub limit: u64,
     /// Memory reservation for the value that is being decompressed.
     pub memory: &'a PartHold<'a>,
-    /// Returns the random key that determines the image crop of a row.
+    /// Returns the random key that determines the image crop in a row.
     pub key: &'a dyn Fn(&RowRequest) -> u64,
 }
 
 /// Result of decoding an object.
 pub(crate) struct Decoded {
     pub inflated: Instant,
-    /// Failed requests, as indices into the task's requests, with the reasons.
+    /// Failed requests, each with its index in the task's requests and its error.
     pub bad: Vec<(usize, Error)>,
 }
 
 /// Function that returns the rows of a batch by batch number.
 pub(crate) type RowsOf<'a, 'r> = &'a dyn Fn(u64) -> Option<&'r Rows>;
 
-/// Decodes the requested records of an object into their rows. `rows` returns the rows of a batch; no other call may
+/// Decodes the requested records of an object into their rows. `rows` returns the rows of a batch. No other call may
 /// write the same rows at the same time. Returns an error if no part of the object can be read.
 pub(crate) fn decode(
     object: &Object<'_>,
@@ -174,14 +174,14 @@ fn miscounted(place: &str, found: u64, counted: u64) -> Error {
 enum View<'a> {
     /// The whole decompressed content.
     Whole(&'a [u8]),
-    /// Ranges of an uncompressed object that were read.
+    /// The ranges of an uncompressed object that were read.
     Ranges(&'a Content),
 }
 
 /// Content of an object, with the positions of its records.
 struct Cut<'a> {
     view: View<'a>,
-    /// Record positions found in the content; empty if they were known before.
+    /// Record positions found in the content. Empty if the positions were known before.
     spans: Vec<Span>,
     /// Error that ended the search for record positions.
     walked: Result<()>,
@@ -204,7 +204,7 @@ impl Cut<'_> {
         span.ok_or_else(|| Error::bug(format!("{} has no record {record}", object.place)))
     }
 
-    /// Reads every requested record into its row, and returns the failed requests.
+    /// Reads every requested record into its row. Returns the failed requests.
     fn each(
         &self,
         object: &Object<'_>,
@@ -235,7 +235,7 @@ impl Cut<'_> {
         let Some(bytes) = self.slice(&span) else {
             return Err(Error::corrupt(place, format!("ends inside record {}", want.record)));
         };
-        // If records have no checksum of their own, the CRC from the index is verified.
+        // If records have no checksum of their own, the CRC in the record index is verified.
         if self.spans.is_empty() && span.crc != 0 && !framing.checks_itself() && framing.crc(bytes) != span.crc {
             let (at, is, want_crc) = (with_separators(span.offset), framing.crc(bytes), span.crc);
             let problem = format!(
@@ -252,8 +252,8 @@ impl Cut<'_> {
     }
 }
 
-/// Writes every field of a record into the record's row. `whole` holds the bytes of the whole record, unless the format
-/// stores a record's values separately.
+/// Writes every field of a record into the record's row. `whole` contains the bytes of the whole record. It is `None`
+/// if the format stores a record's values separately.
 pub(crate) fn fill(
     record: &dyn Record,
     whole: Option<&[u8]>,
@@ -279,10 +279,10 @@ pub(crate) fn fill(
             named(record, id, key, field)?
         };
         let takes_nothing = match (&field.default, &absent) {
-            // A default is only used if the value is null or the format allows missing values. For a value that no
-            // record has, a default would hide the mistake: see `unknown_columns`.
+            // A default is used only if the value is null, or if the format allows missing values. If no record had the
+            // value, a default would hide the user's mistake (see `unknown_columns`).
             (Some(_), absent) => absent.is_some() || record.takes_defaults(),
-            // A missing list counts as empty; a missing value of any other kind is an error.
+            // A missing list counts as empty. A missing value of any other kind is an error.
             (None, None) => {
                 let is_list =
                     matches!(field.kind, Kind::Ragged(_) | Kind::Padded(..) | Kind::BytesList | Kind::Nested { .. });
@@ -320,7 +320,7 @@ pub(crate) fn fill(
     Ok(())
 }
 
-/// Maximum number of value names that an error about a missing name lists.
+/// Maximum number of available names that the error about a missing value lists.
 const NAMES_SHOWN: usize = 12;
 
 fn missing(field: &Field, record: &dyn Record) -> String {

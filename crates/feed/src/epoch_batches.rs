@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Batches of one epoch: their samples, their slices per rank and the positions after them. Batches have a constant
-//! size, or follow the plans of a [`BatchBy`]. Plans are computed window by window, and all users of the epoch share
-//! them.
+//! Batches of one epoch: the samples of each batch, its slices per rank, and the position after it. Batches have a
+//! constant size, or follow the plans of a [`BatchBy`]. Plans are computed window by window. All users of the epoch
+//! share the plans.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -17,7 +17,7 @@ use super::steps::{Steps, Tail};
 /// Rows of one batch on this rank.
 #[derive(Debug, Clone)]
 pub(super) struct BatchSlice {
-    /// Place of the batch's first row in the order of delivery.
+    /// Position of the batch's first row in the order of delivery.
     start: u64,
     /// Rows on this rank, counted from the batch's start.
     rows: Range<u64>,
@@ -42,46 +42,47 @@ impl BatchSlice {
         self.rows.is_empty()
     }
 
-    /// Place of a row of this rank in the order of delivery.
+    /// Position, in the order of delivery, of a row of this rank.
     pub fn place(&self, row: u64) -> u64 {
         self.start + self.rows.start + row
     }
 
-    /// Position of a row of this rank in the sample order. For a row that repeats a sample in a padded tail, returns
-    /// the sample's position plus the number of samples in the epoch.
+    /// Position, in the sample order, of a row of this rank. If the row repeats a sample in a padded tail, the result
+    /// is the sample's position plus the number of samples in the epoch.
     pub fn position(&self, row: u64) -> u64 {
         let Some((plan, batch)) = &self.planned else { return self.place(row) };
         let position = plan.position(self.planned_at(batch, row));
         if self.rows.start + row < batch.len() { position } else { position + self.samples }
     }
 
-    /// Dataset and record of a row of this rank, for planned batches.
+    /// For planned batches: dataset and place of the record in a row of this rank.
     pub fn record(&self, row: u64) -> Option<(usize, Place)> {
         self.planned.as_ref().map(|(plan, batch)| plan.record(self.planned_at(batch, row)))
     }
 
-    /// A padded tail repeats the samples of its batch.
+    /// Index of the row's sample in the window's order of delivery. In a padded tail, the rows repeat the samples of
+    /// the batch.
     fn planned_at(&self, batch: &PlannedBatch, row: u64) -> u32 {
         batch.positions.start + ((self.rows.start + row) % batch.len()) as u32
     }
 
-    /// Number of the planning window, for planned batches.
+    /// For planned batches: number of the planning window.
     pub fn window(&self) -> Option<u64> {
         self.planned.as_ref().map(|(plan, _)| plan.number)
     }
 
-    /// Largest length of the batch's bucket, for planned batches.
+    /// For planned batches: maximum length of the batch's bucket.
     pub fn width(&self) -> Option<usize> {
         self.planned.as_ref().map(|(_, batch)| batch.width as usize)
     }
 
-    /// Positions of all rows of this rank, for planned batches. In other batches, positions are consecutive.
+    /// For planned batches: positions of all rows of this rank. In other batches, positions are consecutive.
     pub fn positions(&self) -> Option<Vec<u64>> {
         self.planned.as_ref().map(|_| (0..self.len()).map(|row| self.position(row)).collect())
     }
 }
 
-/// Batches of an epoch, counted from the cursor of `steps`.
+/// Batches of an epoch. Batch numbers are counted from the cursor of `steps`.
 #[derive(Debug)]
 pub(super) struct EpochBatches {
     steps: Steps,
@@ -95,12 +96,12 @@ struct Planned {
     state: Mutex<Plans>,
 }
 
-/// Plans of consecutive windows, each with the number of its first batch.
+/// Plans of consecutive windows. Each plan is stored with the number of its first batch.
 #[derive(Debug)]
 struct Plans {
     walk: SamplerCursor,
     kept: VecDeque<(u64, Arc<WindowPlan>)>,
-    /// Number of the next window to plan, and of its first batch.
+    /// Number of the next window to plan, and number of that window's first batch.
     next: (u64, u64),
 }
 
@@ -114,7 +115,7 @@ impl Plans {
 }
 
 impl EpochBatches {
-    /// Creates the batches of an epoch after `steps.cursor`. Without `by`, they have `steps.global_batch` samples.
+    /// Creates the batches of an epoch after `steps.cursor`. Without `by`, each batch has `steps.global_batch` samples.
     ///
     /// Returns an error if the cursor is not at the start of a planned batch.
     pub fn new(steps: Steps, by: Option<&Arc<BatchBy>>, epoch: u64) -> Result<Arc<Self>> {
@@ -136,7 +137,7 @@ impl EpochBatches {
         Ok(Arc::new(Self { steps, planned: Some(planned) }))
     }
 
-    /// Returns the rows of batch `number` on this rank; `None` after the last batch.
+    /// Returns the rows of batch `number` on this rank. Returns `None` after the last batch.
     pub fn slice(&self, number: u64) -> Result<Option<BatchSlice>> {
         match self.slice_from(number)? {
             Some((found, _)) if found != number => Err(Error::bug(format!("the plan of batch {number} was dropped"))),
@@ -144,9 +145,9 @@ impl EpochBatches {
         }
     }
 
-    /// Returns batch `number` or, if its plan was freed, the first later batch that has a plan, with its rows on this
-    /// rank. `None` after the last batch. A batch whose plan was freed has been delivered; without rows on this rank,
-    /// it needed no task.
+    /// Returns batch `number` and its rows on this rank. If the plan of that batch was freed, returns the first later
+    /// batch that has a plan. Returns `None` after the last batch. A batch that is skipped in this way was delivered
+    /// before its tasks were created, so it has no rows on this rank and needs no task.
     pub fn slice_from(&self, number: u64) -> Result<Option<(u64, BatchSlice)>> {
         let steps = &self.steps;
         let Some(planned) = &self.planned else {
@@ -155,14 +156,15 @@ impl EpochBatches {
             return Ok(slice.map(|slice| (number, slice)));
         };
         let Some((number, plan, batch)) = planned.batch_from(number, steps)? else { return Ok(None) };
-        // Only partial batches are padded. With a budget, even a full batch may have fewer samples than its capacity.
+        // Only partial batches are padded. With a token budget, even a full batch may have fewer samples than its
+        // capacity.
         let is_padded = steps.tail == Tail::Pad && !batch.is_full;
         let rows = if is_padded { batch.capacity.max(batch.len()) } else { batch.len() };
         let start = plan.start + u64::from(batch.positions.start);
         Ok(Some((number, BatchSlice::cut(start, rows, steps, Some((plan, batch))))))
     }
 
-    /// Position in the epoch after batch `number` is delivered.
+    /// Position in the epoch after the delivery of batch `number`.
     pub fn cursor_after(&self, number: u64) -> Result<u64> {
         if self.planned.is_none() {
             return Ok(self.steps.cursor_after(number));
@@ -170,7 +172,7 @@ impl EpochBatches {
         Ok(self.slice(number + 1)?.map_or(self.steps.samples, |slice| slice.start))
     }
 
-    /// Frees the plans of windows whose batches all come before batch `number`.
+    /// Frees the plans of windows that end before batch `number`.
     pub fn forget_before(&self, number: u64) {
         let Some(planned) = &self.planned else { return };
         let mut plans = lock(&planned.state);

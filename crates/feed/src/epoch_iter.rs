@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Iterator over a running epoch: returns batches in order. Dropping it ends the epoch's threads and requests.
+//! Iterator over a running epoch: returns batches in order. Dropping the iterator ends the epoch's threads and
+//! requests.
 //!
 //! Does not depend on how the data is read: an [`EpochSource`] reads the data.
 
@@ -15,19 +16,19 @@ use super::batch_rows::Column;
 use super::on_error::{ErrorCounts, ErrorLog};
 use super::timing::{Busy, Trace, Waits};
 
-/// A delivered batch. Its memory belongs to the holder.
+/// A delivered batch. The batch's memory belongs to the holder of this value.
 #[derive(Debug)]
 pub struct Delivered {
     /// Index of the batch, counted from the cursor.
     pub number: u64,
     /// Number of rows on this rank.
     pub rows: usize,
-    /// One column per field, in order. With a padded tail, the last column holds the weights.
+    /// One column per field, in the order of the fields. With a padded tail, the last column contains the weights.
     pub columns: Vec<Column>,
-    /// Position in the epoch after this batch; the same on every rank. In an unindexed epoch, the packed
-    /// [`super::Position`] of this rank.
+    /// Position in the epoch after this batch, which is the same on every rank. In an epoch without record counts, the
+    /// packed [`super::Position`] of this rank.
     pub cursor: u64,
-    /// Position of each row in the sample order, for planned batches. In other batches, positions are consecutive.
+    /// For planned batches: position of each row in the sample order. In other batches, positions are consecutive.
     pub positions: Option<Vec<u64>>,
 }
 
@@ -46,13 +47,13 @@ pub enum Next {
 pub trait EpochSource: Send + Sync + 'static {
     /// True if [`EpochSource::take`] would return this batch without waiting.
     fn is_ready(&self, number: u64) -> bool;
-    /// Waits at most `timeout` for this batch. Returns it with the timing trace of its last rows.
+    /// Waits at most `timeout` for this batch. Returns the batch with the timing trace of its last rows.
     fn take(&self, number: u64, timeout: Duration) -> Result<(Next, Option<Trace>)>;
     /// Stops the threads, and drops the batches that were not taken.
     fn end(&self);
     /// Time for which the decoding threads were busy.
     fn busy(&self) -> &Busy;
-    /// Log of unreadable samples, by how they were handled.
+    /// Log of unreadable samples.
     fn mending(&self) -> &ErrorLog;
 }
 
@@ -84,8 +85,8 @@ struct Threads<S> {
 }
 
 impl<S: EpochSource> EpochIter<S> {
-    /// Starts `feeder` on the runtime, and `threads` threads that run `work`. `consumed` sends the index of the next
-    /// batch to the feeder.
+    /// Starts `feeder` on the runtime, and `threads` threads that run `work`. Through `consumed`, the feeder receives
+    /// the number of the batch that the consumer takes next.
     pub(super) fn start(
         shared: Arc<S>,
         consumed: watch::Sender<u64>,
@@ -137,7 +138,7 @@ impl<S: EpochSource> EpochIter<S> {
         Ok(self.running()?.is_none_or(|running| running.shared.is_ready(running.next)))
     }
 
-    /// Time that the consumer waited, by cause, and time that the threads were busy.
+    /// Returns the time for which the consumer waited, by cause, and the time for which the threads were busy.
     pub fn timing(&mut self) -> Result<(Waits, Busy)> {
         if let Some(running) = self.running()? {
             self.timing = (running.waits, running.shared.busy().snapshot());
@@ -145,7 +146,7 @@ impl<S: EpochSource> EpochIter<S> {
         Ok((self.timing.0, self.timing.1.snapshot()))
     }
 
-    /// Counts of unreadable samples, by how they were handled.
+    /// Returns the number of unreadable samples, by how they were handled.
     pub fn error_counts(&mut self) -> Result<ErrorCounts> {
         if let Some(running) = self.running()? {
             self.error_counts = running.shared.mending().snapshot();
@@ -153,12 +154,12 @@ impl<S: EpochSource> EpochIter<S> {
         Ok(self.error_counts.clone())
     }
 
-    /// Ends the epoch's threads and requests. Waits for the threads to exit, which takes at most the decoding time of
-    /// one object.
+    /// Ends the epoch's threads and requests. Waits for the threads to exit, which takes at most the time to decode one
+    /// object.
     pub fn close(&mut self) {
         let Some(running) = self.running.take() else { return };
         if self.pid != std::process::id() {
-            // The threads exist only in the parent process, so in a forked child their locks may never be released.
+            // In a forked child, the epoch's threads do not exist, so the locks that they hold may never be released.
             std::mem::forget(running);
             return;
         }
@@ -166,7 +167,7 @@ impl<S: EpochSource> EpochIter<S> {
         running.shared.end();
         drop(running.consumed);
         for thread in running.threads {
-            // A panic of the thread has already been reported as an error.
+            // A panic of a thread has already been reported as an error.
             let _ = thread.join();
         }
         self.timing = (running.waits, running.shared.busy().snapshot());

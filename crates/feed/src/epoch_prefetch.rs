@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Epoch prefetch: fetches the first objects of the next epoch while the current one ends, so that the next epoch does
-//! not start by waiting for the store.
+//! Epoch prefetch: while an epoch ends, fetches the first objects of the next epoch. The next epoch then starts without
+//! waiting for the store.
 //!
-//! Owns the data fetched between two epochs. Only the expected next epoch uses the data; any other epoch drops it, so
-//! no position, state or order depends on a prefetch. The prefetched bytes are limited in two ways. They are at most a
-//! share of the bytes read in this epoch, so that a job that stops here has paid for little unused data. They also fit
-//! in the memory that the next epoch can spare.
+//! Owns the data fetched between two epochs. Only the expected next epoch uses this data; any other epoch drops it. No
+//! position, state or order depends on a prefetch. Two limits apply to the prefetched bytes. They are at most a
+//! fraction of the bytes read in the current epoch, so a job that stops here has paid for little unused data. They must
+//! also fit in the memory that the next epoch can spare.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,13 +22,13 @@ use super::steps::Steps;
 use super::timing::Trace;
 use crate::memory_budget::Reservation;
 
-/// Divisor that limits the prefetch: at most 1/16 of the bytes read in an epoch are prefetched for the next.
+/// Limit of the prefetch: at most 1/16 of the bytes read in an epoch are prefetched for the next epoch.
 const SHARE: u64 = 16;
 
-/// Minimum number of reads in an epoch for a prefetch. A shorter epoch ends before a prefetch can complete.
+/// Minimum number of reads in an epoch for a prefetch. An epoch with fewer reads ends before a prefetch can complete.
 const MIN_READS: u64 = 32;
 
-/// Result of a fetch: its content or error, and its times.
+/// Result of a fetch: its content or error, and its timing trace.
 pub(super) type Fetched = (Result<Content>, Trace);
 
 /// A prefetch that no epoch has taken yet. Dropping it cancels the fetch.
@@ -54,7 +54,7 @@ impl Drop for Fetch {
     }
 }
 
-/// Prefetched first tasks of an epoch, in the order in which they are needed.
+/// Prefetches of an epoch's first tasks, in the order in which the epoch needs them.
 pub(super) struct EpochPrefetch {
     epoch: u64,
     steps: Steps,
@@ -71,7 +71,7 @@ impl std::fmt::Debug for EpochPrefetch {
 }
 
 impl EpochPrefetch {
-    /// Returns the next prefetch if it is for `task`. Otherwise drops all remaining prefetches.
+    /// Returns the next prefetch if it is for `task`. Otherwise, drops all remaining prefetches.
     pub fn take(&mut self, task: &Task) -> Option<(Fetch, Reservation)> {
         let early = self.early.pop_front()?;
         if early.task != *task {
@@ -83,14 +83,14 @@ impl EpochPrefetch {
 }
 
 impl Feed {
-    /// Takes the prefetched data for an epoch that starts with these parameters. Data for any other epoch is dropped.
+    /// Takes the prefetched data if it is for the epoch that starts with these parameters. Otherwise, drops the data.
     pub(super) fn take_prefetched(&self, epoch: u64, steps: Steps) -> Option<EpochPrefetch> {
         let ahead = lock(&self.ahead).take();
         ahead.filter(|ahead| ahead.epoch == epoch && ahead.steps == steps)
     }
 
-    /// Starts fetching for the epoch after `epoch`. The run of `epoch` has sent all its requests: `reads` requests for
-    /// `read` bytes.
+    /// Starts fetches for the epoch after `epoch`. The run of `epoch` has already sent all of its requests: `reads`
+    /// requests for `read` bytes in total.
     pub(super) async fn prefetch_next_epoch(
         self: &Arc<Self>,
         epoch: u64,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Runs one epoch, or the rest of one. Fetches run ahead on the runtime; a few threads decompress objects and decode
-//! records into the final rows. Batches are delivered in order.
+//! Runs one epoch, or the rest of one. Fetches run ahead on the tokio runtime. A few threads decompress objects and
+//! decode records into the rows of batches. Batches are delivered in order.
 //!
 //! `batch_plan` decides what to read. Threads and requests end with the `EpochIter`.
 
@@ -33,7 +33,7 @@ use super::timing::{Busy, Trace};
 use super::{Feed, WEIGHT};
 use crate::memory_budget::{MemoryBudget, Reservation};
 
-/// Time between two checks whether memory can still become free.
+/// Interval at which a reservation checks whether memory can still become free.
 const STUCK: Duration = Duration::from_millis(20);
 
 /// A batch in progress.
@@ -43,7 +43,7 @@ struct Batch {
     count: usize,
     /// Number of rows that are not filled yet.
     left: AtomicUsize,
-    /// True when the columns or the error are set.
+    /// True if the columns or the error are set.
     is_ready: AtomicBool,
     /// Memory reservation of the batch, held until the batch is delivered.
     reserved: Mutex<Option<Reservation>>,
@@ -52,13 +52,13 @@ struct Batch {
 
 #[derive(Default)]
 struct Outcome {
-    /// Row number and error of the lowest row that failed.
+    /// Row number and error of the failed row with the lowest number.
     error: Option<(u32, Error)>,
     /// Timing trace of the object that filled the last row.
     last: Option<Trace>,
-    /// Rows that remain without a sample.
+    /// Rows that get no sample.
     dead: Vec<u32>,
-    /// Final number of rows, and the columns.
+    /// Final number of rows, and the columns. `None` until the batch is complete.
     done: Option<(usize, Vec<Column>)>,
 }
 
@@ -91,7 +91,7 @@ impl Shared {
     }
 
     /// Marks these requests as done in all batches that wait for them. `bad` lists the requests (by index) whose rows
-    /// stay without a sample.
+    /// get no sample.
     fn settle(&self, batches: &Batches, wants: &[RowRequest], trace: Trace, bad: &[(usize, Error)]) {
         for (at, error) in bad {
             let (want, skips) = (wants[*at], self.feed.on_error == OnError::Skip && is_about_data(error));
@@ -114,14 +114,14 @@ impl Shared {
             }
         }
         if complete {
-            // Take and release the lock, so that a consumer between its check and its wait does not miss the
-            // notification.
+            // A consumer checks the state and then waits, under this lock. Take and release the lock, so that the
+            // consumer does not miss the notification between the two.
             drop(lock(&self.state));
             self.wake.notify_all();
         }
     }
 
-    /// Creates the columns of a batch after its last row was filled.
+    /// Creates the columns of a batch after its last row is filled.
     fn finish(&self, batch: &Batch) {
         let mut outcome = lock(&batch.outcome);
         if outcome.error.is_none() {
@@ -129,8 +129,8 @@ impl Shared {
             outcome.dead.sort_unstable();
             if !outcome.dead.is_empty() {
                 if self.steps.tail == Tail::Pad {
-                    // Keep the failed rows as zeros, because some frameworks require full batches. SAFETY: the last row
-                    // was filled, and the batch is not delivered yet.
+                    // Set the failed rows to zero instead of removing them, because some frameworks require full
+                    // batches. SAFETY: the last row was filled, and the batch is not delivered yet.
                     unsafe { batch.rows.clear(&outcome.dead) };
                 } else {
                     // SAFETY: the last row was filled, and the batch is not delivered yet.
@@ -148,10 +148,10 @@ impl Shared {
     }
 }
 
-/// Batches that a task writes to, by batch number.
+/// Batches to which a task writes, by batch number.
 type Batches = HashMap<u64, Arc<Batch>>;
 
-/// Memory reservation of an object until it is decoded. The `Arc` counts the run's objects in progress.
+/// Memory reservation of an object until the object is decoded. The `Arc` counts the objects in progress in this run.
 struct Held(
     #[expect(dead_code, reason = "held for its drop")] Reservation,
     #[expect(dead_code, reason = "counted")] Arc<()>,
@@ -166,13 +166,14 @@ struct Job {
     reserved: Arc<Held>,
     /// Number of substitutes that were already tried for these rows.
     tries: u32,
-    /// Queue of the decoding threads, to which substitutes are sent.
+    /// Queue of the decoding threads. Substitutes are also sent to this queue.
     queue: Sender<Job>,
 }
 
 impl Job {
-    /// Splits the work among several threads if it decodes images or audio from an object whose records can be read one
-    /// by one. Decoding a record takes about a millisecond, so a single thread would take long for a whole object.
+    /// Splits the work among several threads if the feed decodes images or audio and the object's records can be read
+    /// one by one. To decode one record takes about a millisecond, so a single thread would take long for a whole
+    /// object.
     fn shared_among(self, feed: &Feed) -> Vec<Self> {
         let is_shared = feed.decodes_media && feed.patterns[self.task.leaf].is_partial && self.content.is_ok();
         let each = if is_shared { self.task.wants.len().div_ceil(feed.threads) } else { self.task.wants.len() };
@@ -243,8 +244,8 @@ impl EpochSource for Shared {
         let (batches, feed) = (&self.batches, &self.feed);
         let Some(slice) = batches.slice(number)? else { return Ok((Next::Done, None)) };
         let (rows, columns, trace) = if slice.is_empty() {
-            // This rank has no sample in this batch, and returns an empty one: all ranks must take the same number of
-            // steps.
+            // This rank has no sample in this batch. It returns an empty batch, because all ranks must take the same
+            // number of steps.
             let none = Rows::new(feed.pool.take(&feed.layout)?, &feed.fields, 0, Values::limited(0));
             let none = none.of_bucket(slice.width());
             (0, none.columns(&feed.fields, 0, &feed.loose)?, None)
@@ -279,7 +280,8 @@ impl EpochSource for Shared {
 }
 
 impl Shared {
-    /// Position of a row in the sample order; beyond its end for a repeated sample of a padded tail.
+    /// Position of a row in the sample order. For a repeated sample of a padded tail, the position is beyond the end of
+    /// the order.
     fn position(&self, want: &RowRequest) -> Result<u64> {
         let slice = self.batches.slice(want.batch)?.ok_or_else(|| Error::bug("a row outside all batches"))?;
         Ok(slice.position(u64::from(want.row)))
@@ -305,8 +307,8 @@ impl Shared {
     }
 }
 
-/// Starts fetches in the order in which they are needed, limited by the memory budget, the number of requests and the
-/// read-ahead.
+/// Starts fetches in the order in which they are needed. The memory budget, the maximum number of requests and the
+/// read-ahead limit the fetches.
 async fn run_ahead(
     shared: &Arc<Shared>,
     tasks: Tasks,
@@ -330,8 +332,8 @@ async fn run_ahead(
             return Ok(()); // the consumer has closed the epoch
         }
         open.retain(|&number, _| number >= first);
-        // More planned batches may be open than the budget was computed for. If all objects read so far are decoded and
-        // the consumer waits for this task, no memory will become free.
+        // Planned batches can have more open batches than the budget was computed for. If all objects read so far are
+        // decoded and the consumer waits for this task, no memory will become free.
         let is_stuck = || feed.by.is_some() && *consumed.borrow() >= first && Arc::strong_count(&in_progress) == 1;
         let mut batches = HashMap::new();
         for group in task.wants.chunk_by(|a, b| a.batch == b.batch) {
@@ -372,7 +374,7 @@ async fn run_ahead(
             drop(permit);
             let job = Job { task, batches, content, trace, reserved: held, tries: 0, queue: queue.clone() };
             for job in job.shared_among(&feed) {
-                // This fails only after the threads have ended; then no consumer is waiting.
+                // The send fails only after the threads have ended. At that time, no consumer is waiting.
                 let _ = queue.send(job);
             }
         });
@@ -391,7 +393,7 @@ fn joined(done: std::result::Result<(), tokio::task::JoinError>) -> Result<()> {
     done.map_err(|error| Error::bug(format!("a fetch: {error}")))
 }
 
-/// Reserves memory. If no memory will become free (`is_stuck`), returns an empty reservation.
+/// Reserves memory. Returns an empty reservation if no memory will become free (`is_stuck`).
 async fn reserve_unless(
     budget: &MemoryBudget,
     what: &str,
@@ -417,7 +419,7 @@ async fn open_batch(shared: &Shared, number: u64, is_stuck: impl Fn() -> bool) -
     if let Some(column) = feed.fields.iter().position(|field| field.name == WEIGHT && feed.weighted) {
         for row in 0..rows {
             let weight = if slice.position(row as u64) < shared.steps.samples { 1.0f32 } else { 0.0 };
-            // SAFETY: the batch is not shared yet, and decoding writes no weights.
+            // SAFETY: the batch is not shared yet, and decoding never writes the column of weights.
             unsafe { slot.row(column, row) }.copy_from_slice(&weight.to_le_bytes());
         }
     }
@@ -480,8 +482,8 @@ fn decode_job(shared: &Shared, job: &Job, content: &Content, scratch: &mut Vec<u
     let (number, feed) = (job.task.object, &shared.feed);
     let (source, leaf) = (&feed.sources[job.task.leaf], &feed.leaves[job.task.leaf]);
     let place = source.place(number);
-    // The key depends only on the position. It is therefore the same for any number of ranks, and the repeated samples
-    // of a padded tail have different keys.
+    // The key depends only on the position, so it is the same for any number of ranks. Repeated samples of a padded
+    // tail have different positions, and therefore different keys.
     let key = |want: &RowRequest| leaf.key_of(shared.epoch, shared.position(want).unwrap_or_default());
     let rows = |number: u64| job.batches.get(&number).map(|batch| &batch.rows);
     let codec = source.codec(number);
@@ -499,8 +501,8 @@ fn decode_job(shared: &Shared, job: &Job, content: &Content, scratch: &mut Vec<u
         };
         decode(&object, &job.task.wants, feed.record_fields(), &rows, scratch)
     };
-    // An object whose decompressed size exceeds a thread's share of memory is decoded by one thread at a time. All
-    // threads together therefore use at most twice the budget.
+    // If the decompressed size of an object exceeds a thread's share of memory, only one thread at a time decodes such
+    // an object. All threads together therefore use at most twice the budget.
     let share = (feed.scratch_bytes as u64).max(feed.limit / feed.threads as u64).min(feed.limit);
     let share = if codec == Codec::None { feed.limit } else { share };
     match decode_within(share, scratch) {
@@ -514,7 +516,7 @@ fn decode_job(shared: &Shared, job: &Job, content: &Content, scratch: &mut Vec<u
     }
 }
 
-/// Fetches substitutes for the failed requests in `retried`, and marks the task's other requests as done.
+/// Fetches substitutes for the failed requests in `retried`. Marks the other requests of the task as done.
 fn recover(shared: &Arc<Shared>, job: Job, retried: Vec<(usize, Error)>, bad: &[(usize, Error)], whole: bool) {
     let Job { task, batches, trace, reserved, tries, queue, .. } = job;
     let mut tasks: Vec<Task> = Vec::new();
@@ -529,8 +531,8 @@ fn recover(shared: &Arc<Shared>, job: Job, retried: Vec<(usize, Error)>, bad: &[
         }
     }
     for mut task in tasks {
-        // A substitute takes no request permit, and uses the memory reservation of the object that it replaces: waiting
-        // for a permit or for memory here could deadlock. Bad samples are few, so the limits are exceeded only
+        // A substitute takes no request permit, and uses the memory reservation of the object that it replaces. To wait
+        // here for a permit or for memory could deadlock. Bad samples are few, so the limits are exceeded only
         // slightly.
         task.wants.sort_unstable_by_key(|want| (want.batch, want.row));
         let (feed, batches, reserved, queue) = (shared.feed.clone(), batches.clone(), reserved.clone(), queue.clone());

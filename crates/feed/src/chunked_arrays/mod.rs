@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Chunked arrays as a dataset: sample i is index i along the first axis of one array, or of several parallel arrays.
 //!
-//! Owns the *block*, which takes the place of an object in the sample order. A block is the range of rows that one row
-//! of chunks covers in the array with the largest rows. It has every chunk, of any array, that contains some of these
-//! rows; each chunk is a range of an object. A block is fetched as a whole, and its chunks are decoded into its rows.
-//! Missing chunks get the fill value. This module fetches nothing itself.
+//! Owns the *block*, which takes the place of an object in the sample order. One array has the rows with the most
+//! bytes; a block is the range of rows that one row of chunks covers in that array. The block contains every chunk, of
+//! any array, that stores some of these rows. A chunk is a range of an object. A block is fetched completely, and its
+//! chunks are decoded into its rows. Missing chunks get the fill value. This module fetches nothing itself.
 //!
-//! If the arrays are cut into patches, the samples of a block are patches instead of rows; see `patches`.
+//! If the arrays are divided into patches, the samples of a block are patches instead of rows (see `patches`).
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -25,19 +25,19 @@ pub(crate) use self::patches::{FILE, ORIGIN, Patch};
 /// Maximum number of chunks per dataset. Each chunk takes about 100 bytes of memory while the dataset is open.
 pub(super) const MAX_CHUNKS: usize = 1 << 22;
 
-/// An array, which is one column of the samples.
+/// An array. Each array is one column of the samples.
 #[derive(Debug)]
 pub(super) struct Column {
-    /// Name of the array, which names the value in a record.
+    /// Name of the array, which is also the name of its value in a record.
     pub name: String,
     /// Element type and shape of the array.
     pub spec: TensorSpec,
-    /// Shape of a chunk. Chunks at the end of the array have the same shape, unless the array is `flat`.
+    /// Shape of a chunk. Chunks at the array's end have the full shape, unless the array is `flat`.
     pub chunk_shape: Vec<usize>,
-    /// Shape of a shard, which has several chunks in one object; `None` if the array has no shards.
+    /// Shape of a shard: an object that contains several chunks. `None` if the array has no shards.
     pub shard_shape: Option<Vec<usize>>,
-    /// For an array of contiguous rows: its object, and the offset of the first row. Each of its chunks has exactly the
-    /// rows of one block.
+    /// For an array of contiguous rows: index of its object, and offset of its first row. Each chunk of such an array
+    /// contains exactly the rows of one block.
     pub flat: Option<(usize, u64)>,
     /// Steps that decode a chunk by reversing its filters.
     pub steps: Vec<Step>,
@@ -51,11 +51,11 @@ pub(super) struct Stored {
     /// Index of the object in the listing.
     pub object: usize,
     pub range: ByteRange,
-    /// Steps that decode this chunk, if it was stored without some of the array's filters; else `None`.
+    /// Decoding steps of this chunk, if some of the array's filters were not applied to it; otherwise `None`.
     pub steps: Option<Vec<Step>>,
 }
 
-/// Returns the location of a chunk from its column and its position in the grid of chunks.
+/// Function that returns the location of a chunk, given its column and its position in the grid of chunks.
 pub(super) type FindChunk<'a> = &'a mut dyn FnMut(usize, &[usize]) -> Result<Option<Stored>>;
 
 /// A chunk of a block.
@@ -66,13 +66,13 @@ pub(super) struct Piece {
     pub at: Box<[usize]>,
     /// Location of the chunk; `None` if it was never written.
     pub stored: Option<Stored>,
-    /// Chunks of one group are used by the same blocks, so that all of these blocks read them together. Group 0 is for
-    /// chunks of only one block. `None` for a chunk that is always read alone.
+    /// Number of the chunk's group. All chunks of a group are used by the same blocks, which therefore read them
+    /// together. Group 0 is for chunks that only one block uses. `None` for a chunk that is always read alone.
     pub group: Option<u32>,
 }
 
 impl Piece {
-    /// True if other blocks use this chunk, too.
+    /// True if other blocks also use this chunk.
     pub fn is_shared(&self) -> bool {
         self.group != Some(0)
     }
@@ -92,7 +92,7 @@ pub(super) enum Extent {
     Patches {
         /// Position of the cell in the grid of cells.
         cell: Box<[u32]>,
-        /// Numbers of the patches along each axis.
+        /// Range of patch numbers along each axis.
         numbers: Box<[Range<usize>]>,
     },
 }
@@ -110,7 +110,7 @@ pub(super) struct Block {
 #[derive(Debug)]
 pub(super) struct Layout {
     pub columns: Vec<Column>,
-    /// Size of a row (or patch) of each array, in bytes.
+    /// Size in bytes of a row (or patch), for each array.
     pub row_bytes: Vec<usize>,
 }
 
@@ -120,17 +120,17 @@ pub(super) struct Blocks {
     pub layouts: Vec<Layout>,
     pub blocks: Vec<Block>,
     pub chunks: usize,
-    /// Patches that the arrays are cut into; `None` if rows are the samples.
+    /// Patches into which the arrays are divided; `None` if the samples are rows.
     pub patches: Option<PatchSpec>,
-    /// For patches: stored size of all chunks that they touch, in bytes.
+    /// For patches: stored size, in bytes, of all chunks that contain a part of a patch.
     pub needed_bytes: u64,
-    /// For patches: stored size of the chunks that several blocks use, in bytes.
+    /// For patches: stored size, in bytes, of the chunks that several blocks use.
     pub shared_bytes: u64,
 }
 
 impl Blocks {
-    /// Adds parallel arrays. `find` returns the location of a chunk from its column and its position in the grid of
-    /// chunks. `place` names the arrays in error messages.
+    /// Adds parallel arrays. `find` returns the location of a chunk, given its column and its position in the grid of
+    /// chunks. `place` is the name of the arrays in error messages.
     pub fn add(
         &mut self,
         place: &str,
@@ -218,7 +218,7 @@ impl Blocks {
                 let mut at: Vec<usize> = grid.iter().map(|side| side.start).collect();
                 loop {
                     let stored = match of.flat {
-                        // The chunks of contiguous rows contain exactly the block's rows.
+                        // A chunk of contiguous rows contains exactly the rows of its block.
                         Some((object, offset)) => {
                             let row = row_bytes[column] as u64;
                             let range = ByteRange::new(offset + rows.start as u64 * row, rows.len() as u64 * row);
@@ -244,8 +244,8 @@ impl Blocks {
         Ok(())
     }
 
-    /// Returns the blocks as the objects of a manifest for the sample order. Each has a unique name, and its stored
-    /// bytes as its size.
+    /// Returns a manifest with one object per block, for the sample order. Each object has a unique name; its size is
+    /// the stored size of the block.
     pub fn manifest(&self, listing: &Manifest) -> Manifest {
         let entry = |block: &Block| {
             let size = block.stored().map(|stored| stored.range.len).sum();
@@ -296,21 +296,21 @@ impl Blocks {
         self.layouts.first().map_or(0, |layout| layout.row_bytes.iter().sum())
     }
 
-    /// Maximum memory for decoding a block, in bytes, in addition to its stored bytes.
+    /// Maximum memory, in bytes, for decoding a block, in addition to the block's stored bytes.
     pub fn max_work(&self) -> u64 {
         self.blocks.iter().map(|block| self.work(block)).max().unwrap_or(0)
     }
 
-    /// Memory for decoding a block, in bytes, in addition to its stored bytes.
+    /// Memory, in bytes, for decoding a block, in addition to the block's stored bytes.
     fn work(&self, block: &Block) -> u64 {
         let layout = &self.layouts[block.layout];
-        // Decoding a chunk needs two buffers between its filters, and one for the decoded chunk.
+        // To decode a chunk takes two buffers between the filters, and one buffer for the decoded chunk.
         let chunks = layout.columns.iter().map(Column::chunk_bytes).max().unwrap_or(0).saturating_mul(3);
         let twice = if self.patches.is_none() && layout.columns.len() > 1 { 2 } else { 1 };
         self.decoded_bytes(block).unwrap_or(u64::MAX).saturating_mul(twice).saturating_add(chunks)
     }
 
-    /// Size in bytes of a decoded block: its rows, or the boxes that contain its patches.
+    /// Size in bytes of a decoded block: of its rows, or of the boxes that contain its patches.
     fn decoded_bytes(&self, block: &Block) -> Option<u64> {
         let layout = &self.layouts[block.layout];
         let sizes: Vec<u64> = match &block.extent {
@@ -327,7 +327,8 @@ impl Blocks {
         sizes.into_iter().try_fold(0u64, |all, size| all.checked_add(size.checked_mul(times)?))
     }
 
-    /// Positions of a block's records in its decoded bytes. Patches may overlap, so each span is the whole block.
+    /// Positions of a block's records in its decoded bytes. Patches may overlap, so the span of a patch is the whole
+    /// block.
     pub fn spans(&self, number: u64, content: &[u8], spans: &mut Vec<Span>) {
         let block = &self.blocks[number as usize];
         let (len, step) = match &block.extent {
@@ -338,7 +339,7 @@ impl Blocks {
     }
 
     /// Decodes a block into `out`: row by row, with the values of all arrays concatenated. `stored` contains the
-    /// block's stored chunks, concatenated. `name` returns an object's name for error messages.
+    /// block's stored chunks, concatenated. `name` returns the name of an object for error messages.
     pub fn unpack(
         &self,
         number: u64,
@@ -435,14 +436,14 @@ impl Block {
         }
     }
 
-    /// Returns the locations of the block's stored chunks, in the order that `unpack` expects.
+    /// Returns the locations of the block's stored chunks, in the order in which `unpack` expects the chunks.
     pub fn stored(&self) -> impl Iterator<Item = &Stored> {
         self.pieces.iter().filter_map(|piece| piece.stored.as_ref())
     }
 
-    /// Returns the block's reads as (object, range), in the order that `unpack` expects. Adjacent chunks are merged
-    /// into one read if the same blocks use them, so that all of these blocks issue the same read. Reads are split at
-    /// `most` bytes.
+    /// Returns the block's reads as (object, range), in the order in which `unpack` expects the bytes. Adjacent chunks
+    /// are merged into one read if the same blocks use them; all these blocks then send the same read. Reads are split
+    /// at `most` bytes.
     pub fn stretches(&self, most: u64) -> Vec<(usize, ByteRange)> {
         let mut joined: Vec<(usize, ByteRange, Option<u32>)> = Vec::new();
         for piece in &self.pieces {
@@ -467,7 +468,7 @@ impl Block {
     }
 }
 
-/// Maps each key of a listing to the index of its object.
+/// Maps each key of a listing to its index in the listing.
 pub(super) fn numbers(listing: &Manifest) -> BTreeMap<&[u8], usize> {
     listing.objects.iter().enumerate().map(|(number, entry)| (entry.key.as_bytes(), number)).collect()
 }

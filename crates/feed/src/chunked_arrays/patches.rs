@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Patches of arrays: which boxes of an array are samples, how they form blocks, and how they are cut from chunks.
+//! Patches of arrays: defines the boxes of an array that are samples, divides them into blocks, and copies them from
+//! chunks.
 //!
-//! Patch number j of an axis starts at element `j * stride`. A block has the patches that start in one *cell* of the
+//! Along an axis, patch j starts at element `j * stride`. A block contains the patches that start in one *cell* of the
 //! array. A cell consists of whole shards (or chunks, if the array has no shards). If the patches of a cell would take
-//! more than [`BLOCK_BYTES`], the cell is divided. A block's chunks are decoded into one box of each array, from which
-//! its patches are copied.
+//! more than [`BLOCK_BYTES`], the cell is divided. The chunks of a block are decoded into one box of each array. The
+//! block's patches are copied from this box.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -18,24 +19,24 @@ use super::{Block, Blocks, Column, Extent, FindChunk, Layout, MAX_CHUNKS, Piece,
 /// Name of the value that holds the index of a patch's first element.
 pub(crate) const ORIGIN: &str = "origin";
 
-/// Name of the value that holds the number of a patch's file, if the dataset has several files.
+/// Name of the value that holds the number of the patch's file, if the dataset has several files.
 pub(crate) const FILE: &str = "file";
 
 /// Maximum size of a block's patches in bytes, unless a single patch is larger. All batches of a shuffle window are in
-/// memory, so a window of larger blocks would mix fewer places of the volume.
+/// memory. With larger blocks, a window would contain patches from fewer places of the volume.
 const BLOCK_BYTES: usize = 64 << 20;
 
-/// Maximum size in bytes of the patches in a default shuffle window.
+/// Maximum size of the patches in a default shuffle window, in bytes.
 const WINDOW_BYTES: u64 = 512 << 20;
 
 /// Maximum number of blocks in a default shuffle window.
 const MAX_WINDOW: u64 = 16;
 
-/// Patches of arrays as samples, as requested by the user.
+/// Patches of arrays as samples, as the user requested them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PatchSpec {
-    /// Shape of a patch: one side for each axis of the arrays.
+    /// Shape of a patch, with one number for each axis of the arrays.
     pub shape: Vec<usize>,
     /// Number of elements between the starts of neighbouring patches, for each axis.
     pub stride: Vec<usize>,
@@ -44,14 +45,14 @@ pub struct PatchSpec {
     pub pads: bool,
 }
 
-/// A patch within the decoded box of its block.
+/// A patch within the decoded box that contains its block's patches.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Patch<'a> {
     /// Element type.
     pub dtype: DType,
     /// Shape of the patch.
     pub shape: &'a [usize],
-    /// Index of the patch's first element in the box.
+    /// Index in the box of the patch's first element.
     pub start: Vec<usize>,
     /// Shape of the box.
     pub box_shape: &'a [usize],
@@ -82,8 +83,9 @@ impl Patch<'_> {
     }
 }
 
-/// Calls `run` for each contiguous run of a box of shape `extent`, with the offsets of the run in two arrays and its
-/// length, in bytes. Each array is given by its shape and by the index at which the box starts.
+/// Calls `run` for each contiguous run of elements of a box of shape `extent`, which is copied from one array to
+/// another. `run` gets the byte offsets of the run in the two arrays, and the length of the run in bytes. Each array is
+/// given by its shape and by the index at which the box starts in it.
 fn each_run(
     extent: &[usize],
     (from_shape, from_start): (&[usize], &[usize]),
@@ -94,7 +96,7 @@ fn each_run(
     if extent.contains(&0) {
         return;
     }
-    // Inner axes that the box covers completely in both arrays are copied in one piece.
+    // Inner axes that the box covers completely in both arrays are copied as one piece.
     let mut inner = extent.len() - 1;
     let mut len = extent[inner] * element;
     while inner > 0 && extent[inner] == from_shape[inner] && extent[inner] == to_shape[inner] {
@@ -114,16 +116,16 @@ fn each_run(
     }
 }
 
-/// One axis of an array that is cut into patches.
+/// One axis of an array that is divided into patches.
 #[derive(Debug)]
 struct Axis {
-    /// Number of elements.
+    /// Number of elements along the axis.
     len: usize,
     patch: usize,
     stride: usize,
-    /// Number of patches.
+    /// Number of patches along the axis.
     count: usize,
-    /// Number of elements in a cell.
+    /// Number of elements of a cell along the axis.
     cell: usize,
 }
 
@@ -139,19 +141,19 @@ impl Axis {
         first(cell)..first(cell + 1)
     }
 
-    /// Number of patches per cell.
+    /// Maximum number of patches per cell.
     fn per_cell(&self) -> usize {
         self.cell.div_ceil(self.stride).min(self.count)
     }
 
-    /// Returns a smaller cell: of about half the size, and of whole chunks if possible.
+    /// Returns a smaller cell, which has about half the size. If possible, the smaller cell consists of whole chunks.
     fn smaller(&self, chunk: usize) -> Option<usize> {
         let half = self.cell.min(self.count * self.stride).div_ceil(2);
         let whole = |of: usize| Some(half.div_ceil(of) * of).filter(|&cell| cell < self.cell);
         whole(chunk).or_else(|| whole(self.stride)).filter(|_| self.per_cell() > 1)
     }
 
-    /// Chunks of `side` elements that contain elements of the patches `numbers`, ascending.
+    /// Indices, ascending, of the chunks (`side` elements each) that contain elements of the patches `numbers`.
     fn chunks(&self, numbers: &Range<usize>, side: usize) -> Vec<usize> {
         let mut found: Vec<usize> = Vec::new();
         for number in numbers.clone() {
@@ -164,7 +166,8 @@ impl Axis {
     }
 }
 
-/// Cells that use each chunk of an axis, as (first, last). `None` for a chunk that no patch touches.
+/// For each chunk along an axis, the cells whose patches use it, as (first, last). `None` for a chunk that no patch
+/// uses.
 type Users = Vec<Option<(u32, u32)>>;
 
 fn users(axis: &Axis, side: usize) -> Users {
@@ -197,7 +200,7 @@ fn refused(problem: String) -> Error {
 }
 
 impl PatchSpec {
-    /// Checks a patch against an array's shape. Returns the axes; their cells are still single elements.
+    /// Checks the patches against an array's shape. Returns the axes, with cells of one element.
     fn axes(&self, name: &str, shape: &[usize], place: &str) -> Result<Vec<Axis>> {
         if self.shape.len() != shape.len() || self.stride.len() != shape.len() {
             let (have, want) = (self.shape.len(), shape.len());
@@ -218,11 +221,11 @@ impl PatchSpec {
             }
             let count = match len.checked_sub(patch) {
                 None => 1,
-                // With a stride larger than a patch, the last patch could start beyond the array.
+                // If the stride is larger than a patch, the last patch could start beyond the array.
                 Some(rest) if self.pads => (rest.div_ceil(stride) + 1).min(len.div_ceil(stride)),
                 Some(rest) => rest / stride + 1,
             };
-            // The span of all patches must be computable.
+            // The end of the last patch must fit in an integer.
             let end = (count - 1).checked_mul(stride).and_then(|start| start.checked_add(patch.max(stride)));
             end.ok_or_else(|| refused(format!("a stride of {stride} is too large")))?;
             Ok(Axis { len, patch, stride, count, cell: 1 })
@@ -230,11 +233,12 @@ impl PatchSpec {
         shape.iter().zip(&self.shape).zip(&self.stride).map(axis).collect()
     }
 
-    /// Sets the cells: whole shards or chunks of `column`, divided if a cell's patches have more than [`BLOCK_BYTES`].
+    /// Sets the cells: whole shards or chunks of `column`. Divides a cell if its patches have more than
+    /// [`BLOCK_BYTES`].
     fn set_cells(axes: &mut [Axis], column: &Column, patch_bytes: usize) {
         for (number, axis) in axes.iter_mut().enumerate() {
             let unit = match (column.flat, &column.shard_shape) {
-                // An array without chunks is read in whole rows of its last axis.
+                // In an array without chunks, whole rows of the last axis are read.
                 (Some(_), _) if number > 0 && number + 1 == column.spec.shape.len() => axis.len,
                 (Some(_), _) => 1,
                 (None, Some(shard)) => shard[number],
@@ -246,7 +250,7 @@ impl PatchSpec {
             let patches = axes.iter().map(Axis::per_cell).fold(patch_bytes, usize::saturating_mul);
             let chunk = |number: usize| if column.flat.is_some() { 1 } else { column.chunk_shape[number] };
             let smaller = |number: usize| Some((number, axes[number].smaller(chunk(number))?));
-            // Dividing the last axis of contiguous rows saves no read, because the rows are read completely.
+            // To divide the last axis of contiguous rows saves no read, because rows are read completely.
             let is_row = |number: usize| column.flat.is_some() && number > 0 && number + 1 == axes.len();
             let rank = |&(number, _): &(usize, usize)| (!is_row(number), axes[number].per_cell());
             let widest = (0..axes.len()).filter_map(smaller).max_by_key(rank);
@@ -259,12 +263,13 @@ impl PatchSpec {
 }
 
 impl Blocks {
-    /// Creates blocks for patches of arrays.
+    /// Creates an empty set of blocks for patches.
     pub fn of_patches(spec: PatchSpec) -> Self {
         Self { patches: Some(spec), ..Self::default() }
     }
 
-    /// Adds parallel arrays of the same shape that are cut into patches. The arguments are those of [`Blocks::add`].
+    /// Adds parallel arrays of the same shape that are divided into patches. The arguments are those of
+    /// [`Blocks::add`].
     pub(super) fn add_patches(
         &mut self,
         spec: &PatchSpec,
@@ -310,8 +315,8 @@ impl Blocks {
         let all = patch_bytes.iter().copied().fold(0, usize::saturating_add);
         PatchSpec::set_cells(&mut axes, &columns[widest], all);
         for column in columns.iter_mut().filter(|column| column.flat.is_some()) {
-            // Each chunk must be contiguous in the file, so it has one index of each outer axis, the cell's side of the
-            // second-to-last axis, and the whole last axis.
+            // A chunk must be contiguous in the file. It therefore has one index of each outer axis, the cell's length
+            // of the second-to-last axis, and the whole last axis.
             let count = axes.len();
             let side = |(number, axis): (usize, &Axis)| match number + 2 {
                 _ if number > 0 && number + 1 == count => axis.len,
@@ -332,7 +337,7 @@ impl Blocks {
             .iter()
             .map(|column| axes.iter().zip(&column.chunk_shape).map(|(axis, &side)| users(axis, side)).collect())
             .collect();
-        // Chunks with the same users have the same group. Group 0 is for chunks of one block.
+        // Chunks that the same blocks use are in the same group. Group 0 is for chunks that only one block uses.
         let mut groups: HashMap<Vec<(u32, u32)>, u32> = HashMap::new();
         let layout = self.layouts.len();
         each_index(&cells, |cell| {
@@ -380,7 +385,7 @@ impl Blocks {
         Ok(())
     }
 
-    /// Maximum number of blocks in a default shuffle window; `None` if the samples are rows.
+    /// Maximum number of blocks in a default shuffle window. `None` if the samples are rows.
     pub fn max_window(&self) -> Option<u64> {
         self.patches.as_ref()?;
         let patch: u64 = self.layouts.first()?.row_bytes.iter().map(|&bytes| bytes as u64).sum();
@@ -388,13 +393,13 @@ impl Blocks {
         Some((WINDOW_BYTES / most.saturating_mul(patch).max(1)).clamp(2, MAX_WINDOW))
     }
 
-    /// Stored size in bytes of the chunks that several blocks use: the maximum per block, and the total.
+    /// Stored size in bytes of the chunks that several blocks use: the maximum of all blocks, and the total.
     pub fn shared(&self) -> (u64, u64) {
         let of = |block: &Block| block.pieces.iter().filter(|piece| piece.is_shared()).map(Piece::bytes).sum();
         (self.blocks.iter().map(of).max().unwrap_or(0), self.shared_bytes)
     }
 
-    /// Name of a block of patches that is the same in every copy of the dataset.
+    /// Name of a block of patches. The name is the same in every copy of the dataset.
     pub(super) fn patches_name(&self, layout: usize, cell: &[u32]) -> String {
         let Some(spec) = &self.patches else { return String::new() };
         let text = |sides: &[usize]| sides.iter().map(ToString::to_string).collect::<Vec<_>>().join("x");
@@ -404,7 +409,7 @@ impl Blocks {
         format!("{layout:06}/patches-{shape}-by-{stride}-{edges}/{}", cell.join("-"))
     }
 
-    /// Shape of the box that contains a block's patches, and the index of its first element in the array.
+    /// Shape of the box that contains a block's patches, and the index in the array of the box's first element.
     pub(crate) fn patch_box(&self, numbers: &[Range<usize>]) -> (Vec<usize>, Vec<usize>) {
         let (mut shape, mut start) = (Vec::new(), Vec::new());
         for (axis, numbers) in numbers.iter().enumerate() {
@@ -415,7 +420,7 @@ impl Blocks {
         (shape, start)
     }
 
-    /// Decodes the boxes of all arrays of a block into `out`, one after the other.
+    /// Decodes the boxes of all arrays of a block into `out`, one box after another.
     pub(super) fn unpack_patches(
         &self,
         block: &Block,
@@ -463,7 +468,7 @@ impl Blocks {
                 at += len;
                 let steps = lies.steps.as_deref().unwrap_or(&of.steps);
                 let size = shape.iter().product::<usize>() * element;
-                // A chunk that is contiguous in the box needs no buffer.
+                // A chunk whose elements are contiguous in the box is decoded without a buffer.
                 if extent == shape && shape[1..] == box_shape[1..] {
                     let to = to[0] * box_shape[1..].iter().product::<usize>() * element;
                     decode_into(steps, bytes, &mut region[to..to + size], &place())?;
@@ -479,7 +484,7 @@ impl Blocks {
         Ok(())
     }
 
-    /// Index of a patch along each axis, from its number in its block.
+    /// Number of a patch along each axis, from its index in its block.
     fn patch_numbers(numbers: &[Range<usize>], record: u64) -> Vec<usize> {
         let (mut rest, mut found) = (record as usize, vec![0; numbers.len()]);
         for (axis, range) in numbers.iter().enumerate().rev() {
@@ -489,7 +494,7 @@ impl Blocks {
         found
     }
 
-    /// Index of a patch's first element in the array, and the number of the file.
+    /// Index in the array of a patch's first element, and the number of the file.
     pub(crate) fn origin(&self, block: u64, record: u64) -> (Vec<i64>, i64) {
         let block = &self.blocks[block as usize];
         let (Extent::Patches { numbers, .. }, Some(spec)) = (&block.extent, &self.patches) else {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Byte-level byte-pair encoding: converts text to the same token ids as a tokenizer of Hugging Face's `tokenizers`.
+//! Byte-level byte-pair encoding (BPE): converts texts to the token ids that Hugging Face's `tokenizers` returns.
 //!
-//! Supports the tokenizers of GPT-2, Llama 3 and Qwen, and others with the same steps. The caller passes texts to
-//! `tokenizers` if the tokenizer has other steps, or if the class of a character depends on the version of Unicode.
+//! Supports the tokenizers of GPT-2, Llama 3 and Qwen, and others with the same steps. The caller uses `tokenizers`
+//! instead for a tokenizer with other steps, and for a text with a character whose class depends on the Unicode
+//! version.
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
@@ -12,12 +13,12 @@ use memchr::memmem::Finder;
 use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// How a text is split into words, which are encoded separately.
+/// Rule that splits a text into words. Each word is encoded separately.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Split {
     /// `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`.
     Gpt2,
-    /// [`LLAMA3`] and [`QWEN`], with the maximum number of digits in a word.
+    /// The pattern [`LLAMA3`] or [`QWEN`]; `digits` is the maximum number of digits in a word.
     Llama3 { digits: usize },
 }
 
@@ -25,22 +26,22 @@ const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{
 const QWEN: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// A byte-level BPE tokenizer. Shared by threads; each has a [`WordCache`] of its own.
+/// A byte-level BPE tokenizer. Threads share it; each thread has its own [`WordCache`].
 #[derive(Debug)]
 pub struct BytePairs {
     split: Split,
     prefix_space: bool,
     is_nfc: bool,
-    /// First bytes of each added token. A text that contains one of them is left to `tokenizers`.
+    /// First bytes of each added token. Only `tokenizers` can encode a text that contains one of these byte strings.
     added: Vec<Finder<'static>>,
     bytes: [u32; 256],
     /// For each pair of tokens: rank of the merge, and the merged token.
     merges: HashMap<(u32, u32), (u32, u32)>,
-    /// Token of each byte string, if the tokenizer does not split words that are tokens.
+    /// Token of each byte string, if the tokenizer encodes a word of its vocabulary as one token (`ignore_merges`).
     words: Option<HashMap<Box<[u8]>, u32>>,
 }
 
-/// Tokens of recently encoded words. A new word replaces the word in its slot.
+/// Tokens of recently encoded words. A new word replaces the word that was in the same slot.
 #[derive(Debug, Default)]
 pub struct WordCache(Vec<Option<CachedWord>>);
 
@@ -50,17 +51,17 @@ struct CachedWord {
     tokens: Box<[u32]>,
 }
 
-/// Number of slots in a cache; about 10 MB when full.
+/// Number of slots in a [`WordCache`]. A full cache takes about 10 MB.
 const SLOTS: usize = 1 << 16;
 
-/// Longer words are not cached.
+/// Maximum length of a cached word, in bytes.
 const MAX_CACHED: usize = 48;
 
-/// Number of bytes of an added token that are searched for in a text.
+/// Number of bytes at the start of an added token that are searched for in a text.
 const ADDED_PREFIX: usize = 4;
 
 impl BytePairs {
-    /// Reads a tokenizer from its JSON. Returns `None` if a part of it is not supported.
+    /// Reads a tokenizer from its JSON. Returns `None` if the tokenizer has an unsupported setting.
     pub fn of_json(json: &str) -> Option<Self> {
         let root: Value = serde_json::from_str(json).ok()?;
         let model = &root["model"];
@@ -95,7 +96,7 @@ impl BytePairs {
                 pair => (pair[0].as_str()?, pair[1].as_str()?),
             };
             let merged = id_of(&[left, right].concat())?;
-            // As in `tokenizers`, the last merge of a pair counts.
+            // If a pair is listed twice, its last rank counts, as in `tokenizers`.
             merges.insert((id_of(left)?, id_of(right)?), (u32::try_from(rank).ok()?, merged));
         }
         let ignores_merges = model["ignore_merges"].as_bool().unwrap_or_default();
@@ -112,8 +113,8 @@ impl BytePairs {
         Some(Self { split, prefix_space, is_nfc, added: added.collect(), bytes, merges, words })
     }
 
-    /// Appends the tokens of a text to `out`. Returns false, and appends nothing, if the text must be left to
-    /// `tokenizers`.
+    /// Appends the tokens of a text to `out`. Returns false and appends nothing if only `tokenizers` can encode the
+    /// text.
     pub fn encode(&self, text: &[u8], cache: &mut WordCache, out: &mut Vec<u32>) -> bool {
         let Ok(text) = std::str::from_utf8(text) else { return false };
         let is_known = text.is_ascii() || text.chars().all(|c| class(c).is_some() && !(self.is_nfc && may_change(c)));
@@ -150,7 +151,7 @@ impl BytePairs {
         *slot = Some(CachedWord { word: word.into(), tokens: out[start..].into() });
     }
 
-    /// Merges pairs of tokens, the lowest rank first and, among equal ranks, the first pair first.
+    /// Merges pairs of tokens in ascending order of rank; of pairs with equal ranks, the leftmost one first.
     fn merge(&self, word: &[u8], out: &mut Vec<u32>) {
         if let Some(&token) = self.words.as_ref().and_then(|words| words.get(word)) {
             return out.push(token);
@@ -171,7 +172,8 @@ impl BytePairs {
             .filter_map(|at| pair(&parts, at).map(|(rank, merged)| Reverse((rank, at, merged))))
             .collect();
         while let Some(Reverse((_, at, merged))) = queue.pop() {
-            // Earlier merges may have changed the pair. As in `tokenizers`, only the merged token must be the same.
+            // Earlier merges may have changed the pair. As in `tokenizers`, it is skipped only if its merged token
+            // changed too.
             if pair(&parts, at).is_none_or(|(_, now)| now != merged) {
                 continue;
             }
@@ -212,8 +214,8 @@ fn split_of(given: &Value) -> Option<(Split, bool)> {
     is_known.then_some((Split::Llama3 { digits }, false))
 }
 
-/// Returns the byte that each letter of a byte-level vocabulary represents. Printable bytes represent themselves, and
-/// the others are numbered from U+0100 on.
+/// Maps each letter of a byte-level vocabulary to its byte. A printable byte is its own letter; the other bytes have
+/// the letters from U+0100 on, in ascending order.
 fn byte_letters() -> Vec<Option<u8>> {
     let mut letters = vec![None; 0x180];
     let mut next = 0x100;
@@ -238,7 +240,8 @@ enum Class {
     Other,
 }
 
-/// Class of a character: `\p{L}`, `\p{N}`, `\s` or none of these. `None` where it may depend on the version of Unicode.
+/// Class of a character: `\p{L}`, `\p{N}`, `\s` or none of these. `None` if the class may depend on the Unicode
+/// version.
 fn class(c: char) -> Option<Class> {
     match c {
         'a'..='z' | 'A'..='Z' => Some(Class::Letter),
@@ -247,8 +250,8 @@ fn class(c: char) -> Option<Class> {
         '\0'..='\x7f' => Some(Class::Other),
         // U+017F equals `s` if case is ignored.
         '\u{17f}' => None,
-        // Blocks to which Unicode adds no characters, and in which all alphabetic characters are in \p{L}. Elsewhere,
-        // some are not, such as combining ones.
+        // Blocks to which Unicode adds no characters, and in which all alphabetic characters are in \p{L}. In other
+        // blocks, some alphabetic characters, such as combining marks, are not in \p{L}.
         '\u{80}'..='\u{2ff}'
         | '\u{370}'..='\u{482}'
         | '\u{48a}'..='\u{52f}'
@@ -274,7 +277,7 @@ fn class(c: char) -> Option<Class> {
     }
 }
 
-/// True if the normal form NFC may replace a character for which [`class`] is known.
+/// True if normalization to NFC may replace this character, whose [`class`] is known.
 fn may_change(c: char) -> bool {
     matches!(c, '\u{370}'..='\u{3ff}' | '\u{2000}'..='\u{200f}' | '\u{2300}'..='\u{23ff}')
 }
@@ -284,7 +287,7 @@ fn char_at(text: &str, at: usize) -> Option<(char, Class)> {
     Some((c, class(c).unwrap_or(Class::Other)))
 }
 
-/// Returns the end of the run of characters of a class from `at` on, of at most `most` characters.
+/// Returns the end of the run of characters of class `of` that starts at `at`. The run has at most `most` characters.
 fn run(text: &str, at: usize, of: Class, most: usize) -> usize {
     let rest = &text[at..];
     let mut others = rest.char_indices().take(most).skip_while(|&(_, c)| class(c).unwrap_or(Class::Other) == of);
@@ -294,7 +297,8 @@ fn run(text: &str, at: usize, of: Class, most: usize) -> usize {
     }
 }
 
-/// Returns the end of white space: all of it at the end of the text, and all but the last character before a word.
+/// Returns the end of the white space at `at`. If a word follows, leaves out the last of several white-space
+/// characters.
 fn space(text: &str, at: usize) -> usize {
     let end = run(text, at, Class::Space, usize::MAX);
     let last = text[at..end].chars().next_back().map_or(0, char::len_utf8);

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Delimited text (CSV, TSV) as RFC 4180 describes it: quoted cells may contain delimiters, quotes and line ends. Lines
-//! without any character are not rows.
+//! Delimited text (CSV, TSV) as RFC 4180 describes it: quoted cells may contain delimiters, quotes and line ends. Empty
+//! lines are not rows.
 
 use std::ops::Range;
 
 use csv_core::{ReadRecordResult, Reader, ReaderBuilder};
 use penstock_types::{Error, Result, with_separators};
 
-/// Maximum number of cells of a row.
+/// Maximum number of cells in a row.
 const MAX_CELLS: usize = 1 << 20;
 
 /// Cells of a row.
@@ -39,17 +39,17 @@ fn reader(delimiter: u8) -> Reader {
     ReaderBuilder::new().delimiter(delimiter).build()
 }
 
-/// Returns the byte range of each row, with the line ends before and after it. `content` must begin at the start of a
-/// row.
+/// Returns the byte range of each row. A range includes the line ends before and after its row. `content` must begin at
+/// the start of a row.
 pub fn rows(content: &[u8], delimiter: u8) -> impl Iterator<Item = Range<usize>> + use<'_> {
     let mut reader = reader(delimiter);
-    // The reader removes a byte-order mark.
+    // The reader (`csv-core`) removes a byte-order mark.
     let mut at = 0;
     let (mut text, mut ends) = (vec![0; 4096], vec![0; 256]);
     std::iter::from_fn(move || {
         let start = at;
         loop {
-            // The cells are not used here, so each call overwrites the same memory.
+            // The cells are not used here, so each call overwrites those of the previous call.
             let (result, read, _, _) = reader.read_record(&content[at..], &mut text, &mut ends);
             at += read;
             match result {
@@ -71,7 +71,7 @@ pub fn cells(row: &[u8], delimiter: u8, place: &str) -> Result<Cells> {
     let (mut at, mut written, mut ended) = (0, 0, 0);
     loop {
         let is_end = at == row.len();
-        // An empty input would complete even a row with an open quote. A line end completes only the other rows.
+        // At the end of the row, pass a line end: an empty input would complete even a row with an open quote.
         let input = if is_end { &b"\n"[..] } else { &row[at..] };
         let (result, read, wrote, ends) =
             reader.read_record(input, &mut cells.text[written..], &mut cells.ends[ended..]);

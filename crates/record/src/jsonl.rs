@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! JSON lines: one JSON object per line. Blank lines are not records.
 //!
-//! A line is checked as a whole when it is read, but values are only located. A value is parsed when it is used.
+//! Reading a line checks the syntax of the whole line, but only locates the values. A value is parsed when it is used.
 
 use std::borrow::Cow;
 use std::cell::OnceCell;
@@ -16,7 +16,7 @@ use serde_json::value::RawValue;
 /// Byte-order mark, which some editors write at the start of a file.
 const BOM: &[u8] = b"\xef\xbb\xbf";
 
-/// Maximum nesting depth of the objects on the path of a name.
+/// Maximum nesting depth of the objects through which a dotted name leads.
 const MAX_DEPTH: usize = 32;
 
 /// Checks the start of a file, and returns the length of its byte-order mark.
@@ -33,7 +33,7 @@ pub fn check_start(content: &[u8], place: &str) -> Result<usize> {
     Ok(start)
 }
 
-/// Returns the byte range of each record from byte `start` on, where a line begins. The last line may lack a line end.
+/// Returns the byte range of each record. `start` is the offset of the first line. The last line may lack a line end.
 pub fn lines(content: &[u8], start: usize) -> impl Iterator<Item = Range<usize>> {
     let ends = memchr::memchr_iter(b'\n', content).chain(std::iter::once(content.len()));
     let mut from = start;
@@ -79,7 +79,7 @@ impl<'de> Deserialize<'de> for Entries<'de> {
     }
 }
 
-/// Decoded texts to which values refer. A text that is stored with escapes cannot be borrowed from the line.
+/// Owns the decoded strings of [`Json::Texts`]. A string that is stored with escapes cannot be borrowed from the line.
 #[derive(Debug, Default)]
 struct Kept<'a>(OnceCell<(Vec<Text<'a>>, Box<Self>)>);
 
@@ -115,9 +115,9 @@ pub enum Json<'a> {
     Number(&'a str),
     /// A string.
     Text(Cow<'a, str>),
-    /// A list of strings, which is not empty.
+    /// A non-empty list of strings.
     Texts(Vec<&'a str>),
-    /// Another list, or an object, as stored.
+    /// Any other list, or an object, as stored.
     Raw(&'a str),
 }
 
@@ -125,7 +125,7 @@ impl<'a> Line<'a> {
     /// Parses a line. `place` names the record in error messages.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if it is not a JSON object in UTF-8.
+    /// [`Error::Corrupt`] if the line is not a JSON object in UTF-8.
     pub fn parse(line: &'a [u8], place: &str) -> Result<Self> {
         let text = std::str::from_utf8(line).map_err(|error| {
             let (at, all) = (with_separators(error.valid_up_to() as u64), with_separators(line.len() as u64));
@@ -157,8 +157,8 @@ impl<'a> Line<'a> {
         names
     }
 
-    /// Returns the value with this name. A name with dots also finds an entry of a nested object (`meta.url`), unless
-    /// the record has an entry of exactly this name. If a name occurs twice, the last value counts, as in Python.
+    /// Returns the value with this name. If the record has no such entry, a name with dots finds an entry of a nested
+    /// object (`meta.url`). If a name occurs twice, the last value counts, as in Python.
     ///
     /// # Errors
     /// [`Error::Corrupt`] if a string has an escape that is not a character.
@@ -179,7 +179,7 @@ impl<'a> Line<'a> {
             Some(b'[') if text[1..].trim_ascii_start().starts_with('"') => {
                 match serde_json::from_str::<Vec<Text<'a>>>(text) {
                     Ok(texts) => Json::Texts(self.kept.keep(texts).iter().map(|text| &*text.0).collect()),
-                    // A list of strings and other values.
+                    // The list contains strings and other values.
                     Err(error) if error.is_data() => Json::Raw(text),
                     Err(error) => return Err(damaged(error)),
                 }

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Record formats: parses containers of records ([`tfrecord`], [`tar`], [`mds`], [`parquet`](mod@parquet), [`jsonl`],
-//! [`csv`], [`arrow`]), payloads ([`tf_example`], [`tf_sequence_example`], [`npy`], [`npz`], [`image`], [`audio`]), array
-//! chunks ([`chunk`]) and indexes of other programs ([`sidecar_index`], [`megatron`]); encodes texts ([`byte_pairs`]); and
-//! detects formats by their first bytes ([`magic`]).
+//! Record formats.
+//!
+//! Parses containers of records ([`tfrecord`], [`tar`], [`mds`], [`parquet`](mod@parquet), [`jsonl`], [`csv`],
+//! [`arrow`]), payloads ([`tf_example`], [`tf_sequence_example`], [`npy`], [`npz`], [`image`], [`audio`]) and array
+//! chunks ([`chunk`]). Also parses index files of other programs ([`sidecar_index`], [`megatron`]), encodes texts
+//! ([`byte_pairs`]), and detects formats by their first bytes ([`magic`]).
 //!
 //! All functions work on bytes in memory, without copying payloads; they use neither stores nor threads. For damaged or
-//! hostile bytes, they return [`penstock_types::Error::Corrupt`] with the numbers.
+//! hostile bytes, they return [`penstock_types::Error::Corrupt`] with the relevant numbers.
 
 pub mod arrow;
 pub mod audio;

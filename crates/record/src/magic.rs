@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Content sniffing: detects an object's format by magic numbers in its first bytes.
 //!
-//! The result is a guess: it is used in messages, and to choose a format that the object's name does not show. No
-//! decoding relies on it.
+//! The result is a guess. It is used in messages, and to choose the format of an object whose name does not show one.
+//! No decoder relies on it.
 
 use crate::{tar_header, tfrecord_header};
 
@@ -112,7 +112,7 @@ pub fn describe(head: &[u8]) -> Option<&'static str> {
         [0xff, 0xff, 0xff, 0xff, _, _, _, 0, ..] => Some(ARROW_STREAM),
         [0x78, flags, ..] if (0x7800 + u16::from(*flags)).is_multiple_of(31) => Some(ZLIB),
         [0x80, 2..=5, ..] => Some("a pickle"),
-        // The reserved fields of the header are zero.
+        // In the header of a BMP file, the reserved fields are zero.
         [b'B', b'M', _, _, _, _, 0, 0, 0, 0, ..] => Some("a BMP image"),
         _ => text(head),
     }

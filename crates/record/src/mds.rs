@@ -25,14 +25,14 @@ pub enum Encoding {
     Digits(DType),
     /// One number: `int` and the NumPy scalars.
     Scalar(DType),
-    /// `ndarray`; element type and shape are part of the encoding, or precede each value.
+    /// `ndarray`. If the encoding does not state the element type or the shape, each value does.
     Array {
         /// Element type, if all values share it.
         dtype: Option<DType>,
         /// Shape, if all values share it.
         shape: Option<Vec<usize>>,
     },
-    /// `pil`: width, height, mode and pixels. A tensor if each channel has one byte.
+    /// `pil`: width, height, mode and pixels. The value is a tensor if each channel has one byte.
     Pixels,
 }
 
@@ -167,7 +167,7 @@ pub struct Column {
 /// Description of a shard in the index.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShardInfo {
-    /// Name of the object, relative to the index: the compressed object, if one is listed.
+    /// Name of the stored object, relative to the index. If the index lists a compressed object, this is its name.
     pub name: String,
     /// Stored size in bytes.
     pub stored: u64,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Megatron-LM's `.idx` files: element type, sequence lengths and document boundaries of the `.bin` file of tokens
-//! beside them.
+//! Megatron-LM's `.idx` files. Each one lists the element type, the sequence lengths and the document boundaries of the
+//! `.bin` file of tokens beside it.
 //!
 //! Layout, little-endian: `MMIDIDX\0\0`, version (u64: 1), type code (u8), number of sequences n (u64), number of
 //! document boundaries m (u64), n lengths in tokens (i32), n offsets in bytes (i64), m boundaries (i64: the index of the
@@ -29,7 +29,7 @@ pub struct Header {
 /// Parses the first [`HEADER_LEN`] bytes of an index. `place` names it in error messages.
 ///
 /// # Errors
-/// [`Error::Corrupt`] if they are not those of an index, [`Error::Unsupported`] for another version.
+/// [`Error::Corrupt`] if the bytes are not an index header, [`Error::Unsupported`] for another version.
 pub fn header(head: &[u8], place: &str) -> Result<Header> {
     if !head.starts_with(MAGIC) {
         let (old, hint) = (head.starts_with(b"TNTIDX"), "write it again with Megatron-LM's tools/preprocess_data.py");
@@ -69,7 +69,7 @@ pub fn header(head: &[u8], place: &str) -> Result<Header> {
 /// Parses an index and returns the byte range of each document of the `.bin` file, which has `size` bytes.
 ///
 /// # Errors
-/// [`Error::Corrupt`] if the index is truncated, or its sequences are not those of a file of that size.
+/// [`Error::Corrupt`] if the index is truncated, or if a sequence or document does not fit a file of `size` bytes.
 pub fn documents(index: &[u8], size: u64, place: &str) -> Result<Vec<Range<u64>>> {
     let Header { dtype, sequences, boundaries } = header(index, place)?;
     let body = index.get(HEADER_LEN..).unwrap_or_default();

@@ -20,8 +20,7 @@ const MAX_DIMENSIONS: usize = 64;
 /// Parsed header of an array.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Header {
-    /// Element type and shape. For an array in Fortran order, this is the shape of its transpose, which is stored in C
-    /// order.
+    /// Element type and shape. For an array in Fortran order, these describe its transpose, which is stored in C order.
     pub spec: TensorSpec,
     /// True if the elements are big-endian.
     pub big_endian: bool,
@@ -158,7 +157,7 @@ impl<'a> Dict<'a> {
     }
 }
 
-/// Rest of a Python literal that is being parsed.
+/// Unparsed rest of a Python literal.
 struct Literal<'a>(&'a str);
 
 impl<'a> Literal<'a> {

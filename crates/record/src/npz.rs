@@ -2,8 +2,8 @@
 //! Reads zip archives such as NumPy's `.npz`: finds the members through the central directory, and returns their
 //! content.
 //!
-//! It supports stored and deflated members, zip64, and archives with other bytes in front. The CRC-32 of every member
-//! that is read is verified. Encryption, other compression methods and multi-file archives are rejected.
+//! It supports stored and deflated members, zip64, and archives that follow other bytes. It verifies the CRC-32 of
+//! every member that it reads. Encryption, other compression methods and multi-file archives are rejected.
 
 use std::borrow::Cow;
 
@@ -18,7 +18,7 @@ const LOCAL: u32 = 0x0403_4b50;
 const END_LEN: usize = 22;
 const ENTRY_LEN: usize = 46;
 const LOCAL_LEN: usize = 30;
-/// Maximum expansion by DEFLATE: 1,032 output bytes per input byte. A directory that claims more is wrong.
+/// Maximum expansion by DEFLATE: 1,032 output bytes per input byte. A directory entry with a larger size is wrong.
 const MAX_OF_ONE: u64 = 1032;
 
 /// A member of an archive.
@@ -28,9 +28,9 @@ pub struct Entry<'a> {
     pub name: &'a [u8],
     /// Offset of the content.
     pub offset: u64,
-    /// Bytes stored.
+    /// Stored size in bytes.
     pub stored: u64,
-    /// Size after decompression, in bytes.
+    /// Decompressed size in bytes.
     pub size: u64,
     /// True if the member is deflated.
     pub deflated: bool,
@@ -77,7 +77,7 @@ impl<'a> Directory<'a> {
         let mut directory_end = end;
         let wide = count == 0xffff || len == 0xffff_ffff || start == 0xffff_ffff;
         if let Some(at) = end.checked_sub(20).filter(|&at| wide && u32_at(bytes, at) == LOCATOR_64) {
-            // Bytes in front of the archive make the stated offset of this record wrong. The record is therefore
+            // Bytes in front of the archive make the stated offset of the zip64 record wrong. The record is therefore
             // expected directly before its locator (no known writer adds extensible data in between).
             let record = at.checked_sub(56).filter(|&record| u32_at(bytes, record) == END_64);
             let record = record.ok_or_else(|| corrupt("lacks its zip64 record".to_owned()))?;
@@ -191,7 +191,7 @@ fn entry<'a>(bytes: &[u8], fields: &[u8], name: &'a [u8], extra: &[u8], shift: u
     let mut size = u64::from(u32_at(fields, 24));
     let mut local = u64::from(u32_at(fields, 42));
     let mut wide = zip64(extra);
-    // The zip64 record contains only the values that do not fit into these fields, in this order.
+    // The zip64 record contains only those of these values that do not fit into 32 bits, in this order.
     for value in [&mut size, &mut stored, &mut local] {
         if *value == 0xffff_ffff
             && let Some((first, rest)) = wide.split_first_chunk::<8>()

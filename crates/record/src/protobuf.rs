@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Parser for the protobuf wire format: reads tags, varints and length-delimited fields in place, and skips unknown
-//! ones. Copies no bytes and does not recurse; a message is a slice.
+//! fields. Copies no bytes and does not recurse; a message is a slice.
 
 /// Description of a problem in a message, without its location.
 pub(crate) type Problem = &'static str;

@@ -11,9 +11,9 @@ use serde::Deserialize;
 use crate::tar::{Sample, SampleMember};
 use crate::tfrecord::{FOOTER_LEN, HEADER_LEN, RecordSpan};
 
-/// Parses an index written by DALI's `tfrecord2idx` (or by the tool of this name in the `tfrecord` package). It has one
-/// line `OFFSET LENGTH` per record, where LENGTH is that of the frame. `object_len` is the size of the TFRecord object;
-/// `place` names the index in messages.
+/// Parses an index written by DALI's `tfrecord2idx` (or by the tool of this name in the `tfrecord` package). The index
+/// has one line `OFFSET LENGTH` per record, where LENGTH is the size of the frame. `object_len` is the size of the
+/// TFRecord object; `place` names the index in messages.
 pub fn parse_tfrecord_index(text: &[u8], object_len: u64, place: &str) -> Result<Vec<RecordSpan>> {
     let mut spans = Vec::new();
     let mut end = 0u64;
@@ -43,8 +43,8 @@ pub fn parse_tfrecord_index(text: &[u8], object_len: u64, place: &str) -> Result
 }
 
 /// Parses an index written by DALI's `wds2idx`. The first line has the version (`v1.0` to `v1.2`) and the number of
-/// samples. Each sample has one line, which contains `EXT OFFSET SIZE NAME` (version 1.2) or `EXT OFFSET SIZE`
-/// (earlier) for every part.
+/// samples. Each sample has one line, which describes every part: as `EXT OFFSET SIZE NAME` in version 1.2, as `EXT
+/// OFFSET SIZE` in earlier versions.
 ///
 /// The index has the offsets of contents, but not those of headers. A sample's span is therefore assumed to begin one
 /// block before its first part. This is correct except for members with long names.

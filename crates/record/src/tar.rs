@@ -23,16 +23,16 @@ use crate::tar_header::{self as header, BLOCK, Kind, Pax};
 pub struct Member<'a> {
     /// Path, as stored in the archive.
     pub name: Cow<'a, [u8]>,
-    /// Offset of its first header, which may be an extension header.
+    /// Offset of the file's first header, which may be an extension header.
     pub header_offset: u64,
-    /// Offset of its content.
+    /// Offset of the file's content.
     pub offset: u64,
-    /// Size of its content in bytes.
+    /// Size of the file's content in bytes.
     pub size: u64,
 }
 
 impl Member<'_> {
-    /// End offset of its last block.
+    /// End offset of the file's last block.
     pub fn end(&self) -> u64 {
         self.offset + self.size.div_ceil(BLOCK as u64) * BLOCK as u64
     }
@@ -78,8 +78,8 @@ impl<'a> Members<'a> {
         Error::corrupt(self.place, problem)
     }
 
-    /// Returns an error text with the format detected from the first bytes; returns `otherwise` if the format is
-    /// unknown.
+    /// Returns the text of an error for bytes that are not a tar archive. The text names the format that the first
+    /// bytes show, or ends with `otherwise` if the format is unknown.
     fn not_a_tar(&self, otherwise: &str) -> String {
         match magic::describe(self.bytes) {
             Some(kind) if kind != magic::TAR => format!("is not a tar archive: it looks like {kind}"),
@@ -87,7 +87,7 @@ impl<'a> Members<'a> {
         }
     }
 
-    /// Returns the `size` bytes of content at `from`, and the end offset of their blocks.
+    /// Returns the `size` bytes of content at `from`, and the end offset of the blocks that hold the content.
     fn content(&self, from: usize, size: u64) -> Result<(&'a [u8], usize)> {
         let rest = &self.bytes[from..];
         let whole = size.checked_next_multiple_of(BLOCK as u64).and_then(|whole| usize::try_from(whole).ok());
@@ -226,9 +226,9 @@ impl std::iter::FusedIterator for Members<'_> {}
 pub struct SampleMember {
     /// Extension, in lower case: the text after the first dot of the base name, such as `jpg` or `seg.png`.
     pub ext: String,
-    /// Offset of its content.
+    /// Offset of the member's content.
     pub offset: u64,
-    /// Size of its content in bytes.
+    /// Size of the member's content in bytes.
     pub size: u64,
 }
 
@@ -237,16 +237,16 @@ pub struct SampleMember {
 pub struct Sample<'a> {
     /// Key: the path up to the first dot of the base name.
     pub key: Cow<'a, [u8]>,
-    /// Offset of its first header.
+    /// Offset of the sample's first header.
     pub offset: u64,
     /// Number of bytes from `offset` to the end of the last member's blocks.
     pub len: u64,
-    /// Its members, in order.
+    /// Members of the sample, in order.
     pub parts: Vec<SampleMember>,
 }
 
 impl Sample<'_> {
-    /// Returns the part with this extension.
+    /// Returns the member with this extension.
     pub fn part(&self, ext: &str) -> Option<&SampleMember> {
         self.parts.iter().find(|part| part.ext == ext)
     }

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! tar header block: parses it, with the pax and GNU extensions.
+//! Parses a tar header block, with the pax and GNU extensions.
 
 /// Description of a problem in a header, without its location.
 pub(crate) type Problem = &'static str;
 
 /// Block size of tar.
 pub(crate) const BLOCK: usize = 512;
-/// Maximum size of a pax header or a long name. Names have at most 4,096 bytes (PATH_MAX).
+/// Maximum size of a pax header or a GNU long name. Valid ones are far smaller: a path has at most 4,096 bytes
+/// (PATH_MAX).
 pub(crate) const MAX_EXTENSION: u64 = 1 << 20;
 
 /// Kind of the member that a header describes.
@@ -38,7 +39,7 @@ pub(crate) struct Fields<'a> {
 impl<'a> Fields<'a> {
     pub(crate) fn parse(block: &'a [u8; BLOCK]) -> Result<Self, Problem> {
         let want = number(&block[148..156]).ok_or("has no checksum")?;
-        // In the sum, the checksum field counts as spaces. Some old writers summed signed bytes.
+        // The checksum is computed with spaces in its own field. Some old writers summed signed bytes.
         let (mut unsigned, mut negative) = (0u64, 0u64);
         for (at, &byte) in block.iter().enumerate() {
             let byte = if (148..156).contains(&at) { b' ' } else { byte };
@@ -64,7 +65,7 @@ impl<'a> Fields<'a> {
             Kind::NoContent => 0,
             _ => number(&block[124..136]).ok_or("has a size that is not a number")?,
         };
-        // Where POSIX stores the prefix, GNU's own format (`ustar  `) stores times.
+        // In the bytes where POSIX stores the prefix, GNU's own format (`ustar  `) stores times.
         let posix = &block[257..263] == b"ustar\0";
         let prefix = if posix { until_nul(&block[345..500]) } else { &[] };
         Ok(Self { name: until_nul(&block[..100]), prefix, size, kind })

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Writes tar members. The output is deterministic: no time, owner or group is stored.
 //!
-//! A name of at most 100 ASCII bytes gives a plain ustar header, with the same bytes as Python's `tarfile` writes. Any
-//! other name is stored in a pax header before it, as POSIX.1-2001 defines.
+//! For a name of at most 100 ASCII bytes, the header is a plain ustar header, with the same bytes as Python's `tarfile`
+//! writes. Any other name is stored in an additional pax header, as POSIX.1-2001 defines.
 
 use penstock_types::{Error, Result, with_separators};
 
@@ -11,13 +11,13 @@ use crate::tar_header::BLOCK;
 /// The two empty blocks at the end of an archive.
 pub const END: [u8; 2 * BLOCK] = [0; 2 * BLOCK];
 
-/// Maximum size of a member: the header has 11 octal digits for it.
+/// Maximum size of a member: the header has 11 octal digits for the size.
 const MAX_SIZE: u64 = (1 << 33) - 1;
 
 /// Maximum length of a name in a ustar header.
 const MAX_NAME: usize = 100;
 
-/// Appends a file with the content of `parts`, one after another.
+/// Appends a file whose content is the concatenation of `parts`.
 pub fn write_member(name: &str, parts: &[&[u8]], out: &mut Vec<u8>) -> Result<()> {
     let size = parts.iter().map(|part| part.len()).sum::<usize>();
     if size as u64 > MAX_SIZE {
@@ -36,7 +36,7 @@ pub fn write_member(name: &str, parts: &[&[u8]], out: &mut Vec<u8>) -> Result<()
     Ok(())
 }
 
-/// A pax record: its own length in decimal, a blank, KEY=VALUE and a newline.
+/// A pax record: its own length in decimal, a space, KEY=VALUE and a newline.
 fn pax_record(key: &str, value: &str) -> String {
     let rest = key.len() + value.len() + 3;
     let mut len = rest;

@@ -118,9 +118,9 @@ pub fn find_feature<'a>(payload: &'a [u8], name: &str) -> Result<Option<Feature<
     find(payload, name).map_err(|problem| not_an_example("a record", problem))
 }
 
-/// Writes the feature `name` of a record to `out`, its batch slot, as `spec` requires. A bytes_list with one value is
-/// copied as elements in memory order (little-endian, C order). A float_list becomes float32 or float64. An int64_list
-/// becomes any integer type that can hold its values. `place` names the record in messages.
+/// Writes the feature `name` of a record to `out`, the record's batch slot, as `spec` requires. A bytes_list with one
+/// value is copied as elements in memory order (little-endian, C order). A float_list becomes float32 or float64. An
+/// int64_list becomes any integer type that can hold its values. `place` names the record in messages.
 ///
 /// # Errors
 /// [`Error::Corrupt`] if the record lacks the feature, or the feature has another kind or length.
@@ -174,7 +174,7 @@ pub enum FeatureValue<'a> {
 }
 
 impl FeatureValue<'_> {
-    /// Field number of the list in `Feature`, and the length of its list message.
+    /// Field number of the list in `Feature`, and the length of the list's message.
     fn list(&self) -> (u32, usize) {
         let packed = |len: usize| if len == 0 { 0 } else { field_len(len) };
         match self {

@@ -144,7 +144,7 @@ fn merge_bytes<'a>(mut values: Vec<&'a [u8]>, list: &'a [u8]) -> Result<Vec<&'a 
 /// Floats of a `float_list`, packed or not.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Floats<'a> {
-    /// Little-endian bytes; each run contains complete floats.
+    /// Little-endian bytes of the floats, in runs of whole floats.
     runs: Vec<&'a [u8]>,
     len: usize,
 }
@@ -201,7 +201,7 @@ pub struct Ints<'a> {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Run<'a> {
-    /// A packed field with complete varints, which were already checked.
+    /// A packed field whose varints were already checked.
     Packed(&'a [u8]),
     /// Consecutive unpacked fields, each with one value.
     Single(Vec<i64>),

@@ -10,7 +10,7 @@ use crate::protobuf::{Message, Problem, Value};
 use crate::tf_example::{entry_name, not_of_kind};
 use crate::tf_feature::Feature;
 
-/// A feature list: one feature per step; `None` if the step's feature has no kind.
+/// A feature list: one entry per step, which is `None` if the step's feature has no kind.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct FeatureList<'a> {
     steps: Vec<Option<Feature<'a>>>,

@@ -43,7 +43,7 @@ pub fn frame_in_place(out: &mut Vec<u8>, append: impl FnOnce(&mut Vec<u8>)) {
 pub struct Frame<'a> {
     /// Offset of the record's frame.
     pub offset: u64,
-    /// Its payload.
+    /// Payload of the record.
     pub payload: &'a [u8],
 }
 
@@ -264,8 +264,8 @@ mod tests {
 
     #[test]
     fn frame_of_nothing_has_the_bytes_of_tensorflow() {
-        // Length 0, masked CRC-32C of eight zero bytes, masked CRC-32C of no bytes (which equals the constant of the
-        // mask).
+        // Length 0, masked CRC-32C of eight zero bytes, masked CRC-32C of no bytes (which equals the constant that
+        // masking adds).
         assert_eq!(framed(&[vec![]]), [0, 0, 0, 0, 0, 0, 0, 0, 0x29, 3, 0x98, 7, 0xd8, 0xea, 0x82, 0xa2]);
     }
 

@@ -3,16 +3,16 @@
 
 use penstock_types::DType;
 
-/// Statistics of numbers. NaNs are counted, and do not affect the other statistics.
+/// Statistics of numbers. NaNs are only counted; they do not affect the other statistics.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ValueStats {
     /// Number of values that are not NaN.
     pub count: u64,
     /// Number of NaNs.
     pub nan: u64,
-    /// Smallest value; infinity without values.
+    /// Smallest value; infinity if `count` is 0.
     pub min: f64,
-    /// Largest value; minus infinity without values.
+    /// Largest value; minus infinity if `count` is 0.
     pub max: f64,
     /// Sum of the values. Integers are summed exactly within each call.
     pub sum: f64,
@@ -24,7 +24,7 @@ impl Default for ValueStats {
     }
 }
 
-/// Number of integers that are summed in 64 bits at a time. The sum cannot overflow with up to 2^31 values of 32 bits.
+/// Number of small integers whose sum is computed in 64 bits. Up to 2^31 values of 32 bits cannot overflow this sum.
 const RUN: usize = 1 << 20;
 
 impl ValueStats {

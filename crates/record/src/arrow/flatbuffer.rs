@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Flatbuffers: reads tables of untrusted bytes. Every access is checked, and a value outside of the bytes is `None`.
+//! Flatbuffers: reads tables from untrusted bytes. Every access is checked; a value outside the bytes is returned as
+//! `None`.
 
 /// A table in a flatbuffer.
 #[derive(Debug, Clone, Copy)]
@@ -8,7 +9,7 @@ pub(super) struct Table<'a> {
     at: usize,
     /// Position of the table's list of fields.
     fields: usize,
-    /// Size of that list in bytes.
+    /// Size of the list of fields in bytes.
     len: usize,
 }
 

@@ -50,7 +50,7 @@ enum Next<'a> {
     Wants(u64),
 }
 
-/// Reads the message at byte `at` of an object of `size` bytes. `bytes` are the object's bytes from there on.
+/// Reads the message at byte `at` of an object of `size` bytes. `bytes` holds the object from byte `at` on.
 fn message<'a>(bytes: &'a [u8], at: u64, size: u64, place: &str) -> Result<Next<'a>> {
     let damaged =
         |what: &str| Error::corrupt(place, format!("is damaged Arrow IPC: {what} at byte {}", with_separators(at)));
@@ -90,7 +90,7 @@ pub fn first_message(head: &[u8]) -> u64 {
     if head.starts_with(MAGIC) { MAGIC.len() as u64 } else { 0 }
 }
 
-/// The schema of a file's footer.
+/// The schema in the footer of a file.
 fn footer_schema(content: &[u8]) -> Option<Schema> {
     let (rest, len) = content.strip_suffix(b"ARROW1")?.split_last_chunk::<4>()?;
     let len = usize::try_from(i32::from_le_bytes(*len)).ok()?;
@@ -104,12 +104,12 @@ pub enum NextBatch {
     Rows(u64, u64),
     /// No more messages.
     End,
-    /// More bytes from this position on are needed.
+    /// This many bytes from the start of the message are needed.
     Wants(u64),
 }
 
-/// Reads the number of rows of the message at byte `at` of an object of `size` bytes. `bytes` are the object's bytes
-/// from there on. A message that is not a record batch has no rows.
+/// Reads the number of rows of the message at byte `at` of an object of `size` bytes. `bytes` holds the object from
+/// byte `at` on. A message that is not a record batch has no rows.
 ///
 /// # Errors
 /// [`Error::Corrupt`] if the message is damaged or truncated.
@@ -189,7 +189,7 @@ impl File {
     /// Finds the messages of an object.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if it is damaged or truncated, [`Error::Unsupported`] for big-endian numbers and for
+    /// [`Error::Corrupt`] if the object is damaged or truncated, [`Error::Unsupported`] for big-endian numbers and for
     /// dictionaries that grow.
     pub fn open(content: Bytes, place: &str) -> Result<Self> {
         let size = content.len() as u64;
@@ -331,7 +331,7 @@ impl<'a> Reader<'a> {
     /// Returns the value of a column in the row `row` of this batch.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if its buffers are truncated, [`Error::Unsupported`] for an unsupported type,
+    /// [`Error::Corrupt`] if the column's buffers are truncated, [`Error::Unsupported`] for an unsupported type,
     /// [`Error::Mismatch`] for a null inside a list.
     pub fn value(&self, column: usize, row: u64) -> Result<Value<'_>> {
         let number = column;

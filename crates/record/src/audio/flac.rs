@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! FLAC: finds the frames, and decodes them with the crate `symphonia`.
 //!
-//! The frames are found here, because the crate's reader skips frames that differ from the header (other channels or
-//! damage), and rejects some files because of their metadata. This module checks the checksum of each frame, and does
-//! not read metadata.
+//! The frames are found here, because the crate's reader skips damaged frames and frames that differ from the header
+//! (such as other channels), and rejects some files because of their metadata. This module checks the checksum of each
+//! frame, and does not read metadata.
 
 use memchr::memchr_iter;
 use penstock_types::{Error, Result, with_separators};
@@ -19,7 +19,7 @@ use symphonia::default::codecs::FlacDecoder;
 use super::{Info, Stream, damaged, scaled, tags, unsupported};
 
 const NAME: &str = "FLAC";
-/// Length of the block STREAMINFO.
+/// Length of the block STREAMINFO, in bytes.
 const STREAM_INFO: usize = 34;
 const RATES: [u32; 12] = [0, 88_200, 176_400, 192_000, 8000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000, 96_000];
 const BITS: [u32; 8] = [0, 8, 12, 0, 16, 20, 24, 32];
@@ -27,7 +27,7 @@ const BITS: [u32; 8] = [0, 8, 12, 0, 16, 20, 24, 32];
 /// Header of a frame.
 #[derive(Debug, Clone, Copy)]
 struct Header {
-    /// Number of the frame, or of its first sample.
+    /// Number of the frame, or of the frame's first sample.
     number: u64,
     is_by_sample: bool,
     samples: u64,
@@ -41,7 +41,7 @@ struct Header {
 }
 
 impl Header {
-    /// Parses the header at the start of `bytes`; `None` for anything else.
+    /// Parses the header at the start of `bytes`; `None` if the bytes are not a frame header.
     fn of(bytes: &[u8]) -> Option<Self> {
         let &[0xff, sync @ 0xf8..=0xf9, sizes, kind, first] = bytes.first_chunk()? else { return None };
         let (block, rate, channels, bits) = (sizes >> 4, sizes & 15, kind >> 4, kind >> 1 & 7);
@@ -94,7 +94,7 @@ impl Header {
     }
 }
 
-/// A frame: its offset in the file, its first sample, and its header.
+/// A frame: its offset in the file, the number of its first sample, and its header.
 #[derive(Debug, Clone, Copy)]
 struct Frame {
     offset: usize,
@@ -107,7 +107,7 @@ impl Frame {
         self.start + self.header.samples
     }
 
-    /// The next frame, if its header is at this offset.
+    /// Returns the next frame if its header is at this offset.
     fn next(&self, offset: usize, bytes: &[u8]) -> Option<Self> {
         let header = Header::of(&bytes[offset..])?;
         Some(Self { offset, start: self.until(), header })
@@ -135,7 +135,7 @@ pub(super) struct Flac<'a> {
     at: u64,
 }
 
-/// Opens a FLAC file. `bytes` begins with its magic number.
+/// Opens a FLAC file. `bytes` begins with the magic number of FLAC.
 pub(super) fn open<'a>(bytes: &'a [u8], place: &'a str) -> Result<(Info, Flac<'a>)> {
     let wrong = |problem: &str| damaged(NAME, place, problem);
     let (mut at, mut stated) = (4, None);
@@ -201,7 +201,7 @@ impl Flac<'_> {
         matches!(self.end_of(&first), Ok((_, Some(_))))
     }
 
-    /// Rate and bits of a frame; if the frame does not state them, those of the file.
+    /// Rate and bits of a frame. If the frame does not state them, those of the file are used.
     fn format_of(&self, header: &Header) -> (u32, u32) {
         let or = |stated: u32, other: u32| if stated == 0 { other } else { stated };
         (or(header.rate, self.rate), or(header.bits, self.bits))
@@ -211,7 +211,7 @@ impl Flac<'_> {
     fn counted(&self) -> Result<u64> {
         let Some(mut frame) = self.frame else { return Ok(0) };
         loop {
-            // The end of the last frame, or of a frame before a format change, can be found only by its checksum.
+            // Only its checksum can locate the end of the last frame, or of a frame before a format change.
             let next = match self.following(&frame) {
                 Some(next) => next,
                 None => match self.end_of(&frame)? {
@@ -224,8 +224,8 @@ impl Flac<'_> {
         }
     }
 
-    /// Finds the next frame by its header only. The header must match that of `frame`, because the bytes inside a frame
-    /// may look like a header.
+    /// Finds the next frame without computing the checksum of `frame`. The two headers must match, because the bytes
+    /// inside a frame may look like a header.
     fn following(&self, frame: &Frame) -> Option<Frame> {
         let (start, format) = (frame.offset + 1, self.format_of(&frame.header));
         memchr_iter(0xff, &self.bytes[start..]).filter_map(|found| frame.next(start + found, self.bytes)).find(
@@ -248,7 +248,7 @@ impl Flac<'_> {
         let start = frame.offset + 2;
         for found in memchr_iter(0xff, self.bytes.get(start..self.end).unwrap_or_default()) {
             let Some(next) = frame.next(start + found, self.bytes).filter(|next| is_end(next.offset)) else { continue };
-            // After the last sample, anything may follow.
+            // After the last sample, any bytes may follow.
             if frame.until() >= self.total && self.total > 0 {
                 return Ok((next.offset, None));
             }
@@ -330,7 +330,7 @@ mod tests {
         framed(&[0xff, sync, 0x64, kind, number, 15], kind, value)
     }
 
-    /// The same, with a code of the rate.
+    /// Like `frame`, with a code for the sample rate.
     fn rated(number: u8, rate: u8) -> Vec<u8> {
         framed(&[0xff, 0xf8, 0x60 | rate, 8, number, 15], 8, 1)
     }
@@ -379,7 +379,7 @@ mod tests {
                     assert_eq!(read(whole, 30).unwrap(), want[30..]);
                 }
             }
-            // A repeated frame after the last sample.
+            // The last frame is repeated after the end.
             let longer = [&frames[..], &frames[2..]].concat();
             assert_eq!(read(&file(48, &longer), 0).unwrap(), want);
             assert!(read(&file(0, &longer), 0).is_err());
@@ -392,7 +392,7 @@ mod tests {
             let error = read(&file(total, &many), from).unwrap_err().to_string();
             assert!(error.contains("damaged"), "{error}");
         }
-        // Rates that are stated by some frames only, and others.
+        // Some frames state a rate and others do not.
         let mixed = |rate: u8| (0..40).map(|at| rated(at, if at % 2 == 0 { 0 } else { rate })).collect::<Vec<_>>();
         for total in [0, 240] {
             assert_eq!(read(&file(total, &mixed(4)), 99).unwrap().len(), if total == 0 { 541 } else { 141 });

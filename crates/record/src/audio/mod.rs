@@ -2,8 +2,8 @@
 //! Audio: decodes WAV, FLAC, MP3 and Ogg Vorbis, mixes the channels, resamples, and cuts clips.
 //!
 //! The output depends only on the bytes, the [`AudioSpec`] and a key. The caller computes the key from seed, epoch and
-//! sample, so the same sample gets the same clip for any world size. To cut a clip, only its part of the file and a few
-//! frames before it are decoded. The clip has the same values as that part of the whole recording.
+//! sample, so the same sample gets the same clip for any world size. For a clip, only the clip's part of the file and a
+//! few frames before that part are decoded. The clip has the same values as that part of the whole recording.
 //!
 //! Samples are processed as float32 in -1..1: 16-bit integers are divided by 32,768, as in libsndfile and torchaudio.
 //! Files that end early, and headers that state impossible sizes, are errors. Damage is found where the format has
@@ -29,21 +29,22 @@ use crate::magic;
 const MAX_RATE: u32 = 768_000;
 /// Maximum samples per byte: a FLAC frame of at least 11 bytes has at most 65,535 samples.
 const MAX_EXPANSION: u64 = 6000;
-/// Maximum samples that are resampled at once, which bounds the memory beside the output.
+/// Maximum number of samples that are resampled at once. It bounds the memory that is used besides the output.
 const MAX_STEP: u64 = 1 << 16;
-/// Changes the key, so that clips do not depend on the random numbers of images.
+/// Changes the key, so that clips and images use different random numbers.
 const STREAM: u64 = 0x6175_6469_6f00_0000;
 
 /// Settings that turn a recording into a sample.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AudioSpec {
-    /// Sample rate of the output, in Hz; `None` for that of the file.
+    /// Sample rate of the output, in Hz; `None` keeps the rate of the file.
     pub sample_rate: Option<u32>,
-    /// Channels of the output. 1 is the mean of all channels; otherwise, a file must have this number of channels or one.
+    /// Channels of the output. 1 is the mean of all channels. For any other number, a file must have this number or
+    /// one.
     pub channels: usize,
     /// Element type: float32, or int16 (multiplied by 32,768, rounded and clamped).
     pub dtype: DType,
-    /// Part of the recording; `None` for all of it.
+    /// Part of the recording; `None` for the whole recording.
     pub clip: Option<ClipSpec>,
     /// Maximum duration, in seconds, of a recording that is decoded whole.
     pub max_seconds: f64,
@@ -107,7 +108,7 @@ pub struct Decoded {
     pub rate: u32,
 }
 
-/// Properties that a file states.
+/// Properties that the headers of a file state.
 struct Info {
     rate: u32,
     channels: usize,
@@ -148,7 +149,7 @@ fn unsupported(what: &str, place: &str) -> Error {
     )
 }
 
-/// Name of an audio format that is not read.
+/// Name of an unsupported audio format.
 fn other_kind(bytes: &[u8]) -> Option<&'static str> {
     Some(match bytes {
         [b'F', b'O', b'R', b'M', _, _, _, _, b'A', b'I', b'F', b'F' | b'C', ..] => "an AIFF file",
@@ -195,11 +196,12 @@ fn open<'a>(bytes: &'a [u8], place: &'a str) -> Result<(Info, Box<dyn Stream + '
     }
 }
 
-/// Decodes a recording. `reserve` is called with the number of bytes of the result before they are allocated.
+/// Decodes a recording. Before it allocates the result, it calls `reserve` with the size of the result in bytes.
 ///
 /// # Errors
-/// `Corrupt` if the bytes are damaged or too long; `Mismatch` if the number of channels or the duration does not fit the
-/// spec, or the format is not supported; `BudgetExceeded` or another error of `reserve`.
+/// `Corrupt` if the bytes are damaged, or state more samples than they can hold. `Mismatch` if the number of channels
+/// or the duration does not fit the spec, or the format is not supported. `BudgetExceeded` or another error of
+/// `reserve`.
 pub fn decode(
     bytes: &[u8],
     spec: &AudioSpec,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! MP3 (MPEG-1, 2 and 2.5 layer III): finds the frames, and decodes them with the crate `symphonia`.
 //!
-//! The frames are found here, because the crate estimates the length of a file without a Xing tag from its bit rate,
-//! and would stop there. The encoder's delay and padding are removed, as in libsndfile, mpg123 and FFmpeg.
+//! The frames are found here. The crate would estimate the length of a file without a Xing tag from its bit rate, and
+//! stop at the estimated end. The encoder's delay and padding are removed, as in libsndfile, mpg123 and FFmpeg.
 
 use penstock_types::{Error, Result, with_separators};
 use symphonia::core::audio::GenericAudioBufferRef;
@@ -20,7 +20,7 @@ const DECODER_DELAY: u64 = 529;
 const MAX_JUNK: usize = 64 << 10;
 /// Maximum number of bytes by which a frame's data may begin before the frame (bit reservoir).
 const RESERVOIR: usize = 512;
-/// Number of frames after which the overlap and the filter bank no longer depend on what was decoded before.
+/// Number of frames after which the overlap and the filter bank no longer depend on earlier frames.
 const WARM_FRAMES: usize = 3;
 
 const RATES: [u32; 3] = [44_100, 48_000, 32_000];
@@ -41,7 +41,7 @@ struct Header {
 }
 
 impl Header {
-    /// Parses a header of layer III; `None` for anything else, and for frames of free bit rate.
+    /// Parses a header of layer III; `None` if the bytes are not such a header, or the bit rate is free.
     fn of(bytes: &[u8]) -> Option<Self> {
         let &[0xff, b, c, d] = bytes.first_chunk()? else { return None };
         // Version: 3 is MPEG-1, 2 is MPEG-2, 0 is MPEG-2.5.
@@ -122,12 +122,12 @@ impl Tag {
     }
 }
 
-/// Offset of the first frame; `None` if there is none.
+/// Offset of the first frame; `None` if no frame is found.
 fn first_frame(bytes: &[u8]) -> Option<usize> {
     let start = tags::id3_len(bytes);
     let is_frame = |at: &usize| {
         let Some(header) = Header::of(&bytes[*at..]) else { return false };
-        // Accept two consecutive frames that are alike, or a frame at the very start or end of the audio.
+        // Accept a frame that a similar frame follows, or a single frame at the very start or end of the audio.
         bytes.get(at + header.len..).is_some_and(|rest| match Header::of(rest) {
             Some(next) => next.is_like(&header),
             None => *at == start || rest.is_empty(),
@@ -222,7 +222,7 @@ pub(super) fn open<'a>(bytes: &'a [u8], place: &'a str) -> Result<(Info, Mp3<'a>
         return Err(wrong(format!("it ends after {} of {} frames", with_separators(count), with_separators(stated))));
     }
     let total = count * first.samples;
-    // If there are more frames than the tag states, the file was joined from several, so its end has no padding.
+    // If a file has more frames than the tag states, it was joined from several files, so its end has no padding.
     let is_joined = tag.frames.is_some_and(|stated| stated < count);
     let (skip, cut) = (tag.skip, if is_joined { 0 } else { tag.cut });
     let len = total.saturating_sub(skip + cut);
@@ -235,8 +235,8 @@ pub(super) fn open<'a>(bytes: &'a [u8], place: &'a str) -> Result<(Info, Mp3<'a>
 }
 
 impl Mp3<'_> {
-    /// Index of the frame at which decoding must start, so that frame `at` gets the same samples as in a pass over all
-    /// frames.
+    /// Index of the frame at which decoding must start, so that the samples of frame `at` are the same as in a pass
+    /// over all frames.
     fn warm_start(&self, at: usize) -> usize {
         let (mut start, mut bytes) = (at.saturating_sub(WARM_FRAMES), 0);
         while start > 0 && bytes < RESERVOIR {
@@ -246,7 +246,7 @@ impl Mp3<'_> {
         start
     }
 
-    /// Decodes a frame. The decoder keeps what the next frames need, also after an error.
+    /// Decodes a frame. Even after an error, the decoder keeps the state that the next frames need.
     fn decoded(&mut self, at: usize) -> Result<GenericAudioBufferRef<'_>> {
         let (frame, place, header) = (self.frames.get(at), self.place, &self.header);
         let decoded = self.decoder.decode_ref(&packet(frame)).map_err(|error| {

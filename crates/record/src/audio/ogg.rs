@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Ogg: decodes Vorbis or FLAC with the crate `symphonia`.
 //!
-//! The crate skips damaged pages; here, they are errors.
+//! The crate skips damaged pages; this module reports them as errors.
 
 use std::io::Cursor;
 
@@ -19,7 +19,7 @@ use symphonia::default::formats::OggReader;
 use super::{Info, Stream, append, damaged, ogg_pages, scaled};
 
 const NAME: &str = "Ogg";
-/// Samples of Vorbis that are decoded before a clip: two blocks, which overlap.
+/// Number of Vorbis samples to decode before a clip: two blocks, because adjacent blocks overlap.
 const VORBIS_WARM: u64 = 2 * 8192;
 
 /// Samples of an Ogg file.
@@ -43,7 +43,7 @@ fn described(problem: &Problem) -> String {
     }
 }
 
-/// Opens an Ogg file. `bytes` begins with its magic number.
+/// Opens an Ogg file. `bytes` begins with the magic number of Ogg.
 pub(super) fn open<'a>(bytes: &'a [u8], place: &'a str) -> Result<(Info, Ogg<'a>)> {
     let wrong = |problem: &str| damaged(NAME, place, problem);
     let reader = || {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Pages of an Ogg file: finds damaged and missing ones. `symphonia` skips them silently.
+//! Finds damaged and missing pages of an Ogg file, which `symphonia` skips silently.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,7 @@ const HEADER: usize = 27;
 const FIRST: u8 = 2;
 const LAST: u8 = 4;
 
-/// A page whose checksum is right.
+/// A page whose checksum is correct.
 struct Page {
     flags: u8,
     serial: u32,

@@ -17,10 +17,10 @@ const ZEROS: f64 = 6.0;
 const ROLLOFF: f64 = 0.99;
 /// Maximum number of coefficients of a filter (16 MiB).
 const MAX_COEFFICIENTS: u64 = 4 << 20;
-/// Maximum number of filters that are kept.
+/// Maximum number of cached filters.
 const MAX_KEPT: usize = 8;
 
-/// Filters that were computed before, with the most recently used one at the end.
+/// Cached filters; the most recently used one is the last.
 static KEPT: Mutex<Vec<Arc<Filter>>> = Mutex::new(Vec::new());
 
 /// Two sample rates, divided by their greatest common divisor.
@@ -95,7 +95,7 @@ impl Filter {
         filter
     }
 
-    /// Returns the filter of `rates`. If it is not kept, it is computed without holding the lock.
+    /// Returns the filter of `rates`. If the filter is not cached, computes it without holding the lock.
     fn of(rates: Rates, kept: &Mutex<Vec<Arc<Self>>>) -> Arc<Self> {
         let found = |kept: &mut Vec<Arc<Self>>| {
             let at = kept.iter().position(|filter| filter.rates == rates)?;
@@ -107,7 +107,7 @@ impl Filter {
         }
         let filter = Arc::new(Self::new(rates));
         let mut kept = lock(kept);
-        // Another thread may have computed it too.
+        // Another thread may have cached the same filter meanwhile.
         found(&mut kept).unwrap_or_else(|| {
             if kept.len() == MAX_KEPT {
                 kept.remove(0);
@@ -128,14 +128,15 @@ impl Resampler {
         Self((rates.from != rates.to).then(|| Filter::of(rates, &KEPT)))
     }
 
-    /// First input sample and phase of an output sample.
+    /// First input sample that an output sample depends on, and the phase of the output sample.
     fn position(filter: &Filter, at: u64) -> (i64, usize) {
         let Rates { from, to } = filter.rates;
         let (period, phase) = (at / u64::from(to), (at % u64::from(to)) as usize);
         ((period * u64::from(from)) as i64 + filter.first[phase], phase)
     }
 
-    /// Input samples that the output samples `outputs` (not empty) depend on, out of `frames`.
+    /// Range of input samples, out of `frames`, that the output samples `outputs` depend on. `outputs` must not be
+    /// empty.
     pub(super) fn inputs(&self, outputs: &Range<u64>, frames: u64) -> Range<u64> {
         let Some(filter) = &self.0 else { return outputs.clone() };
         let first = Self::position(filter, outputs.start).0.max(0) as u64;
@@ -143,8 +144,8 @@ impl Resampler {
         first.min(frames)..(end.max(0) as u64).min(frames)
     }
 
-    /// Appends output samples from `next` on to `out`, as far as `input` suffices, and returns the next one. `input`
-    /// begins with the input sample `base`; `is_end` means that all samples after it are 0.
+    /// Appends the output samples `outputs` to `out`, as far as `input` suffices. Returns the first output sample that
+    /// is missing. `input` begins at input sample `base`; if `is_end` is true, all samples after `input` are 0.
     pub(super) fn process(
         &self,
         input: &[f32],
@@ -227,7 +228,7 @@ mod tests {
             assert_eq!(resampler.process(&signal, 0, 0..want.len() as u64, true, &mut all), want.len() as u64);
             let worst = all.iter().zip(&want).map(|(a, b)| (f64::from(*a) - b).abs()).fold(0.0, f64::max);
             assert!(worst < 2e-6, "{from} to {to}: {worst}");
-            // Pieces of the input give the same samples.
+            // Input in pieces gives the same samples as the whole input.
             let outputs = want.len() as u64 / 3..want.len() as u64 - want.len() as u64 / 4;
             let inputs = resampler.inputs(&outputs, 700);
             let (mut clip, mut next) = (Vec::new(), outputs.start);

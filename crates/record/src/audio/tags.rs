@@ -4,7 +4,7 @@
 /// Maximum length of a Lyrics3 tag of version 1.
 const LYRICS3_V1: usize = 11 + 5100 + 9;
 
-/// Length of the ID3v2 tags at the start of `bytes`; 0 without one.
+/// Length of the ID3v2 tags at the start of `bytes`; 0 if `bytes` lacks such a tag.
 pub(super) fn id3_len(bytes: &[u8]) -> usize {
     let mut len = 0;
     while let Some([b'I', b'D', b'3', _, _, flags, a, b, c, d, ..]) = bytes.get(len..) {
@@ -14,7 +14,8 @@ pub(super) fn id3_len(bytes: &[u8]) -> usize {
     len
 }
 
-/// End of the audio. Tags after it are found from the end of the file, because some have no mark at their start.
+/// End of the audio. Finds tags from the end of the file backwards, because some tags have no magic number at their
+/// start.
 pub(super) fn end(bytes: &[u8]) -> usize {
     let mut end = bytes.len();
     loop {

@@ -41,8 +41,8 @@ pub(super) fn is_wav(bytes: &[u8]) -> bool {
     matches!(bytes.get(..4), Some(b"RIFF" | b"RIFX" | b"RF64" | b"BW64")) && bytes.get(8..12) == Some(b"WAVE")
 }
 
-/// True for a size that a program writes if it cannot seek back to the header. The samples then extend to the end of
-/// the file.
+/// True for a size that a program writes as a placeholder if it cannot seek back to the header. The samples then extend
+/// to the end of the file.
 fn is_placeholder(size: u64) -> bool {
     size >= u64::from(u32::MAX - 0xfff) || (0x7fff_0000..=0x8000_0000).contains(&size)
 }
@@ -130,7 +130,7 @@ impl Format {
         }
         let bytes = if is_even { block / channels } else { 0 };
         let encoding = match (tag, bytes) {
-            // Programs disagree about which bytes of a longer block hold the sample.
+            // If a sample is stored in more bytes than it needs, programs disagree about which of these bytes hold it.
             (PCM, _) if bits.div_ceil(8) != bytes => {
                 return Err(unsupported(&format!("a WAV with samples of {bits} bits in {bytes} bytes"), place));
             }

@@ -51,8 +51,8 @@ impl Step {
     }
 }
 
-/// Builds the decoding steps for HDF5 filters. `filters` holds number and parameters of each filter in file order;
-/// `skipped` has a bit set for each filter that was not applied to this chunk.
+/// Builds the decoding steps for HDF5 filters. `filters` holds the number and the parameters of each filter in file
+/// order; `skipped` has a bit set for each filter that was not applied to this chunk.
 pub fn hdf5_steps(filters: &[(u16, &[u32])], skipped: u32, place: &str) -> Result<Vec<Step>> {
     let refused = |name: String| {
         Err(Error::Unsupported { what: format!("{name} of {place}"), by: "the HDF5 chunk reader".to_owned() })

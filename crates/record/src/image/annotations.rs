@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Boxes and keypoints of an image. The geometric operations of their sample also apply to them.
+//! Boxes and keypoints of an image: applies the geometric operations of the sample to them.
 
 use penstock_types::{Error, Result};
 
@@ -21,13 +21,13 @@ pub enum BoxFormat {
 pub struct BoxesSpec {
     /// Meaning of the four numbers, in the record and in the sample.
     pub format: BoxFormat,
-    /// True if coordinates are fractions of the width and the height, before and after. Otherwise they are pixels.
+    /// True if coordinates are fractions of the width and the height; false if they are pixels.
     pub normalized: bool,
     /// Minimum area of a box inside the sample, in pixels of the sample.
     pub min_area: f64,
     /// Minimum fraction of a box that is inside the sample.
     pub min_visibility: f64,
-    /// True to remove boxes below a minimum. Otherwise they are kept, clipped.
+    /// True to remove boxes that are below one of the two minima; false to keep them, clipped.
     pub removes: bool,
     /// True if the record stores the four numbers as separate values.
     pub is_split: bool,
@@ -106,11 +106,11 @@ impl BoxesSpec {
 /// Settings of keypoints.
 #[derive(Debug, Clone, PartialEq)]
 pub struct KeypointsSpec {
-    /// Keypoints per item.
+    /// Number of keypoints per item.
     pub count: usize,
     /// True if a keypoint has a third number, its visibility (COCO: 0 not labelled, 1 hidden, 2 visible).
     pub has_visibility: bool,
-    /// True if coordinates are fractions of the width and the height, before and after. Otherwise they are pixels.
+    /// True if coordinates are fractions of the width and the height; false if they are pixels.
     pub normalized: bool,
     /// Order of an item's keypoints after a flip, because a flip exchanges left and right; empty to keep the order.
     pub flip_order: Vec<usize>,
@@ -137,7 +137,7 @@ impl KeypointsSpec {
         Ok(())
     }
 
-    /// Crops, resizes and flips keypoints. They are not clipped. If keypoints have a visibility, those outside the
+    /// Crops, resizes and flips keypoints, without clipping them. If keypoints have a visibility, those outside the
     /// sample get visibility 0, and those with visibility 0 get the coordinates (0, 0). An error describes the first
     /// invalid keypoint.
     pub fn apply(&self, points: &[f64], geometry: &Geometry) -> Result<Vec<f32>, String> {

@@ -91,7 +91,7 @@ pub enum Augment {
     Jitter {
         /// Ranges of brightness, contrast, saturation and hue.
         ranges: [(f64, f64); 4],
-        /// Probability.
+        /// Probability that the step is applied.
         p: f64,
     },
     /// torchvision's `RandAugment`.
@@ -102,14 +102,14 @@ pub enum Augment {
         magnitude: u32,
         /// Number of strengths.
         bins: u32,
-        /// Value of pixels from outside of the image.
+        /// Value of the pixels that come from outside the image.
         fill: u8,
     },
     /// torchvision's `TrivialAugmentWide`.
     Trivial {
         /// Number of strengths.
         bins: u32,
-        /// Value of pixels from outside of the image.
+        /// Value of the pixels that come from outside the image.
         fill: u8,
     },
     /// One operation, with a value drawn from a range.
@@ -118,9 +118,9 @@ pub enum Augment {
         op: OpKind,
         /// Smallest and largest value.
         range: (f64, f64),
-        /// Probability.
+        /// Probability that the step is applied.
         p: f64,
-        /// Value of pixels from outside of the image.
+        /// Value of the pixels that come from outside the image.
         fill: u8,
     },
 }
@@ -133,9 +133,9 @@ pub(super) struct Op {
     pub(super) fill: u8,
 }
 
-/// Operations of RandAugment and TrivialAugmentWide, with the largest strength in each; `None` is an operation that
-/// changes nothing. For brightness to sharpness, the strength is a change of the factor. This change and the strength
-/// of geometric operations can be negative.
+/// Operations of RandAugment and TrivialAugmentWide, each with its largest strength in either. `None` changes nothing.
+/// For brightness to sharpness, the strength is a change of the factor 1. This change and the strengths of geometric
+/// operations can be negative.
 const SPACE: [(Option<OpKind>, f64, f64); 14] = [
     (None, 0.0, 0.0),
     (Some(OpKind::ShearX), 0.3, 0.99),
@@ -324,7 +324,7 @@ mod tests {
             let value = if kind == OpKind::Rotate { 20.0 } else { 0.2 };
             let warp = Op { kind, value, fill: 0 }.warp(size).unwrap();
             let mut from = vec![0u8; 40 * 30];
-            // Nearest neighbour may leave out a single pixel, so a block of nine moves.
+            // Nearest-neighbour sampling may leave out a single pixel, so the test moves a block of nine pixels.
             for row in 12..15 {
                 from[row * 40 + 17..row * 40 + 20].fill(1);
             }

@@ -137,8 +137,8 @@ fn hue(pixel: [u8; 3], shift: f32) -> [u8; 3] {
     rgb.map(|v| (v * 255.999) as u8)
 }
 
-/// Moves every value by `ratio` of the way to the mean over 3 x 3 pixels, in which the centre counts 5 times. The border
-/// does not change.
+/// Blends every value with the mean of the 3 x 3 pixels around it, in which the centre counts 5 times. `ratio` is the
+/// weight of the mean. Pixels at the border do not change.
 fn sharpness(pixels: &mut [[u8; 3]], (width, height): (u32, u32), ratio: f32, scratch: &mut Scratch) {
     let (width, height) = (width as usize, height as usize);
     if width <= 2 || height <= 2 {

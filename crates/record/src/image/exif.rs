@@ -22,7 +22,7 @@ impl Turn {
         }
     }
 
-    /// Width and height of the displayed image, given those of the stored image, or the reverse.
+    /// Converts the width and height of the stored image to those of the displayed image, or the reverse.
     pub(super) fn shown(self, width: u32, height: u32) -> (u32, u32) {
         if self.swapped { (height, width) } else { (width, height) }
     }

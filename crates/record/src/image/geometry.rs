@@ -76,8 +76,8 @@ impl Geometry {
         self.ops.iter().filter_map(|op| op.warp(self.sample))
     }
 
-    /// For each column of the sample, the image column nearest to its centre, and the same for the rows. `None` for
-    /// columns and rows beside the image.
+    /// Returns the nearest image column for each column of the sample, and the nearest image row for each row of the
+    /// sample. Columns and rows beside the image get `None`.
     pub(super) fn nearest(&self) -> (Vec<Option<u32>>, Vec<Option<u32>>) {
         let along = |(from, len): (f64, f64), (first, count): (u32, u32), sample: u32, side: u32| -> Vec<Option<u32>> {
             let step = len / f64::from(count);

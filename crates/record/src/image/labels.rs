@@ -19,7 +19,7 @@ pub(super) fn coloured(what: &str, place: &str) -> Error {
     Error::mismatch(place, format!("is a mask with {what}, but labels must be palette indices or grey values"))
 }
 
-/// Values of less than 8 bits, in rows of `line` bytes. The first value is in the most significant bits.
+/// Unpacks values of less than 8 bits from rows of `line` bytes. The first value is in the most significant bits.
 pub(super) fn unpacked(packed: &[u8], width: usize, line: usize, bits: usize) -> Vec<u8> {
     let label = |line: &[u8], x: usize| (line[x * bits / 8] >> (8 - bits - x * bits % 8)) & ((1 << bits) - 1);
     packed.chunks_exact(line).flat_map(|line| (0..width).map(move |x| label(line, x))).collect()

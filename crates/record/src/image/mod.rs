@@ -379,7 +379,7 @@ struct Resize<'a> {
     target: (u32, u32),
     /// Part of the target that the region fills.
     window: Window,
-    /// Value of the other pixels.
+    /// Value of the target's other pixels.
     fill: u8,
     resizer: &'a mut Resizer,
     place: &'a str,

@@ -17,7 +17,7 @@ pub(super) struct Format {
 pub(super) struct Pixels {
     /// Pixels with 8 bits per value, row after row.
     pub(super) bytes: Vec<u8>,
-    /// Pixels with 16 bits per value, which replace `bytes` if the format is wide.
+    /// Pixels with 16 bits per value. They replace `bytes` if the format is wide.
     pub(super) wide: Vec<u16>,
     /// Values as stored, before they are converted to the format.
     pub(super) raw: Vec<u8>,
@@ -36,8 +36,8 @@ impl Pixels {
         (self.width, self.height, self.left, self.top, self.scale) = (width, height, 0, 0, 1);
     }
 
-    /// Returns the buffer for `count` pixels of `stored` channels and 8 bits: `bytes` if `format` is the same,
-    /// otherwise `raw`. After the buffer is filled, call [`Pixels::convert`].
+    /// Returns the buffer for `count` pixels of `stored` channels with 8 bits each: `bytes` if these pixels already
+    /// have the given format, otherwise `raw`. After the buffer is filled, call [`Pixels::convert`].
     pub(super) fn room(&mut self, stored: usize, count: usize, format: Format, place: &str) -> Result<&mut [u8]> {
         let room = match stored == format.channels && !format.is_wide {
             true => &mut self.bytes,
@@ -47,7 +47,8 @@ impl Pixels {
         Ok(&mut room[..count * stored])
     }
 
-    /// Converts the pixels that were written to [`Pixels::room`]. 8 bits become 16 by multiplication by 257.
+    /// Converts the pixels in the buffer of [`Pixels::room`]. An 8-bit value becomes a 16-bit value by multiplication
+    /// by 257.
     pub(super) fn convert(&mut self, stored: usize, count: usize, format: Format, place: &str) -> Result<()> {
         let Self { bytes, wide, raw, .. } = self;
         if format.is_wide {
@@ -98,8 +99,8 @@ impl Sample for u16 {
     }
 }
 
-/// Converts `count` pixels from `stored` channels (1 grey, 2 grey and alpha, 3 RGB, 4 RGBA) to `channels`. Alpha is
-/// dropped, or opaque where the image has none.
+/// Converts `count` pixels from `stored` channels (1 grey, 2 grey and alpha, 3 RGB, 4 RGBA) to `channels`. Drops alpha
+/// if `channels` has none; adds opaque alpha if the image has none.
 fn convert<T: Sample>(
     from: &[T],
     stored: usize,

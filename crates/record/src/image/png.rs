@@ -86,7 +86,7 @@ fn open<'a>(bytes: &'a [u8], transformations: Transformations, place: &str) -> R
     Ok(reader)
 }
 
-/// Decodes the first frame into `room`, which has exactly its size.
+/// Decodes the first frame into `room`, which has exactly the size of the frame.
 fn frame(reader: &mut Reader<Cursor<&[u8]>>, probe: &Probe, room: &mut [u8], place: &str) -> Result<()> {
     let info = reader.next_frame(room).map_err(|problem| damaged(&problem, place))?;
     if (info.width, info.height) != (probe.width, probe.height) {

@@ -46,7 +46,7 @@ pub(super) fn probe(bytes: &[u8], place: &str) -> Result<Probe> {
     Ok(Probe { width, height, kind: Kind::Tiff, orientation: exif::of_tiff(bytes).unwrap_or(1) })
 }
 
-/// Decodes the whole image, as values and their meaning.
+/// Decodes the whole image. Returns its values and its colour type.
 fn read(bytes: &[u8], probe: &Probe, place: &str) -> Result<(DecodingResult, ColorType)> {
     let count = probe.width as usize * probe.height as usize;
     let mut decoder = open(bytes, count.saturating_mul(8), place)?;
@@ -74,7 +74,7 @@ fn read(bytes: &[u8], probe: &Probe, place: &str) -> Result<(DecodingResult, Col
     Ok((values, color))
 }
 
-/// Restores colours that are stored as products with their alpha.
+/// Converts premultiplied colours back by dividing them by their alpha.
 fn divide_by_alpha<T: Copy + Into<u32> + TryFrom<u32>>(values: &mut [T], stored: usize, most: T) {
     let wide = |value: T| -> u32 { value.into() };
     for pixel in values.chunks_exact_mut(stored) {
@@ -146,7 +146,7 @@ fn exactly<'a, T>(values: &'a [T], len: usize, place: &str) -> Result<&'a [T]> {
     })
 }
 
-/// Values of less than 8 bits. Each row begins at a byte, and the first value is in its most significant bits.
+/// Unpacks values of less than 8 bits. Each row begins at a byte; the first value is in the most significant bits.
 fn unpacked(packed: &[u8], probe: &Probe, bits: u8, place: &str) -> Result<Vec<u8>> {
     let (width, bits) = (probe.width as usize, usize::from(bits));
     let line = (width * bits).div_ceil(8);

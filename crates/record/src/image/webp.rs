@@ -48,7 +48,7 @@ pub(super) fn decode(bytes: &[u8], probe: &Probe, format: Format, pixels: &mut P
     pixels.convert(stored, count, format, place)
 }
 
-/// Size that the lossy frame of a still image states; `None` if there is none.
+/// Size that the lossy frame of a still image states; `None` if the image has no such frame.
 fn frame_size(bytes: &[u8]) -> Option<(u32, u32)> {
     let mut rest = bytes.get(12..)?;
     loop {

@@ -115,8 +115,8 @@ impl Path {
     }
 }
 
-/// If a group is a map: the repeated group of its entries, and the key and the value of an entry. Writers give all of
-/// them different names.
+/// If a group is a map, returns the repeated group of its entries, and the key and the value of an entry. The names of
+/// all three differ between writers.
 fn map_of(group: &Type) -> Option<(&Type, &[TypePtr; 2])> {
     let info = group.get_basic_info();
     let is_map = matches!(info.logical_type_ref(), Some(LogicalType::Map))
@@ -130,8 +130,8 @@ fn map_of(group: &Type) -> Option<(&Type, &[TypePtr; 2])> {
     Some((entries, entries.get_fields().try_into().ok()?))
 }
 
-/// If a group is a list, returns whether its elements are one level below the repeated level. For files of older
-/// writers, follows the rules of the Parquet format.
+/// If a group is a list, returns whether its elements are one level below the repeated level. Follows the Parquet
+/// format's rules for files of older writers.
 fn list_of(group: &Type) -> Option<bool> {
     let info = group.get_basic_info();
     let is_list =
@@ -149,7 +149,7 @@ fn list_of(group: &Type) -> Option<bool> {
         false => None,
     };
     if !is_list {
-        // Some writers do not mark their lists.
+        // Some writers do not annotate their lists.
         let names = (repeated.name(), element?);
         return matches!(names, ("list" | "bag" | "array", "element" | "item" | "array_element")).then_some(true);
     }

@@ -56,7 +56,7 @@ pub fn metadata(end: &[u8], size: u64, place: &str) -> Result<ParquetMetaData> {
     let from = usize::try_from(footer_len(end, size, place)?).ok().and_then(|len| end.len().checked_sub(len));
     let footer = from.and_then(|from| end.get(from..end.len() - TAIL));
     let footer = footer.ok_or_else(|| Error::corrupt(place, "is damaged Parquet: its footer is truncated"))?;
-    // Check the structure first, because the crate allocates as many elements as a list claims.
+    // Check the structure first, because the `parquet` crate allocates as many elements as a list claims to have.
     let mut walked = Input::new(footer);
     if let Err(problem) = walked.skip_struct() {
         return Err(Error::corrupt(place, format!("is damaged Parquet: its footer {problem}")));

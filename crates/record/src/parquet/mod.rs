@@ -254,9 +254,9 @@ impl Table {
 /// Settings of a read of one column in one row group.
 struct Run<'a> {
     element: Element,
-    /// As in [`Column`].
+    /// See [`Column::lists`].
     lists: &'a [i16],
-    /// Row number in the file of the group's first row.
+    /// Row number of the group's first row in the file.
     first: u64,
     rows: Range<u64>,
     limit: usize,

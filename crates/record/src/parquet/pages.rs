@@ -129,8 +129,8 @@ impl<R: ChunkReader> Pages<R> {
                 let (size, at) = (with_separators(header.compressed as u64), with_separators(self.at));
                 return Err(external(self.damaged(format!("of {size} bytes at byte {at} extends beyond its chunk"))));
             }
-            // Skip pages of unknown kinds, and pages without values: pyarrow sometimes writes them, and the crate would
-            // stop there.
+            // Skip pages of unknown kinds, and pages without values, which pyarrow sometimes writes. The crate would
+            // stop at such a page.
             if header.kind == DICTIONARY || (header.is_data() && header.values > 0) {
                 self.next = Some(header);
             } else {
@@ -139,7 +139,7 @@ impl<R: ChunkReader> Pages<R> {
         }
     }
 
-    /// Parses the header in the next `len` bytes. If these do not contain the whole header, tries all remaining bytes.
+    /// Parses the header in the next `len` bytes. If they do not contain the whole header, tries all remaining bytes.
     fn parse(&mut self, len: u64) -> Result<Result<Header, Problem>, ParquetError> {
         let left = self.bound - self.at;
         let bytes = self.file.get_bytes(self.at, usize::try_from(len).unwrap_or(usize::MAX))?;
@@ -315,7 +315,7 @@ pub(super) fn may_be_prefixed(chunk: &ColumnChunkMetaData) -> bool {
     chunk.encodings().any(|encoding| encoding == Encoding::DELTA_BYTE_ARRAY)
 }
 
-/// Skips a list of delta-encoded integers; returns how many they are.
+/// Skips a list of delta-encoded integers; returns the number of integers.
 fn skip_deltas(input: &mut Input<'_>) -> Result<u64, Problem> {
     let (block, minis, count) = (input.varint()?, input.varint()?, input.varint()?);
     input.varint()?; // the first value
@@ -337,7 +337,7 @@ fn skip_deltas(input: &mut Input<'_>) -> Result<u64, Problem> {
     Ok(count)
 }
 
-/// Wraps one of our errors, so that it can be passed through the crate.
+/// Wraps a Penstock error, so that it can be passed through the crate.
 fn external(error: Error) -> ParquetError {
     ParquetError::External(Box::new(error))
 }

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Measures the cost of `decompress_into` relative to bare libdeflate, on counts like those of a CosmoFlow volume. It
-//! measures thread CPU time (Linux), which a busy machine distorts less than wall time. The result is the ratio of two
-//! medians from one run. `cargo run --release -p penstock-codec --example inflate_rate`
+//! Measures the cost of `decompress_into` relative to bare libdeflate. The content imitates the counts of a CosmoFlow
+//! volume. The unit is thread CPU time (Linux), which a busy machine distorts less than wall time. The result is the
+//! ratio of two medians from one run.
+//!
+//! Usage: `cargo run --release -p penstock-codec --example inflate_rate`
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -11,7 +13,7 @@ use penstock_types::{Error, Result};
 
 const VALUES: usize = 128 * 128 * 128 * 4;
 const REPEATS: usize = 5;
-/// Decompressions per measurement, because the CPU clock has a resolution of 4 ms.
+/// Decompressions per measurement. One is too short to measure, because the CPU clock has a resolution of 4 ms.
 const AT_ONCE: usize = 10;
 
 /// Generates int16 counts from a Poisson distribution whose log-normal mean varies along the volume, like galaxy counts
@@ -45,7 +47,7 @@ fn counts() -> Vec<u8> {
 
 type Work<'a> = Box<dyn FnMut() -> Result<()> + 'a>;
 
-/// Returns this thread's CPU time in seconds: the first number of its schedstat, which is in nanoseconds.
+/// Returns this thread's CPU time in seconds. The first number of its schedstat file is the time in nanoseconds.
 fn cpu_s() -> Result<f64> {
     let path = "/proc/thread-self/schedstat";
     let text = std::fs::read_to_string(path).map_err(|error| Error::from_io(path, &error))?;
@@ -53,8 +55,8 @@ fn cpu_s() -> Result<f64> {
     on_cpu.map(|nanoseconds| nanoseconds / 1e9).ok_or_else(|| Error::corrupt(path, "does not start with a CPU time"))
 }
 
-/// Returns the median time of each of `works`. Runs them in turn, `REPEATS` times after a warm-up, so that changes in
-/// machine load affect all of them equally.
+/// Returns the median time of each of `works`. Runs all works in turn, `REPEATS` times after a warm-up, so that changes
+/// in machine load affect all of them equally.
 fn medians_s(works: &mut [(&str, Work<'_>)]) -> Result<Vec<f64>> {
     let mut times = vec![Vec::new(); works.len()];
     for repeat in 0..=REPEATS {

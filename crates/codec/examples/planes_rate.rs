@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Measures the cost of decoding shuffled content compressed with LZ4 or zstd, compared with gzip of the same content
-//! (decision 0531). It prints thread CPU time (Linux) in ms per object, the minimum of several rounds. Each object is
-//! truncated to whole MiB. `cargo run --release -p penstock-codec --example planes_rate FILE.gz ...`
+//! (decision 0531). Prints thread CPU time (Linux) in ms per object, the minimum of several rounds. Truncates each
+//! object to whole MiB.
+//!
+//! Usage: `cargo run --release -p penstock-codec --example planes_rate FILE.gz ...`
 
 use std::io::Write as _;
 

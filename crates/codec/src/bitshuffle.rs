@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bit shuffle (as in Blosc): groups bit k of all bytes, and restores the original order. The high bits of small
-//! numbers are equal, so grouped bits compress well.
+//! Bit shuffle (as in Blosc): groups bit k of all bytes, and restores the original order. Grouped bits compress well,
+//! because the high bits of small numbers are equal.
 
 use crate::byteshuffle::unshuffle_eight;
 

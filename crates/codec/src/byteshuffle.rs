@@ -2,7 +2,7 @@
 //! Byte shuffle (as in Blosc): groups byte k of all elements so that similar bytes are adjacent, and restores the
 //! original order.
 
-/// Number of elements processed at once; small enough that the output stays in the cache.
+/// Number of elements processed at once. The output of one step stays in the cache.
 const RUN: usize = 512;
 
 /// Splits elements of `size` bytes into planes: the first byte of each element, then the second byte of each, and so

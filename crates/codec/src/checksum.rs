@@ -41,7 +41,7 @@ impl Crc32c {
         self.0.update(bytes);
     }
 
-    /// Appends the bytes that `next` covers, without reading them again.
+    /// Appends the bytes that the CRC `next` covers, without reading the bytes again.
     pub fn append(&mut self, next: &Self) {
         self.0.combine(&next.0);
     }

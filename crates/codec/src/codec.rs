@@ -56,8 +56,8 @@ impl Codec {
         [Self::Gzip, Self::Zstd, Self::Lz4].into_iter().find(ends).unwrap_or(Self::None)
     }
 
-    /// Detects the codec from the first bytes of an object; four are enough. Fewer bytes, or a skippable frame (common
-    /// to zstd and LZ4), give [`Codec::None`].
+    /// Detects the codec from the first four bytes of an object. Returns [`Codec::None`] for fewer bytes, and for a
+    /// skippable frame, which zstd and LZ4 have in common.
     pub fn sniff(head: &[u8]) -> Self {
         match head {
             [0x1f, 0x8b, 8, ..] => Self::Gzip,

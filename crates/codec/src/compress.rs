@@ -11,8 +11,8 @@ use zstd::zstd_safe::{CCtx, CParameter, compress_bound, get_error_name};
 use crate::Codec;
 
 /// Compresses `input`. Valid levels are 0 to 12 for gzip (libdeflate's levels) and zstd's own range for zstd. LZ4 and
-/// [`Codec::None`] ignore the level. Every codec except [`Codec::None`] stores a checksum and the size of the content;
-/// above 4 GiB, gzip stores only the size modulo 2^32.
+/// [`Codec::None`] ignore the level. The output of every codec except [`Codec::None`] contains a checksum and the size
+/// of the content. gzip stores the size modulo 2^32.
 pub fn compress(codec: Codec, input: &[u8], level: i32) -> Result<Vec<u8>> {
     match codec {
         Codec::None => Ok(input.to_vec()),

@@ -7,9 +7,9 @@ use crate::gzip::{self, GzipCheck};
 use crate::output::{above_limit, reserve};
 use crate::{Codec, StreamDecoder, zstandard};
 
-/// Decompresses the whole object `input` into `out`, replacing its content. The capacity of `out` is reused, and the
-/// buffer is not zeroed first. `limit` is the maximum decompressed size in bytes; a decompression bomb fails at the
-/// limit. After an error `out` is empty. `place` names the object in error messages.
+/// Decompresses the whole object `input` into `out`, replacing the content of `out`. Reuses the capacity of `out`, and
+/// does not zero it first. `limit` is the maximum decompressed size in bytes; a decompression bomb fails at the limit.
+/// After an error, `out` is empty. `place` names the object in error messages.
 ///
 /// Gzip uses libdeflate. zstd decompresses in one pass if the frame header contains the size. LZ4 is decompressed one
 /// block at a time.
@@ -53,10 +53,10 @@ fn lz4(input: &[u8], out: &mut Vec<u8>, limit: u64, place: &str) -> Result<u64> 
     inflater.finish().map(|_| blocks)
 }
 
-/// Decompresses one run from [`crate::split_frames`] into `out`, replacing its content, and returns the number of
+/// Decompresses one run from [`crate::split_frames`] into `out`, replacing the content of `out`. Returns the number of
 /// frames in the run. Returns `None` unless `stretch` consists of whole frames with correct checksums that decompress
-/// to at most `limit` bytes. After `None`, the later runs are not valid either; [`StreamDecoder::resume_at`] continues
-/// from the start of the run that failed.
+/// to at most `limit` bytes. After `None`, the later runs are not valid either. Use [`StreamDecoder::resume_at`] to
+/// continue from the start of the run that failed.
 ///
 /// Runs can be decompressed independently, in any order and on any thread. If all runs up to some point consist of
 /// whole frames, the boundaries between them are correct: each frame begins where the previous one ends.
@@ -83,7 +83,7 @@ fn copy(input: &[u8], out: &mut Vec<u8>, limit: u64, place: &str) -> Result<()> 
     Ok(())
 }
 
-/// Reserves `more` bytes after the content of `out`. The capacity grows by a factor, up to the limit.
+/// Reserves `more` bytes after the content of `out`. At least doubles the capacity, up to the limit.
 fn reserve_more(out: &mut Vec<u8>, more: usize, limit: u64, place: &str) -> Result<()> {
     let need = out.len() as u64 + more as u64;
     if need > out.capacity() as u64 {

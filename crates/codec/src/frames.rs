@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Splits an object into frames that can be decompressed independently: gzip members, zstd frames and LZ4 frames. It
-//! finds most frames without decompressing them, and returns runs of whole frames that the caller can decompress in
+//! Splits an object into frames that can be decompressed independently: gzip members, zstd frames and LZ4 frames. Most
+//! frames are found without decompression. The result is runs of whole frames, which the caller can decompress in
 //! parallel.
 //!
 //! zstd frames, LZ4 frames and bgzf members (with a `BC` field in the header, as in SAM and BAM files) contain their
@@ -27,12 +27,12 @@ const ZSTD_BLOCK: u64 = 128 << 10;
 pub struct FrameRun {
     /// Number of stored bytes. The run begins where the previous run ends.
     pub stored: usize,
-    /// Decompressed size from the headers or trailers: exact for gzip and for frames that contain their size, otherwise
-    /// an upper bound.
+    /// Decompressed size, from the headers or trailers. It is exact for gzip and for frames that contain their size,
+    /// and an upper bound for other frames.
     pub content: u64,
 }
 
-/// Target size of a run of frames. A run ends with the frame that reaches either of the two sizes.
+/// Target size of a run of frames. A run ends with the frame that reaches one of the two sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FrameRunSize {
     /// Number of stored bytes.
@@ -42,8 +42,8 @@ pub struct FrameRunSize {
 }
 
 impl Default for FrameRunSize {
-    /// Returns sizes at which the content is still in a core's cache when it is hashed and written, and at which
-    /// passing a run between threads costs little compared with its decompression.
+    /// Returns a size for which two conditions hold. The content is still in a core's cache when it is hashed and
+    /// written, and passing a run between threads costs little compared with decompressing it.
     fn default() -> Self {
         Self { stored: 512 << 10, content: 2 << 20 }
     }
@@ -53,7 +53,7 @@ impl Default for FrameRunSize {
 /// the beginning of the window. Bytes after the last run belong to an incomplete frame or to no frame. `is_end` means
 /// that the object ends with the window.
 ///
-/// All lengths come from the object, so none of them is trusted.
+/// None of the lengths is trusted, because all of them come from the object.
 pub fn split_frames(codec: Codec, window: &[u8], is_end: bool, size: FrameRunSize) -> Vec<FrameRun> {
     let (mut stretches, mut open) = (Vec::new(), FrameRun { stored: 0, content: 0 });
     let mut at = 0;

@@ -3,8 +3,9 @@
 //! zlib-rs.
 //!
 //! An object may have several members. After the last member, zero bytes are accepted as in gzip(1), because tapes and
-//! block devices are padded with them. Any other trailing bytes are an error. If libdeflate rejects an object, the
-//! stream decoder reads it again and reports where and why, so the fast path needs no error texts.
+//! block devices are padded with zeros. Any other trailing bytes are an error. If libdeflate rejects an object, the
+//! stream decoder reads the object again and reports the position and the reason. The fast path therefore needs no
+//! error texts.
 
 use flate2::{Decompress, FlushDecompress, Status};
 use libdeflater::Crc;
@@ -13,9 +14,9 @@ use penstock_types::{Error, Result, with_separators};
 use crate::libdeflate::{Outcome, inflate_raw};
 use crate::output::{Inflated, OutputWindow, above_limit, reserve};
 
-/// Maximum expansion of one byte in DEFLATE. A trailer with a larger size is wrong.
+/// Maximum expansion of one byte by DEFLATE. A trailer that states a larger size is wrong.
 pub(crate) const MAX_OF_ONE: u64 = 1032;
-/// Trailer size: CRC-32, and content size modulo 2³².
+/// Trailer size in bytes: CRC-32, and content size modulo 2³².
 pub(crate) const TRAILER: usize = 8;
 /// Size of the buffer for decompressed bytes on their way to the sink; it fits in the L2 cache.
 const STREAM_BUFFER: usize = 128 << 10;
@@ -26,18 +27,18 @@ pub enum GzipCheck {
     /// Verifies CRC-32 and size.
     #[default]
     Full,
-    /// Verifies the size only, which saves one pass over the content. Use it for content whose own checksums are
-    /// verified (TFRecord with `verify_crc`).
+    /// Verifies only the size, which saves one pass over the content. Use this if the content has its own checksums and
+    /// they are verified (TFRecord with `verify_crc`).
     SizeOnly,
 }
 
-/// Reads the size in the last four bytes of a gzip object, which is the size of its last member modulo 2^32. It is only
+/// Returns the last four bytes of a gzip object as a number: the size of its last member modulo 2^32. The size is only
 /// a hint and must not be trusted.
 pub fn gzip_size_hint(last4: [u8; 4]) -> u64 {
     u64::from(u32::from_le_bytes(last4))
 }
 
-/// Current position in a member's header.
+/// Current position in the header of a member.
 #[derive(Debug, Clone, Copy)]
 enum Field {
     Fixed,
@@ -49,7 +50,7 @@ enum Field {
     Done,
 }
 
-/// Parses a member's header, which may arrive in pieces of any size. It stores none of the fields.
+/// Parses the header of a member, which may arrive in pieces of any size. Stores none of the fields.
 struct HeaderWalk {
     field: Field,
     bytes: [u8; 10],
@@ -69,7 +70,7 @@ impl HeaderWalk {
         Self { field: Field::Fixed, bytes: [0; 10], have: 0, flags: 0, crc: Crc::new() }
     }
 
-    /// Consumes the header bytes at the start of `input`; returns how many, or an error text.
+    /// Consumes the header bytes at the start of `input`; returns their number, or an error text.
     fn push(&mut self, input: &[u8]) -> Result<usize, String> {
         let mut at = 0;
         while at < input.len() {
@@ -194,8 +195,8 @@ pub(crate) fn inflate_whole(input: &[u8], out: &mut Vec<u8>, limit: u64, check: 
     }
 }
 
-/// Decompresses whole members, without padding, and appends their content to `out`; returns their number. It produces
-/// no error text: the caller can get one from the stream decoder.
+/// Decompresses whole members, without padding, and appends their content to `out`; returns the number of members.
+/// Produces no error text: the caller can get one from the stream decoder.
 pub(crate) fn decompress_frames(input: &[u8], out: &mut Vec<u8>, limit: u64) -> Option<u64> {
     reserve(out, limit, "").ok()?;
     inflate_members(input, out, limit, GzipCheck::Full, false, "").ok()
@@ -236,8 +237,8 @@ fn inflate_members(
         };
         let (crc, size) = trailer_of(*trailer);
         let made = &out[start..];
-        // No message is built here: zlib may report damage earlier in a member than libdeflate does, and both paths
-        // must give the same message. The caller gets it from the stream decoder.
+        // Do not build a message here: zlib may report damage earlier in a member than libdeflate does, and both paths
+        // must give the same message. The caller gets the message from the stream decoder.
         if made.len() as u32 != size || (check == GzipCheck::Full && libdeflater::crc32(made) != crc) {
             return Err(Stop::Damaged);
         }
@@ -273,8 +274,8 @@ fn inflate_member(stream: &[u8], out: &mut Vec<u8>, limit: u64, place: &str) -> 
                 if (start + room) as u64 > most {
                     return Ok(None);
                 }
-                // libdeflate restarts the member at each attempt, so the capacity must grow by a factor to keep the
-                // total time linear.
+                // libdeflate decompresses the member from its start at each attempt. The capacity must therefore grow
+                // by a factor to keep the total time linear.
                 let wanted = (out.capacity() as u64).saturating_mul(2).max(64 << 10);
                 reserve(out, wanted.min(most + 1).min(limit), place)?;
             }
@@ -282,8 +283,8 @@ fn inflate_member(stream: &[u8], out: &mut Vec<u8>, limit: u64, place: &str) -> 
     }
 }
 
-/// Returns the error for input that libdeflate rejected. It comes from the stream decoder, because that error contains
-/// the position.
+/// Returns the error for input that libdeflate rejected. The stream decoder creates the error, because it knows the
+/// position of the damage.
 fn explain(input: &[u8], limit: u64, place: &str) -> Error {
     let (mut stream, mut passed) = (GzipStream::behind(0), Inflated { bytes_in: 0, bytes_out: 0 });
     let mut outlet = OutputWindow { place, limit, passed: &mut passed, sink: &mut |_| Ok(()) };
@@ -438,7 +439,7 @@ impl GzipStream {
         Ok(used)
     }
 
-    /// Returns the structure that would be incomplete if the stream ended here, if any.
+    /// Returns the name of the structure that would be incomplete if the stream ended here, if any.
     pub(crate) fn unfinished(&self) -> Option<String> {
         match self.state {
             State::Between | State::Padding => None,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Inflates raw DEFLATE data with libdeflate, through `libdeflate-sys`. The safe crate `libdeflater` does not return
-//! where a stream ended, which is needed to find the next member. It also cannot write to uninitialised memory, and
-//! zeroing 16 MB costs a tenth of the time to inflate it.
+//! the end of a stream, which is needed to find the next member. The safe crate also cannot write to uninitialised
+//! memory, and zeroing 16 MB costs a tenth of the time to inflate it.
 
 use std::alloc::{Layout, handle_alloc_error};
 use std::cell::RefCell;
@@ -19,7 +19,7 @@ use libdeflate_sys::{
 pub(crate) enum Outcome {
     /// The stream consumed `used` bytes of input and produced `made` bytes.
     Done { used: usize, made: usize },
-    /// The stream is damaged or truncated; libdeflate does not distinguish the two.
+    /// The stream is damaged or truncated; libdeflate does not distinguish these two cases.
     Bad,
     /// The output does not fit into the buffer.
     NoRoom,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Streaming decoder for LZ4 frames. `lz4_flex` reads frames only from a blocking reader, so this module parses the
-//! frames and calls its block decoder. It verifies the header, block and content checksums. It rejects dictionaries and
-//! legacy frames.
+//! frames and uses only the block decoder of `lz4_flex`. It verifies the header, block and content checksums. It
+//! rejects dictionaries and legacy frames.
 
 use lz4_flex::block::decompress_into_with_dict;
 use penstock_types::{Error, Result, with_separators};
@@ -47,15 +47,15 @@ struct Frame {
 
 pub(crate) struct Lz4Stream {
     state: State,
-    /// Number of bytes in the current part.
+    /// Number of bytes in the current structure.
     need: usize,
-    /// Bytes received so far of a part that is split between inputs.
+    /// Bytes received so far of a structure that is split between inputs.
     held: Vec<u8>,
     frame: Frame,
     count: u64,
     made: u64,
     sum: Xxh32,
-    /// The last bytes of output (one or two times `WINDOW`), to which linked blocks refer.
+    /// The last bytes of output, to which linked blocks refer: at most twice `WINDOW`.
     window: Vec<u8>,
     block: Vec<u8>,
 }
@@ -99,7 +99,7 @@ impl Lz4Stream {
                 if self.held.len() == self.need {
                     let whole = std::mem::take(&mut self.held);
                     self.take(&whole, outlet)?;
-                    // Keep the capacity for the next part that is split between inputs.
+                    // Keep the capacity for the next structure that is split between inputs.
                     self.held = whole;
                     self.held.clear();
                 }
@@ -121,7 +121,7 @@ impl Lz4Stream {
         ))
     }
 
-    /// Processes a complete part of `need` bytes.
+    /// Processes a complete structure of `need` bytes.
     fn take(&mut self, bytes: &[u8], outlet: &mut OutputWindow<'_>) -> Result<()> {
         match self.state {
             State::Magic => self.magic(word(bytes), outlet),
@@ -233,7 +233,7 @@ impl Lz4Stream {
         }
         self.expect(State::Block { plain: word >> 31 == 1 }, len + if self.frame.block_sums { 4 } else { 0 });
         if self.need == 0 {
-            // An uncompressed block of size zero has no data to wait for.
+            // An uncompressed block of size zero is complete without further bytes.
             self.expect(State::BlockLen, 4);
         }
         Ok(())
@@ -251,8 +251,8 @@ impl Lz4Stream {
         let made = if plain {
             data
         } else {
-            // One compressed byte expands to at most 255 bytes, so a small block in a frame of large blocks does not
-            // need 4 MiB of zeroed memory.
+            // One compressed byte expands to at most 255 bytes. A small block in a frame with a large maximum block
+            // size therefore does not need 4 MiB of zeroed memory.
             let most = data.len().saturating_mul(255).min(self.frame.block_max);
             if block.len() < most {
                 block.resize(most, 0);
@@ -290,7 +290,7 @@ impl Lz4Stream {
         self.count
     }
 
-    /// Returns the structure that would be incomplete if the stream ended here, if any.
+    /// Returns the name of the structure that would be incomplete if the stream ended here, if any.
     pub(crate) fn unfinished(&self) -> Option<String> {
         match self.state {
             State::Magic if self.held.is_empty() && self.count > 0 => None,

@@ -3,7 +3,7 @@
 
 use penstock_types::{Error, Result, with_separators};
 
-/// Number of bytes that went into and came out of a [`StreamDecoder`].
+/// Numbers of bytes that a [`StreamDecoder`] has consumed and produced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Inflated {
     /// Number of stored bytes consumed.
@@ -21,7 +21,7 @@ impl Inflated {
     }
 }
 
-/// Output of a stream decoder: counts the bytes and fails above the limit.
+/// Output of a stream decoder: counts the bytes, and returns an error above the limit.
 pub(crate) struct OutputWindow<'a> {
     pub place: &'a str,
     pub limit: u64,
@@ -30,7 +30,7 @@ pub(crate) struct OutputWindow<'a> {
 }
 
 impl OutputWindow<'_> {
-    /// Passes `bytes` to the sink; fails if that exceeds the limit.
+    /// Passes `bytes` to the sink; returns an error if the output would exceed the limit.
     pub(crate) fn emit(&mut self, bytes: &[u8]) -> Result<()> {
         if bytes.is_empty() {
             return Ok(());
@@ -62,8 +62,8 @@ impl OutputWindow<'_> {
     }
 }
 
-/// Reserves a total capacity of `total` bytes in `out`. If memory is exhausted, it returns an error instead of aborting
-/// the process.
+/// Reserves a total capacity of `total` bytes in `out`. Returns an error, instead of aborting the process, if memory is
+/// exhausted.
 pub(crate) fn reserve(out: &mut Vec<u8>, total: u64, place: &str) -> Result<()> {
     let have = out.capacity() as u64;
     let refused = || Error::BudgetExceeded { what: format!("inflating {place}"), need: total, budget: have };

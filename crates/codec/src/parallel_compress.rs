@@ -2,16 +2,16 @@
 //! Parallel compression of one large object in blocks, on the caller's threads. The output does not depend on the
 //! number of threads.
 //!
-//! gzip output is one member. Each block ends at a byte boundary and uses the preceding 32 KiB as its window (as pigz
-//! does). Decoders that read only one member therefore read the whole object, and little compression is lost. zstd
-//! output has one frame per block, which every decoder reads as one stream. This module starts no threads.
+//! gzip output is one member, so decoders that read only one member read the whole object. Each block ends at a byte
+//! boundary and uses the preceding 32 KiB as its window (as in pigz), so little compression is lost. zstd output has
+//! one frame per block, which every decoder reads as one stream. This module starts no threads.
 
 use flate2::{Compress, Compression, FlushCompress, Status};
 use penstock_types::{Error, Result};
 
 use crate::{Codec, compress};
 
-/// Number of bytes of the previous block that a gzip block may refer to: DEFLATE's window.
+/// Number of bytes of preceding content that a gzip block may refer to: DEFLATE's window.
 const WINDOW: usize = 32 << 10;
 /// Space for DEFLATE's overhead on incompressible data and for the marker at the end of a block.
 const SLACK: usize = 1 << 10;
@@ -34,7 +34,7 @@ pub struct BlockCompressor {
     level: i32,
 }
 
-/// Checksum and size of the blocks so far, for the object's trailer.
+/// Checksum and total size of the blocks so far, for the object's trailer.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Tail {
     crc: u64,
@@ -90,8 +90,8 @@ impl BlockCompressor {
         }
     }
 
-    /// Compresses a block. `before` is the content before the block: at least its last [`BlockCompressor::window`]
-    /// bytes.
+    /// Compresses a block. `before` is the content before the block. It must include at least the last
+    /// [`BlockCompressor::window`] bytes.
     pub fn pack(self, before: &[u8], block: &[u8], is_last: bool) -> Result<CompressedBlock> {
         let len = block.len() as u64;
         if self.codec == Codec::Zstd {
@@ -99,8 +99,8 @@ impl BlockCompressor {
         }
         let crc = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32IsoHdlc, block) as u32;
         let failed = |what: String| Error::bug(format!("gzip: {what}"));
-        // The levels 0 to 12 are those of libdeflate. Blocks from libdeflate cannot be joined, so zlib compresses them
-        // here, with level 9 at most.
+        // Levels 0 to 12 are defined by libdeflate. Blocks from libdeflate cannot be joined, so zlib compresses the
+        // blocks, with level 9 at most.
         let level = Compression::new(self.level.clamp(0, 9) as u32);
         let mut stream = Compress::new(level, false);
         let window = &before[before.len().saturating_sub(WINDOW)..];

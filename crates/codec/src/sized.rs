@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Decompresses into a buffer of the exact size. Used for array chunks and zip members, whose sizes are stored
+//! Decompresses into a buffer of the exact size, for array chunks and zip members. Their decompressed sizes are stored
 //! elsewhere.
 
 use std::mem::MaybeUninit;
@@ -100,7 +100,7 @@ fn zlib(input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
 }
 
 fn gzip(input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
-    // Only the whole-object path supports members with a name or a comment, and several members. Its extra copy costs a
+    // Only the whole-object path supports several members, and members with a name or a comment. The extra copy costs a
     // tenth of the decompression time.
     let mut made = Vec::new();
     decompress_into_checked(Codec::Gzip, input, &mut made, out.len() as u64, GzipCheck::Full, place)?;

@@ -32,9 +32,9 @@ impl StreamDecoder {
         Self::resume_at(codec, limit, place, Inflated { bytes_in: 0, bytes_out: 0 }, 0)
     }
 
-    /// Creates a decoder that continues after `blocks` gzip members, zstd frames or LZ4 frames. These are complete, and
-    /// [`crate::decompress_frames`] has processed them; `passed` counts their bytes. The limit and the positions in
-    /// messages refer to the whole object.
+    /// Creates a decoder that continues after `blocks` complete gzip members, zstd frames or LZ4 frames, which
+    /// [`crate::decompress_frames`] has processed. `passed` counts the bytes of these blocks. The limit and the
+    /// positions in messages refer to the whole object.
     pub fn resume_at(codec: Codec, limit: u64, place: &str, passed: Inflated, blocks: u64) -> Self {
         let decoder = match codec {
             Codec::None => Decoder::None,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Format for transposed content: splits elements into byte planes and bit planes, and compresses them with zstd.
-//! Penstock uses it for its own copies that are read many times, because it is smaller than gzip and cheaper to decode.
+//! Format for transposed content: splits elements into byte planes and bit planes, and compresses the planes with zstd.
+//! Penstock uses the format for its own copies that are read many times, because it is smaller than gzip and cheaper to
+//! decode.
 //!
 //! Layout: a header (magic, element width, number of bit planes, block size, content size), the stored length of each
 //! block, a CRC-32C of the header and the lengths, then the blocks. Each block is shuffled and compressed
@@ -18,7 +19,7 @@ use crate::checksum::crc32c;
 use crate::output::above_limit;
 use crate::{SizedCodec, decompress_exact};
 
-/// The last byte is the format version.
+/// Magic bytes. The last byte is the format version.
 const MAGIC: [u8; 8] = *b"pstkpln1";
 
 const HEADER: usize = 24;
@@ -34,7 +35,7 @@ const MAX_BLOCK: usize = 1 << 20;
 /// zstd compression level. Higher levels take longer and save no space (decision 0531).
 const LEVEL: i32 = 1;
 
-/// Number of blocks on which each layout is tried. They are spread over the content.
+/// Number of blocks on which each layout is tried. The blocks are spread over the content.
 const TRIED: usize = 2;
 
 /// Layout of the planes: elements are `width` bytes wide, and their `bits` lowest byte planes are split into bit
@@ -76,7 +77,7 @@ impl Planes {
         matches!(width, 1 | 2 | 4 | 8).then_some(Self { width, bits }).filter(|form| form.bits <= form.width)
     }
 
-    /// Returns the layout that makes `content` smallest, estimated from a few of its blocks.
+    /// Returns the layout that makes `content` smallest. Estimates the size from a few blocks of `content`.
     ///
     /// # Errors
     /// `Bug` if zstd fails.
@@ -90,7 +91,7 @@ impl Planes {
             for at in (step / 2..blocks).step_by(step) {
                 bytes += form.block_of(content, at)?.len();
             }
-            // More bit planes take longer to decode, so a later layout must be at least 2 % smaller.
+            // Layouts with more bit planes take longer to decode, so a later layout must be at least 2 % smaller.
             if best.0 == usize::MAX || bytes < best.0 - best.0 / 50 {
                 best = (bytes, form);
             }
@@ -98,7 +99,7 @@ impl Planes {
         Ok(best.1)
     }
 
-    /// Number of bytes of a block that become bit planes; zero unless the plane size is a multiple of eight.
+    /// Number of bytes of a block that become bit planes. The number is 0 if the plane size is not a multiple of eight.
     fn bits_of(self, block: usize) -> usize {
         let plane = block / usize::from(self.width);
         if plane.is_multiple_of(8) { plane * usize::from(self.bits) } else { 0 }
@@ -212,8 +213,8 @@ fn header<'a>(input: &'a [u8], limit: u64, place: &str) -> Result<Header<'a>> {
     Ok(Header { form, block, content: content as usize, lens, blocks })
 }
 
-/// Decompresses the output of [`transpose`] into `out`, replacing its content. `limit` is the maximum content size in
-/// bytes. After an error `out` is empty. `place` names the object in error messages.
+/// Decompresses the output of [`transpose`] into `out`, replacing the content of `out`. `limit` is the maximum content
+/// size in bytes. After an error, `out` is empty. `place` names the object in error messages.
 ///
 /// # Errors
 /// [`Error::Corrupt`] for damaged or hostile input, and for content above the limit.
@@ -260,7 +261,7 @@ mod tests {
 
     use super::*;
 
-    /// Small numbers, as in volumes: their upper bits are equal.
+    /// Small numbers, as in volumes: the upper bits of all numbers are equal.
     fn counts(elements: usize, width: u8) -> Vec<u8> {
         let value = |at: usize| (at.wrapping_mul(2_654_435_761) >> 20) as u64 % 11;
         (0..elements).flat_map(|at| value(at).to_le_bytes()[..usize::from(width)].to_vec()).collect()

@@ -9,7 +9,7 @@ use zstd::zstd_safe::{DCtx, InBuffer, OutBuffer, get_error_name, get_frame_conte
 use crate::output::{OutputWindow, above_limit, reserve};
 
 /// Maximum expansion of one byte: a block takes at least 4 bytes and holds at most 128 KiB of content. A frame header
-/// with a larger size is wrong.
+/// that states a larger size is wrong.
 const MAX_OF_ONE: u64 = 32 << 10;
 /// Size of the buffer for decompressed bytes on their way to the sink: one block.
 const STREAM_BUFFER: usize = 128 << 10;
@@ -17,8 +17,8 @@ const STREAM_BUFFER: usize = 128 << 10;
 /// Maximum size of a frame header in bytes.
 const MAX_HEADER: usize = 18;
 
-/// Decodes frames, counts them, and compares the decompressed size of each with the size in its header. The library
-/// makes this comparison only if it receives the whole frame at once, or if the last block is not empty.
+/// Decodes frames, counts them, and compares the decompressed size of each frame with the size in its header. The
+/// library makes this comparison only if it receives the whole frame at once, or if the last block is not empty.
 struct Frames {
     context: DCtx<'static>,
     /// One-based number of the current or next frame.
@@ -120,8 +120,8 @@ pub(crate) fn inflate_whole(input: &[u8], out: &mut Vec<u8>, limit: u64, place: 
             let wanted = (out.capacity() as u64).saturating_mul(2).max(STREAM_BUFFER as u64);
             reserve(out, wanted.min(limit), place)?;
         } else if used == 0 && out.len() == before {
-            // The output has reached the limit. One more decoder call shows whether the content is longer or the input
-            // is truncated.
+            // The output has reached the limit. One more call of the decoder shows whether the content is longer or the
+            // input is truncated.
             let mut one_more = Vec::with_capacity(1);
             let _ = frames.step(&input[at..], &mut one_more);
             return Err(match one_more.is_empty() && at == input.len() {
@@ -177,7 +177,7 @@ impl ZstdStream {
         }
     }
 
-    /// Returns the structure that would be incomplete if the stream ended here, if any.
+    /// Returns the name of the structure that would be incomplete if the stream ended here, if any.
     pub(crate) fn unfinished(&self) -> Option<String> {
         self.frames.unfinished()
     }

@@ -38,8 +38,8 @@ def child_process(argv: Sequence[str], *, grace_s: float, **options: Any) -> Ite
 
 @contextmanager
 def deferred_signals() -> Iterator[None]:
-    """Defer SIGINT and SIGTERM to the end of the block, so that a process started in it is recorded before the signal
-    is handled.
+    """Defer SIGINT and SIGTERM to the end of the block, so that a process started in the block is recorded before the
+    signal is handled.
     """
     came: list[int] = []
     # Only the main thread runs signal handlers, and only it can set them.

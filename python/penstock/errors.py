@@ -4,7 +4,7 @@
     PenstockError
     ├── NotFound (FileNotFoundError)      the object, bucket, folder or file does not exist
     ├── Denied (PermissionError)          credentials or permissions do not allow it
-    ├── Throttled (OSError)               the store throttled until the retry time was over
+    ├── Throttled (OSError)               the store still refused requests when the retry time ended
     ├── Unreachable (ConnectionError)     the host cannot be reached
     ├── ServerError (OSError)             the store returned 5xx, or broke the protocol
     ├── Deadline (TimeoutError)           the call exceeded its time limit
@@ -12,7 +12,7 @@
     │   └── Mismatch                      an intact record that does not match a field
     ├── Changed (OSError)                 the object no longer has the pinned version
     ├── PreconditionFailed (FileExistsError)  the condition of a conditional write is false
-    ├── Busy (BlockingIOError)            another process uses it; retry when that has ended
+    ├── Busy (BlockingIOError)            another process uses the resource; retry when it has ended
     ├── ConfigError (ValueError)          a setting, flag or argument is invalid
     ├── Unsupported (NotImplementedError) the store or the build cannot do this
     │   └── MissingPackage (ModuleNotFoundError)  an optional package is not installed

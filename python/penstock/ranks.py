@@ -337,7 +337,7 @@ def detect(env: Mapping[str, str], *, host: str | None = None) -> Rank:
 def global_rank(env: Mapping[str, str]) -> tuple[int, int]:
     """Return the rank and the number of ranks. Unlike `detect`, this requires only `RANK` and `WORLD_SIZE`, as torch's
     `env://` does. One of them without the other is an error, because every process of such a job would otherwise read
-    the whole dataset. A `RANK` that is not a number, and a `WORLD_SIZE` of 1, do not show that there is a job.
+    the whole dataset. A `RANK` that is not a number, or a `WORLD_SIZE` of 1, does not count as a job.
 
     Raises:
         ConfigError: The variables contradict each other or are incomplete; the message names them.

@@ -70,7 +70,9 @@ def check_mpi(
 
 
 def _reason(err: bytes) -> str:
-    """The line of an MPI library's output that explains a failure: the one about PMI, else the last one."""
+    """Return the line of an MPI library's output that explains a failure: the first line about PMI, otherwise the last
+    line.
+    """
     lines = [line.strip() for line in err.decode(errors="replace").splitlines() if line.strip()]
     named = [line for line in lines if "PMI" in line]
     return f": {(named or lines)[0 if named else -1][:200]}" if lines else ""

@@ -20,7 +20,7 @@ _FOUND = re.compile(r"(libmpi(?:ch)?\.so[.0-9]*)(?: => (\S+))?")
 # MPI_COMM_WORLD of the MPICH family is this constant (MPICH ABI initiative); Open MPI has a symbol for it.
 _MPICH_WORLD = 0x44000000
 _NAME_BYTES = 8192
-# MPICH's version has many lines; this is the part with the product and its number.
+# The version text of some libraries has many lines. This expression matches the product and its version.
 _PRODUCT = re.compile(
     r"Open MPI v[0-9.]+|MPICH Version: ?[0-9.]+|Intel\(R\) MPI Library [0-9.]+|MVAPICH\S* Version ?:? ?[0-9.]+"
 )

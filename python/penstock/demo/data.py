@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["check_space", "inflate", "make", "multiply"]
 
-HELD_OUT_FROM = 1_000_000  # number of the first held-out universe: other numbers give other parameters
-LEARN_BOX_MPC = 600.0  # docs/decisions/0702-demo-learns-from-a-large-box.md: with more modes, fewer samples suffice
+HELD_OUT_FROM = 1_000_000  # number of the first held-out universe; every number has different parameters
+LEARN_BOX_MPC = 600.0  # a larger box has more modes, so fewer samples suffice (docs/decisions/0702)
 _NUMBER = re.compile(r"_a(\d{7})_")
 
 

@@ -151,7 +151,7 @@ def _kept(folder: Path) -> Path:
                     where=str(folder),
                     hint="use --output with another folder",
                 )
-            # Write the marker first: without a kept file, `remove` would delete the folder itself.
+            # Write the marker first: if no file were kept, `remove` would delete the folder itself.
             held.write(
                 _MARK, b"Data of penstock demo: the next demo with --keep removes what lies here.\n", replaces=True
             )
@@ -206,7 +206,7 @@ def served(path: DemoPath, tier: Tier, bucket: Path, work: Path, scale: float) -
 
 
 def tier_of(path: DemoPath) -> Tier:
-    """Tier of the path's store; for a mount, with the rate that the published mount gave a reader."""
+    """Tier of the path's store. For a mount, each reader is limited to the rate of the published mount."""
     tier = tiers.find(path.tier)
     return mounted(tier, JOB.sample_bytes) if path.mount else tier
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Divides the time of each thread into classes, and finds the consumers, the loaders and the loaders' bottleneck.
 
-Stacks show where a thread is; the kernel reports whether it ran or was blocked, and in which call. Where they
-differ, the kernel is right: a thread that is blocked in a read of a file does not decompress.
+Stacks show where a thread is; the kernel reports whether it ran or was blocked, and in which call. If a stack and the
+kernel disagree, the kernel is right: a thread that is blocked in a read of a file does not decompress.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ _OPEN_CALLS = (
 )
 _RECEIVE_CALLS = ("recvfrom", "recvmsg", "read", "readv")
 _PASSIVE = ("futex", "poll", "ppoll", "epoll_wait", "epoll_pwait", "select", "pselect6", "read", "recvfrom", "recvmsg")
-# Minimum number of readings of a thread's kernel state before they correct its stacks.
+# Minimum number of readings of a thread's kernel state. With fewer, the readings do not correct the thread's stacks.
 _MIN_LOOKS = 15
-# Exponent of a group's busy share in its weight: the busiest group decides, unless others are nearly as busy.
+# The weight of a group is its busy share to this power. The busiest group decides, unless others are nearly as busy.
 _SHARPNESS = 4
 # A difference of two shares below this can be sampling noise.
 _NOISE = 0.05
@@ -179,7 +179,7 @@ def correct(thread: ThreadTime, looks: int, calls: Mapping[tuple[str, str], int]
 
 
 def _resolve(thread: ThreadTime, file_share: float, open_share: float) -> None:
-    """Divide `open_or_read` in proportion to the blocked calls; all of it is reads if no blocked call was seen."""
+    """Divide `open_or_read` in proportion to the blocked calls; without a blocked call, all of it counts as reads."""
     both = file_share + open_share
     opens = open_share / both if both > 0 else 0.0
     share = thread.share("open_or_read")
@@ -204,7 +204,7 @@ def resolve_network(threads: Iterable[ThreadTime], receiving_share: float) -> No
 def find_collective_waits(consumer: ThreadTime, *, is_distributed: bool) -> None:
     """Move time from the model to other ranks: DistributedDataParallel waits for them within `backward`.
 
-    The thread is then blocked without a sample of a class that waits.
+    During such a wait, the kernel shows the thread as blocked, but none of its stacks shows a wait.
     """
     if not is_distributed:
         return
@@ -222,8 +222,8 @@ class Loaders:
     Attributes:
         shares: Classes of the bottleneck's busy time; they add up to 1. Empty without loaders.
         busy_share: How busy the busiest group of threads is.
-        threads: Threads of that group.
-        origin: What they run.
+        threads: Number of threads of that group.
+        origin: Function that these threads run.
         all_shares: Classes of all loaders' time, with `idle`.
         in_flight: Mean number of loader threads that wait for a store at a time.
     """
@@ -283,7 +283,9 @@ def bottleneck(threads: Iterable[tuple[ThreadTime, bool]]) -> Loaders:
 
 
 def critical_shares(consumer: ThreadTime, loaders: Loaders) -> dict[str, float]:
-    """Classes of a consumer's time, with its waits for loaders divided like the loaders' own time. They add up to 1."""
+    """Classes of a consumer's time, with its waits for loaders divided in proportion to the loaders' own time. All
+    classes add up to 1.
+    """
     shares = {name: n / consumer.total for name, n in consumer.samples.items() if name != "startup" and n > 0}
     waits = shares.pop("wait", 0.0)
     if loaders.shares:

@@ -63,7 +63,7 @@ def _rule(name: str, file: str, function: str | None = None, text: str | None = 
     )
 
 
-# A file matches anywhere in its path. The order matters: the first rule that matches decides.
+# A file's pattern can match anywhere in its path. The order matters: the first rule that matches decides.
 _LIBRARY = (
     # Back-off of clients after throttling. Clients also sleep after other transient errors.
     _rule("throttle", r"botocore/endpoint\.py$", text=r"sleep\("),
@@ -198,7 +198,7 @@ _LIBRARY = (
     _rule("model", r"/tensorflow/python/(eager|keras|training|framework|util)"),
 )
 
-# Waits whose frame does not show the reason. They decide only if no frame further out does.
+# Waits whose frame does not show the reason. These rules decide only if no rule matches a frame further out.
 _GENERIC = (
     _rule("wait", r"/queue\.py$", r"get|put|join"),
     _rule("wait", r"/threading\.py$", r"wait|acquire|join|_wait_for_tstate_lock|wait_for|__enter__"),
@@ -209,7 +209,7 @@ _GENERIC = (
     _rule("network", r"/(socket|ssl)\.py$"),
 )
 
-# Texts of lines in the program's own code.
+# Patterns for the text of lines in the program's own code.
 _OWN = (
     ("launch", r"\bos\.(?:wait|waitpid|wait3|wait4|waitid)\("),
     ("throttle", r"(?:retry|retries|back_?off|throttl)\w*.*sleep\(|sleep\(.*(?:retry|back_?off|throttl)"),
@@ -263,10 +263,11 @@ def classify(stack: Sequence[Frame], text_of: Callable[[Frame], str], around: Ca
     Args:
         stack: Its frames, outermost first.
         text_of: Returns the source text of a frame's line; empty if it is not available.
-        around: Returns a few lines before and after it.
+        around: Returns a few lines before and after a frame's line.
     """
     is_inline = any(_INLINE.search(f.file) and "SingleProcess" in f.function for f in stack)
-    # Before Python 3.11, functions have no qualified names. So a fetch outside of a worker stands for the inline case.
+    # Before Python 3.11, functions have no qualified names. Therefore, a fetch outside of a worker process counts as
+    # inline.
     is_worker = any(_WORKER.search(f.file) for f in stack)
     is_inline = is_inline or (not is_worker and any(_FETCH.search(f.file) for f in stack))
     is_spawned_rank = any(_SPAWNED_RANK.search(f.file) and _last(f.function) == "_wrap" for f in stack)
@@ -292,7 +293,9 @@ def classify(stack: Sequence[Frame], text_of: Callable[[Frame], str], around: Ca
 
 
 def _own_part(stack: Sequence[Frame]) -> Sequence[Frame]:
-    """Frames within a process that `multiprocessing` started. A fork inherits the frames of the start, further out."""
+    """Frames that belong to a process started by `multiprocessing`. A forked process also has the outer frames of its
+    parent.
+    """
     for depth in range(len(stack) - 1, -1, -1):
         frame = stack[depth]
         if (_CHILD.search(frame.file) and _last(frame.function) == "_bootstrap") or _SPAWNED_RANK.search(frame.file):
@@ -365,7 +368,7 @@ def _last(function: str) -> str:
 
 
 def _origin(stack: Sequence[Frame]) -> str:
-    """The outermost frame that is not of the standard library, else the outermost of all."""
+    """The outermost frame outside of the standard library or, without such a frame, the outermost frame."""
     for frame in stack:
         if not _STANDARD.search(frame.file):
             return f"{_last(frame.function)} ({frame.file.rpartition('/')[2]})"

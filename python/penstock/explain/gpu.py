@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Utilisation of NVIDIA GPUs by NVML, through ctypes. Experimental: it was not tested on a GPU.
+"""Utilisation of NVIDIA GPUs, read from NVML through ctypes. Experimental: it was not tested on a GPU.
 
 Function names and structures: nvml.h of CUDA 13.
 """
@@ -17,7 +17,7 @@ class _Utilization(ctypes.Structure):
 
 
 class GpuMonitor:
-    """GPUs of this node. Without NVML or without a GPU, it has none, and reads nothing."""
+    """GPUs of this node. Without NVML or without a GPU, `count` is 0, and `read` does nothing."""
 
     def __init__(self) -> None:
         self.utilization: list[list[float]] = []
@@ -45,7 +45,7 @@ class GpuMonitor:
         return len(self._handles)
 
     def read(self) -> None:
-        """Read the share of the last period in which a kernel ran."""
+        """For each GPU, read the share of the last sampling period in which a kernel ran."""
         if self._library is None:
             return
         for index, handle in enumerate(self._handles):
@@ -54,7 +54,7 @@ class GpuMonitor:
                 self.utilization[index].append(found.gpu / 100)
 
     def mean_utilization(self) -> float | None:
-        """Mean over the GPUs that were used; None without one."""
+        """Mean over the used GPUs, or over all GPUs if none was used. None without a GPU."""
         means = [sum(values) / len(values) for values in self.utilization if values]
         used = [value for value in means if value > 0.01] or means
         return sum(used) / len(used) if used else None

@@ -28,7 +28,9 @@ _SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 
 
 def ptrace_scope() -> int:
-    """Which processes may read another's memory: 0 = all of the same user, 1 = ancestors, 2 = root, 3 = none."""
+    """Kernel setting for which processes may read another process's memory: 0 = all of the same user, 1 = ancestors, 2
+    = root, 3 = none.
+    """
     try:
         return int(_SCOPE.read_text())
     except (OSError, ValueError):

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["Observation", "Observer", "check_pid"]
 
 _LOOK_S, _SOCKETS_S, _REFRESH_S = 0.1, 0.2, 1.0
-# Attaching py-spy costs up to 0.1 s of CPU, so chunks are long. In the start-up, each is longer than the one before.
-# Afterwards, one chunk lasts to the end, unless more than `_SAMPLED` processes take turns.
+# Attaching py-spy costs up to 0.1 s of CPU, so chunks are long. During the start-up, each chunk is longer than the
+# previous one. Afterwards, one chunk lasts to the end, unless more than `_SAMPLED` processes take turns.
 _STARTUP_CHUNK_S, _STARTUP_GROWTH, _TURN_S = 1.5, 1.5, 12.0
 _STARTUP_SHARE = 0.2
 _AFTER_START_SHARE = 0.8
@@ -42,11 +42,11 @@ _SAMPLED = 6
 
 @dataclass(slots=True)
 class Observation:
-    """All that was seen. Times are of `time.monotonic`.
+    """All data that the collectors recorded. Times are those of `time.monotonic`.
 
     Attributes:
         threads: Classified time of each thread by pid and thread id.
-        stack_errors: Why stacks are missing: `permission`, `ended` or py-spy's words, with counts.
+        stack_errors: Reasons why stacks are missing (`permission`, `ended` or py-spy's message), with counts.
     """
 
     seen_s: float
@@ -126,8 +126,9 @@ class Observer:
         """Observe.
 
         Args:
-            seconds: Length, from the end of the start-up.
-            progress: Called a few times a second with the elapsed seconds, and those since the start-up.
+            seconds: Duration of the observation after the start-up.
+            progress: Called a few times a second with the seconds since the start, and the seconds since the end of the
+                start-up.
         """
         self._seconds = seconds
         next_sockets = next_refresh = 0.0
@@ -185,7 +186,7 @@ class Observer:
         if free <= 0:
             return
         if self._started_s is None:
-            # Sample the root or, if it only starts other programs, the first process that does not.
+            # Sample the root. If it only starts other programs, sample the first process that is not such a launcher.
             live = [r for r in live if r.pid not in self._launchers]
             live = [r for r in live if r.pid == self.tree.root] or live[:1]
             free = 1 - len([r for r in live if stacks.is_recording(r.pid)])
@@ -205,7 +206,9 @@ class Observer:
         self.tree.observers = self._stacks.pids()
 
     def _rate_for(self, record: ProcessRecord, processes: int) -> int:
-        """Half of the samples for the first process that is not a launcher, the rest for the others."""
+        """Samples per second of a process: the first process that is not a launcher gets half, and the others share the
+        rest.
+        """
         if processes == 1:
             return self._stacks_per_s
         is_first = record.pid == min(self._threads, default=record.pid)
@@ -230,7 +233,7 @@ class Observer:
                 self._launchers.add(pid)
             elif total and main.samples["startup"] / total < _STARTUP_SHARE:
                 self._started_s = began_s
-                # The workers' samples begin only now, so most of the observation must still be ahead.
+                # Sampling of the workers begins only now. Move the end, so that most of the observation is still ahead.
                 self._ends_s = max(began_s + self._seconds, time.monotonic() + _AFTER_START_SHARE * self._seconds)
                 self._threads.clear()
                 self._connections.restart()

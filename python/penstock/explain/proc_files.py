@@ -117,7 +117,7 @@ _TAKES_FD = frozenset({
 
 
 def parse_syscall(text: str, machine: str) -> BlockedCall | None:
-    """Parse /proc/PID/task/TID/syscall; None if the thread runs, or if the call is not one of those that matter.
+    """Parse /proc/PID/task/TID/syscall; None if the thread runs, or if the call is not in the tables above.
 
     Args:
         machine: As `platform.machine()` returns it.
@@ -182,7 +182,9 @@ def _unescape(text: str) -> str:
 
 
 def find_mount(path: str, mounts: list[Mount]) -> Mount | None:
-    """Return the mount that contains an absolute path: the longest mount point, the last one of equal ones."""
+    """Return the mount that contains an absolute path: the mount with the longest mount point or, of several equal
+    ones, the last.
+    """
     best = None
     for mount in mounts:
         point = mount.mount_point.rstrip("/")

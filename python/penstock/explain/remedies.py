@@ -21,7 +21,7 @@ __all__ = ["StepModel", "remedies"]
 _WORTH_NAMING = 1.02
 # Rates on one core: zlib of Python 0.3 GB/s, libdeflate 2 to 2.6 GB/s (DESIGN, §4; results/ has the measurements).
 _LIBDEFLATE_FACTOR = 6.0
-# Requests in flight relative to one reader. An assumption: sockets and the store allow them.
+# Requests in flight relative to one reader. Assumes that sockets and the store allow this number.
 _IN_FLIGHT_FACTOR = 16.0
 # Rate of a local disk or the page cache relative to a slow store. An assumption (`penstock bench storage` measures it).
 _LOCAL_FACTOR = 20.0
@@ -48,7 +48,9 @@ class StepModel:
     cores_free: float
 
     def gain(self, factors: Mapping[str, float], *, overlapped: bool | None = None) -> tuple[float, str]:
-        """Predicted speed over the present one if each class takes `1 / factor` of its time; and the next limit."""
+        """Return the predicted speed divided by the present speed, if each class takes `1 / factor` of its time, and
+        the next limit.
+        """
         overlap = self.is_overlapped if overlapped is None else overlapped
         waits = sum(self.classes.values())
         if waits <= 0:
@@ -68,7 +70,7 @@ class StepModel:
 
 
 def remedies(kind: Kind, step: StepModel) -> tuple[Remedy, ...]:
-    """Remedies for a verdict, largest gain first. Those without a gain are left out, unless none is left."""
+    """Remedies for a verdict, largest gain first. Remedies without a gain are left out, unless no remedy has a gain."""
     proposed = [_priced(step, one) for one in _proposals(kind, step)]
     useful = [one for one in proposed if one.gain >= _WORTH_NAMING] or proposed[:1]
     return tuple(sorted(useful, key=lambda one: -one.gain))

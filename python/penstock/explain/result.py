@@ -115,12 +115,12 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         sentence: The answer in one sentence, with its most important numbers.
-        reason: Why this kind and not its neighbour, in one sentence.
+        reason: Why the verdict is this kind and not a similar kind, in one sentence.
         wait_share: Share of the consumer's time (start-up excluded) that better input would save; 0 to 1. The consumer
             is the thread that runs the training loop.
         confidence: `high`, `medium` or `low`: by the number of samples and the distance to the second candidate.
         second: The second candidate, which limits once the first is removed; None if there is none.
-        subject: The endpoint, file system, rank or process that the verdict is about; None for others.
+        subject: The endpoint, file system, rank or process that the verdict is about; None for all other verdicts.
     """
 
     kind: Kind
@@ -138,7 +138,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         quantity: What was measured: `rate from 10.0.0.1:443`, `consumer's wait for the loader`.
         value: In `unit`: `share` (0 to 1), `s`, `bytes/s`, `requests/s`, `bytes`, `cores`, `count`.
-        ceiling: The most that this quantity can be here, in the same unit; None if unknown.
+        ceiling: Maximum of this quantity on this system, in the same unit; None if unknown.
         ceiling_source: How the ceiling was found.
         source: Where the value came from: `stacks`, `/proc/PID/io`, `TCP info`.
     """
@@ -157,8 +157,8 @@ class TimeShare(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         consumer: Share of the consumers' time, 0 to 1. All classes add up to 1.
         loaders: Share of the loaders' time (worker processes and reading threads), 0 to 1; 0 without loaders.
-        critical: Share of the consumers' time after their waits for loaders were divided as the loaders' own time. The
-            verdict is drawn from this column. All classes add up to 1.
+        critical: Share of the consumers' time after their waits for loaders were divided in proportion to the loaders'
+            own time. The verdict is drawn from this column. All classes add up to 1.
     """
 
     name: str
@@ -201,11 +201,11 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         role: `store`, or `internal` (within the tree).
-        connections: Most connections that were open at a time.
+        connections: Maximum number of connections that were open at the same time.
         opened: Connections seen over the whole time. Many short ones cost a handshake each.
         receiving_share: Share of a connection's samples in which bytes had arrived since the previous sample.
         rtt_s: Median round-trip time that TCP measured; None if TCP info is not available.
-        retransmits: Segments sent again, in both directions where TCP can see them.
+        retransmits: Number of retransmitted segments, in both directions if TCP reports both.
     """
 
     address: str
@@ -229,7 +229,7 @@ class FileSystem(msgspec.Struct, frozen=True, kw_only=True):
         place: `local` (block device of this node), `remote`, `fuse`, or `memory`.
         files: Distinct data files that were seen open. Libraries and the program's own code are not counted.
         read_bytes_per_s: From the positions of open files; a lower bound, because short-lived files escape.
-        blocked_share: Share of the time in which the threads that read it were blocked in reads, 0 to 1.
+        blocked_share: Share of the time, 0 to 1, in which the threads that read this file system were blocked in reads.
         device: Its block device, with the share of time that the device had requests in flight; None if not local.
     """
 
@@ -245,7 +245,7 @@ class FileSystem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ceiling(msgspec.Struct, frozen=True, kw_only=True):
-    """How far one resource is from its limit, from the same evidence; `source` states how the limit was found."""
+    """Use of one resource compared with its limit. `source` states how the limit was found."""
 
     resource: str
     value: float
@@ -260,11 +260,11 @@ class Ceiling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """Price of the waiting, if the program ran all day as it did here.
+    """Price of the waiting, if the program ran all day as it did during the observation.
 
     Attributes:
         hours_lost_per_day: Hours of each day in which the consumer waits.
-        price_usd_per_hour: Price of what waits (a node, times nodes); None without --price.
+        price_usd_per_hour: Price of all waiting nodes per hour; None without --price.
         price_source: `--price`, or the item, region and date of the price book.
     """
 
@@ -281,9 +281,9 @@ class Remedy(msgspec.Struct, frozen=True, kw_only=True):
     """One proposed change. Remedies are sorted by their gain.
 
     Attributes:
-        gain: Predicted steps/s over the measured steps/s; 1.0 = no gain.
+        gain: Predicted steps/s divided by measured steps/s; 1.0 means no gain.
         gain_source: The arithmetic, with the term that limits next.
-        command: The line of Penstock that does it; None if the remedy is outside Penstock.
+        command: Penstock command or line of code that makes the change; None if the remedy is outside Penstock.
     """
 
     text: str
@@ -303,7 +303,7 @@ class Overhead(msgspec.Struct, frozen=True, kw_only=True):
     """Cost of observing.
 
     Attributes:
-        wall_s: Start-up and observation.
+        wall_s: Duration of the start-up and the observation.
         cpu_s: CPU seconds of this process's collectors and of the stack sampler, start-up included.
         pause_s: Seconds in which the program was stopped for reading its stacks.
         share: (cpu_s + pause_s) / wall_s: as if the program had one core only.

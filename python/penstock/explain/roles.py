@@ -87,7 +87,9 @@ def _role(pid: int, record: ProcessRecord, threads: Mapping[int, ThreadTime]) ->
 
 
 def _ancestor(pid: int, records: Mapping[int, ProcessRecord], wanted: list[int]) -> int | None:
-    """The nearest ancestor among `wanted`; the only one of them if a worker was reparented."""
+    """The nearest ancestor of a process among `wanted`. For a reparented process, this is the only pid in `wanted`, if
+    there is only one.
+    """
     visited = set()
     while pid in records and pid not in visited:
         visited.add(pid)
@@ -108,7 +110,9 @@ def _rank_of(record: ProcessRecord, roles: Roles) -> bool:
 
 
 def _by_looks(seen: Observation, threads: dict[int, dict[int, ThreadTime]], roles: Roles) -> list[int]:
-    """Without stacks, take the process that used most CPU, and divide its threads' time by their blocked calls."""
+    """Without stacks: choose the process that used most CPU as the consumer, and divide its threads' time by their
+    blocked calls.
+    """
     records = [record for record in seen.records.values() if roles.by_pid[record.pid] != "worker" and record.threads]
     if not records:
         return []

@@ -74,7 +74,9 @@ def find_sampler() -> str | None:
 
 
 class SourceLines:
-    """Source text of the frames of one process, read in its own root folder (containers have another)."""
+    """Source text of the frames of one process, read below the root folder of that process (a container has its own
+    root).
+    """
 
     def __init__(self, pid: int) -> None:
         self._root = Path(f"/proc/{pid}/root")
@@ -89,7 +91,7 @@ class SourceLines:
         return lines[frame.line - 1] if 0 < frame.line <= len(lines) else ""
 
     def around(self, frame: Frame) -> str:
-        """Eight lines before and three after it."""
+        """The eight lines before a frame's line, and the three lines after it."""
         lines = self._read(frame.file)
         return "".join(lines[max(0, frame.line - 9) : frame.line + 3])
 
@@ -103,7 +105,7 @@ class SourceLines:
 
 
 def host_threads(pid: int) -> dict[int, int]:
-    """Map thread ids in the pid namespace of a process, which Python records, to those in this namespace.
+    """Map the thread ids that Python records, in the pid namespace of the process, to the thread ids in this namespace.
 
     Empty if the process has ended, or if it is in the same namespace.
     """
@@ -131,7 +133,7 @@ class _Recording:
 class StackSampler:
     """Records the stacks of several processes, one py-spy for each, in chunks of a few seconds.
 
-    A chunk that ends with its process is kept, too. `cpu_s` is what py-spy itself used.
+    A chunk that ends with its process is kept, too. `cpu_s` is the CPU time of py-spy itself.
     """
 
     program: str

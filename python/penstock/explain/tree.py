@@ -29,7 +29,7 @@ from penstock.explain.proc_files import (
 
 __all__ = ["ProcessRecord", "ProcessTree", "Snapshot", "ThreadRecord", "read_text"]
 
-# Maximum number of threads whose blocked calls are read at a time. Reading one thread's costs about 20 µs.
+# Maximum number of threads whose blocked calls are read at a time. Reading the call of one thread takes about 20 µs.
 _LOOKED_AT = 24
 _MAX_THREADS = 256
 _MACHINE = platform.machine()
@@ -58,7 +58,8 @@ class ThreadRecord:
     calls: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def cpu_share(self, since_s: float = 0.0) -> float | None:
-        """Share of the time on a core or ready for one. Ready time counts, so that other load does not matter.
+        """Share of the time on a core or ready for one. Ready time counts, so that other programs on the node do not
+        change the share.
 
         None without two readings.
         """
@@ -110,7 +111,7 @@ class ProcessRecord:
         )
 
     def mount_of(self, path: str) -> Mount | None:
-        """Return the mount of one of its files."""
+        """Return the mount that contains a file of this process."""
         return find_mount(path, self.mounts)
 
 
@@ -164,7 +165,7 @@ class ProcessTree:
         record = self.records.get(pid)
         if record is None or record.start_ticks != stat.start_ticks:
             record = self.records[pid] = ProcessRecord(pid, stat.parent, stat.start_ticks)
-        if len(record.snapshots) < 3 or len(record.snapshots) % 8 == 0:  # exec changes these; later changes are rare
+        if len(record.snapshots) < 3 or len(record.snapshots) % 8 == 0:  # exec changes the identity, usually early
             self._identify(record)
         io_text = read_text(f"/proc/{pid}/io")
         if io_text is None:
@@ -270,7 +271,7 @@ class ProcessTree:
 
 
 def _main_first(record: ProcessRecord) -> list[ThreadRecord]:
-    """Its threads that may matter: the main thread, and those that have used a core."""
+    """The threads of a process that can matter: the main thread, and all threads that have used a core."""
     return [
         thread
         for tid, thread in record.threads.items()

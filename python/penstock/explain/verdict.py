@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 __all__ = ["HEALTHY_SHARE", "OWN", "STORAGE", "Figures", "judge", "mean_shares", "sampling_noise"]
 
 HEALTHY_SHARE = 0.05
-"""Share of waiting below which nothing is wrong, beside the noise of sampling; the same as in the report of a loader."""
+"""A program is healthy if its share of waiting is below this value plus the sampling noise. The report of a loader uses
+the same value.
+"""
 OWN = ("model", "other", "idle")
 STORAGE = ("first_byte", "transfer", "throttle", "metadata", "file_read")
 # Minimum utilisation of the loaders in a healthy program. Below it, the model is the limit by a factor of two.
@@ -60,7 +62,7 @@ class Figures:
 
     @property
     def contention(self) -> float:
-        """Share of the waiting that other programs of the node explain: they take cores from loaders and loop."""
+        """Share of the waiting that other programs on the node cause, by taking cores from the loaders and the loop."""
         is_busy = self.other_cores_share >= _BUSY_NODE_SHARE
         return min(_MAX_CONTENTION, _CONTENTION * self.ready_share) if is_busy else 0.0
 
@@ -188,7 +190,9 @@ def _file_kind(figures: Figures) -> Kind:
 
 
 def _ranks(consumers: Sequence[Attributed]) -> tuple[Attributed, float] | None:
-    """The rank that the others wait for, and the share by which they wait longer than it; None if that is small."""
+    """Return the rank that waits least, which the others wait for, and the difference to the share of the rank that
+    waits most. None if the difference is small.
+    """
     if len(consumers) < 2:
         return None
     waits = [one.critical.get("other_ranks", 0.0) for one in consumers]
@@ -266,7 +270,8 @@ def _confidence(
 ) -> Literal["high", "medium", "low"]:
     if samples < _SURE_SAMPLES or not figures.has_stacks:
         return "low"
-    # The other candidates divide the same time by class if the DataLoader has no workers, so they are not rivals.
+    # If the DataLoader has no workers, the other candidates are parts of the same time, and do not compete with this
+    # verdict.
     has_rival = len(candidates) > 1 and candidates[0][0] != "no-workers"
     distance = candidates[0][1] - (candidates[1][1] if has_rival else 0.0)
     return "high" if distance > 0.15 else "medium"

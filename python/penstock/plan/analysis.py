@@ -44,10 +44,10 @@ class Sensitivity(msgspec.Struct, frozen=True):
 
     Attributes:
         limit: Name of the limit, and its value in words.
-        time_less_s, time_more_s: Duration of the job with 20 % less and 20 % more of it.
+        time_less_s, time_more_s: Duration of the job with 20 % less and 20 % more of the limit.
         money_less, money_more: Cost with 20 % less and 20 % more; None if a price is unknown.
-        time_elasticity, money_elasticity: Percent of change per percent of the limit, over this range. -1 means that
-            10 % more of it save 10 %.
+        time_elasticity, money_elasticity: Percent of change per percent of the limit, over this range. -1 means that 10
+            % more of the limit saves 10 %.
     """
 
     limit: str
@@ -64,7 +64,7 @@ class Demand(msgspec.Struct, frozen=True):
 
     Attributes:
         bytes_per_s, opens_per_s: Stored bytes and objects (or parts) of all nodes, for a path that streams `form`.
-        node_bytes_per_s: The same of one node.
+        node_bytes_per_s: Stored bytes per second of one node.
         in_flight: Requests in flight over all nodes, by Little's law: opens/s x the duration of one request.
         cores_per_node: Cores of a node that decompression and decoding keep busy.
     """
@@ -82,11 +82,12 @@ class Demand(msgspec.Struct, frozen=True):
 
 
 class BreakEvenPoint(msgspec.Struct, frozen=True):
-    """Comparison of a path that needs time before the first epoch with one that needs none, for one node count.
+    """Comparison of a path that needs time before the first epoch with a path that needs none, for one node count.
 
     Attributes:
         from_epochs: Smallest number of epochs with which `path` ends first; None if it never does.
-        from_epochs_money: The same for money, from the cost of this job; None if never, or if a price is unknown.
+        from_epochs_money: Smallest number of epochs with which `path` is cheaper, computed from the cost of this job;
+            None if it never is, or if a price is unknown.
     """
 
     path: str
@@ -118,7 +119,8 @@ def limit_words(term: str) -> str:
 def frontier(rows: Sequence[ScenarioPrediction]) -> set[int]:
     """Indexes of the rows that no other row beats in both time and money (Pareto).
 
-    Rows that are impossible, or whose cost is unknown, are never on it. Equal rows are all on it, or none is.
+    Rows that are impossible, or whose cost is unknown, are never on the frontier. Of equal rows, either all or none are
+    on it.
     """
     points = sorted(
         (row.finish_s, row.money.total, index)
@@ -136,7 +138,9 @@ def frontier(rows: Sequence[ScenarioPrediction]) -> set[int]:
 
 
 def best(rows: Sequence[ScenarioPrediction], goal: Goal) -> ScenarioPrediction | None:
-    """The cheapest or the fastest possible row. If several are equal, the one that is better in the other respect."""
+    """The cheapest or the fastest possible row. Of equally cheap rows, the fastest is chosen; of equally fast rows, the
+    cheapest.
+    """
     possible = [row for row in rows if not row.impossible]
     if goal == "time":
         return min(possible, key=lambda row: (row.finish_s, row.money.known), default=None)
@@ -161,7 +165,9 @@ def _in_route(field: str) -> Callable[[Scenario, float], Scenario]:
 
 
 def _cores(scenario: Scenario, factor: float) -> Scenario:
-    """The scenario with `factor` times the cores. Rates change, not the number of cores, which must be whole."""
+    """The scenario with `factor` times the cores. The rates per core are scaled, because the number of cores must be
+    whole.
+    """
     route, rate = scenario.route, 1 / factor
     return msgspec.structs.replace(
         scenario,
@@ -214,7 +220,9 @@ LIMITS: dict[str, Callable[[Scenario, float], Scenario]] = {
 
 
 def sensitivity(scenario: Scenario) -> list[Sensitivity]:
-    """Vary each limit by -20 % and +20 %, and predict again; largest effect on time first."""
+    """Vary each limit by -20 % and +20 %, and predict again. The limit with the largest effect on the time comes
+    first.
+    """
     rows = []
     for name, change in LIMITS.items():
         less, more = (predict(change(scenario, 1 + sign * _STEP)) for sign in (-1, 1))
@@ -243,7 +251,8 @@ _LIMIT_OF = {
 
 
 def epoch_range(scenario: Scenario) -> tuple[float, float] | None:
-    """Shortest and longest epoch if every limit that a probe measured is at an end of its 95 % interval.
+    """Shortest and longest epoch if every limit that a probe measured is at the upper or lower end of its 95 %
+    interval.
 
     Returns:
         Seconds, or None if no limit has a stated uncertainty. The errors of the model itself are not included.
@@ -323,7 +332,7 @@ def parse_target(text: str, unit: str) -> Target:
     """Parse `20000 images/s`, `20000/s` or a duration such as `6h`.
 
     Raises:
-        ConfigError: The text is neither a rate nor a duration, or its unit is not the workload's.
+        ConfigError: The text is neither a rate nor a duration, or its unit differs from the workload's unit.
     """
     from penstock.units import parse_seconds
 
@@ -349,7 +358,7 @@ def parse_target(text: str, unit: str) -> Target:
 def choose(
     rows: Sequence[ScenarioPrediction], target: Target, goal: Goal
 ) -> tuple[ScenarioPrediction | None, ScenarioPrediction | None]:
-    """Return the best row that reaches a target; if none does, None and the row that comes nearest.
+    """Return two values: the best row that reaches a target, or None; and, if no row reaches it, the nearest row.
 
     With the goal `cost`, rows of unknown cost are left out.
     """

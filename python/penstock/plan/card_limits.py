@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 __all__ = ["CardLimit", "CardPhase", "ProbeCard", "limits_of_card", "read_card"]
 
-_FASTER = 1.25  # phases that are this much faster than the sustained rate spent burst credits
-_RISING = 1.15  # growth between two phases of equal concurrency that noise does not explain
+_FASTER = 1.25  # minimum ratio of a phase's rate to the sustained rate that shows burst credits
+_RISING = 1.15  # minimum growth between two phases of equal concurrency that noise does not explain
 _REFUSED = 0.01
 _GAIN = 1.1  # as in the probe: a rate that grows less has reached its limit
-_EXPLAINED = 1.5  # a request limit that allows at most this multiple of a byte rate is its cause
+_EXPLAINED = 1.5  # a request limit explains a byte rate if it allows at most this multiple of the rate
 _MAX_RAMP_S = 600.0
 
 
@@ -118,7 +118,9 @@ def _rate(phase: CardPhase) -> float:
 
 
 def _is_rising_when_refused(sweep: Sequence[CardPhase]) -> bool:
-    """True if the last phase was refused, and the ones before it were faster with more concurrency."""
+    """True if the store refused requests in the last phase, while the rate still rose with the concurrency in the
+    phases before.
+    """
     if len(sweep) < 3 or sweep[-1].throttled <= _REFUSED:
         return False
     before, last = sweep[-3], sweep[-2]

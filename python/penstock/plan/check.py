@@ -2,7 +2,7 @@
 """Compares logged predictions with measured runs, and makes a table of errors. Never changes a prediction.
 
 A run of `penstock train` belongs to the latest prediction that was logged before the run began and whose path, or id,
-is the run's label. A comparison of `penstock demo` holds both figures of each path.
+is the run's label. A comparison of `penstock demo` contains both the predicted and the measured figure of each path.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _results(folder: Path) -> list[Path]:
 
 
 def _log_folder(file: Path) -> Path:
-    """The results folder of DIR/ID/result.json."""
+    """Return the results folder DIR of the file DIR/ID/result.json."""
     return file.resolve().parent.parent
 
 

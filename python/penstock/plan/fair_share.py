@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Max-min fair rates of transfers that share limits, as TCP connections share links. A pure function.
 
-The rates of all transfers rise together. A transfer stops at its own cap, or when a limit that it uses is full; the
-others rise further. Equal transfers form one class, so the cost depends on the number of classes, not of transfers.
+The rates of all transfers rise together. The rate of a transfer stops rising at its own cap, or when a limit that it
+uses is full. The rates of all others continue to rise. Equal transfers form one class, so the cost depends on the
+number of classes, not of transfers.
 """
 
 from __future__ import annotations

@@ -45,7 +45,8 @@ class ScenarioPrediction(msgspec.Struct, frozen=True, kw_only=True):
     """Prediction of one scenario.
 
     Attributes:
-        step_s, samples_per_s, limited_by, terms_s: A step in the steady state: for a node cache, of the last epoch.
+        step_s, samples_per_s, limited_by, terms_s: A step in the steady state (with a node cache, a step of the last
+            epoch).
         first_epoch_s, epoch_s: Duration of the first epoch, and the mean over all epochs.
         stage_s, stage_limited_by, stage_terms_s: Staging, without the start of the pool.
         before_s: Everything before the first step: replication, start of the pool, staging.
@@ -162,8 +163,8 @@ def _staging(scenario: Scenario) -> Step:
 def _epochs(scenario: Scenario) -> tuple[list[tuple[Step, int]], float]:
     """Steps of the epochs as (step, number of epochs), and the passes over the dataset that reach the store.
 
-    A node cache keeps what its node has read. With a global shuffle over N nodes, a sample was on a node before with
-    probability 1 - (1 - 1/N)^(e-1) in epoch e. Disks that are too small keep the part that fits.
+    A node cache keeps what its node has read. With a global shuffle over N nodes, a node has already read a sample of
+    its epoch e with probability 1 - (1 - 1/N)^(e-1). Disks that are too small keep the part that fits.
     """
     job, route, disks = scenario.job, scenario.route, scenario.disks
     if scenario.kind != "node-cache" or disks is None:
@@ -188,7 +189,8 @@ def _epochs(scenario: Scenario) -> tuple[list[tuple[Step, int]], float]:
 def expected_spot_s(
     work_s: float, *, rate_per_s: float, every_s: float, checkpoint_s: float, restart_s: float
 ) -> float:
-    """Expected duration of `work_s` seconds of work with exponential interruptions, checkpoints and restarts.
+    """Expected duration of `work_s` seconds of work with checkpoints, restarts, and exponentially distributed
+    interruptions.
 
     Args:
         rate_per_s: Interruptions per second of the whole job, > 0.
@@ -211,7 +213,7 @@ def _lost_s(scenario: Scenario, run_s: float, before_s: float) -> float:
     if spot is None:
         return 0.0
     rate = spot.interruptions_per_hour / 3600 * scenario.nodes
-    # A new node has an empty disk: what was staged must be staged again.
+    # A new node has an empty disk, so its data must be staged again.
     restart = spot.restart_s + before_s
     every = min(spot.checkpoint_every_s, run_s) or spot.checkpoint_every_s
     total = expected_spot_s(run_s, rate_per_s=rate, every_s=every, checkpoint_s=spot.checkpoint_s, restart_s=restart)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Published rates of accelerators, for plans of a workload that was not measured. Each has a source."""
+"""Published rates of accelerators, for plans of a workload that was not measured. Each rate has a source."""
 
 from __future__ import annotations
 

@@ -48,7 +48,8 @@ class Row(msgspec.Struct, frozen=True):
     """One prediction with its id, and whether no other prediction beats it in both time and money.
 
     Attributes:
-        epoch_range_s: Shortest and longest epoch for the uncertainty of measured limits; None if none is stated.
+        epoch_range_s: Shortest and longest epoch within the uncertainty of the measured limits; None if no uncertainty
+            is stated.
     """
 
     id: str
@@ -65,7 +66,7 @@ class PlanResult(msgspec.Struct, frozen=True, kw_only=True):
         answer: The answer in a sentence or two.
         sensitivity_of: Id of the prediction that `sensitivity` varies: the cheapest one, or the fastest if no cost is
             known.
-        unknown: Prices that are missing, each with the key that sets it. No cost is ever 0 because of one.
+        unknown: Missing prices, each with the key that sets it. A missing price never counts as 0.
         prices: Rows of the price book that were used, as text; `dates` states their age.
         limits: Limits of the stores' tiers with their sources, as text.
         doubts: Limits that are not verified or only roughly known, and prices of another region.
@@ -93,7 +94,7 @@ class PlanResult(msgspec.Struct, frozen=True, kw_only=True):
     schema_version: int = SCHEMA_VERSION
 
     def row(self, prediction: ScenarioPrediction) -> Row:
-        """The row of a prediction."""
+        """Return the row that contains a prediction."""
         return next(row for row in self.rows if row.prediction is prediction)
 
 
@@ -152,7 +153,9 @@ def _refuse_impossible(rows: Sequence[ScenarioPrediction]) -> None:
 
 
 def _demands(found: Sequence[Scenario]) -> list[Demand]:
-    """Demand of each machine, form and number of nodes, once: it is the same for all paths of a form and for spot."""
+    """Return one demand for each machine, form and number of nodes. It is the same for all paths with this form, and
+    for spot machines.
+    """
     unique: dict[tuple[str, str, int], Demand] = {}
     for scenario in (each for each in found if each.spot is None):
         unique.setdefault((scenario.machine, scenario.form, scenario.nodes), demand(scenario))

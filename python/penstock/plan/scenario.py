@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["LocalDisks", "Prices", "Scenario", "StoreLimits", "limits_of", "scenarios"]
 
 GIB = 2**30
-# Concurrent requests of one rank; `Route` has the same default for a loader.
+# Default number of concurrent requests of one rank, as in `Route`.
 IN_FLIGHT = 16
 # First part of a tier's name -> prefix of the cloud's egress prices in the book.
 _CLOUDS = {"s3": "aws", "gcs": "gcp", "azure": "azure"}
@@ -49,7 +49,8 @@ class StoreLimits(msgspec.Struct, frozen=True):
 
 
 class Prices(msgspec.Struct, frozen=True):
-    """Prices of one scenario, in `currency`; None if the price is unknown. `unknown` states which and why.
+    """Prices of one scenario, in `currency`; None if the price is unknown. `unknown` lists the unknown prices, each
+    with the reason.
 
     Attributes:
         node_hour: One node for one hour, at the spot price for a spot machine.
@@ -94,7 +95,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         stored_bytes, requests: Whole dataset in the store: bytes in the path's form, and read requests for all of it.
         ready_s, staged_in_s: See `spec.PathSpec`.
         inflate_bytes_per_s: Rate at which one core decompresses the path's form, in raw bytes; inf for plain data.
-        kept_inflate_bytes_per_s: The same for the form on the disks.
+        kept_inflate_bytes_per_s: Rate at which one core decompresses the form on the disks, in raw bytes.
         replicate_s: Time to copy the data to the nodes' region before anything else.
         replicated_bytes: Bytes of that copy, which is stored in addition.
         limit_errors: `StoreLimits.errors` of the path's store.
@@ -132,7 +133,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 def limits_of(store: Store) -> StoreLimits:
     """Limits of a store: those of its tier, replaced by those that the plan states, for all its accounts.
 
-    A limit of a bucket or a prefix counts as one of the account, because one dataset is read.
+    A limit of a bucket or a prefix counts as a limit of the account, because only one dataset is read.
 
     Raises:
         ConfigError: The tier is unknown.
@@ -349,7 +350,8 @@ def _prices(spec: PlanSpec, machine: Machine, store: Store, book: PriceBook, *, 
     data_region = place.data_region or place.region
     egress: float | None = 0.0
     if place.crosses != "none":
-        # Between zones, some stores bill nothing, others the price of traffic between machines. The plan must state it.
+        # For traffic between zones, some stores bill nothing, and others bill the price of traffic between machines.
+        # Therefore, the plan must state the price.
         cloud = _CLOUDS.get(tier.partition("-")[0], "")
         usual = in_book(f"{cloud}-egress-cross-region") if place.crosses == "region" else None
         egress = money(

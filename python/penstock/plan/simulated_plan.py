@@ -65,7 +65,7 @@ def conditions_of(spec: PlanSpec, scenario: Scenario) -> Conditions:
     spot = scenario.spot
     if found.node_mtbf_s is None and spot is not None:
         prediction = predict(scenario)
-        # A new node has an empty disk: what was staged must be staged again, as in the prediction.
+        # A new node has an empty disk, so its data must be staged again, as in the prediction.
         restart_s = spot.restart_s + prediction.before_s - scenario.replicate_s
         found = replace(
             found,
@@ -118,7 +118,8 @@ def simulate_plan(
     Args:
         progress: Called with the scenario's title, and the numbers of finished and of all its simulations.
     Raises:
-        ConfigError: A limit of `[simulation]` names an unknown path, or failures let a job practically never end.
+        ConfigError: A limit of `[simulation]` names an unknown path, or failures are so frequent that a job practically
+            never ends.
     """
     found = []
     for scenario in chosen(scenarios):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Cause", "Simulation", "simulate"]
 
 MAX_TRANSFERS = 300_000
-"""Transfers of one replica. A longer epoch is simulated in part, and its time is extrapolated."""
+"""Maximum number of transfers in one replica. A longer epoch is simulated in part, and its time is extrapolated."""
 
 _MIN_STEPS = 200
 # Maximum number of failures expected between two checkpoints. At 5, the next checkpoint takes e^5 = 148 attempts on
@@ -59,8 +59,8 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
         model_s: Epoch of the step model, the given limits included.
         waits_s: Mean node's time by what it waited for: its own computation, data, the slowest node, the allreduce,
             and work that a failure made it repeat. Adds up to the mean epoch.
-        binding: Share of the reading time for which each limit was the one that bound.
-        utilisation: Served units of each shared limit as a share of what it could serve in the epoch.
+        binding: Share of the reading time in which each limit was the bottleneck.
+        utilisation: Served units of each shared limit, as a share of the units that it could serve in the epoch.
         waited_for: Nodes that the others waited for most, with the seconds, in the median replica.
         refused: Mean number of refused requests.
         failures: Mean number of failures.
@@ -135,7 +135,8 @@ def simulate(
     Args:
         conditions: Conditions that the step model leaves out; by default none.
         limits: Further limits that the nodes share, such as data nodes or a metadata server. A limit that is named
-            `account` or `requests` replaces that of the job and route; with an infinite rate it removes that one.
+            `account` or `requests` replaces the limit of this name in the job and route, or removes it if the rate is
+            infinite.
         back_off: Makes the route's request limit refuse requests, with this `SharedLimit.back_off`. For Penstock, 0.9
             (decision 0526).
         has_causes: Also simulate each condition alone, with the same seeds.
@@ -211,7 +212,9 @@ class _Runner:
         self.steps = job.steps_per_epoch
 
     def simulated_steps(self, conditions: Conditions, limits: Sequence[SharedLimit]) -> int:
-        """Steps to simulate: all, unless the epoch is long, its limits are constant, and a part has a checkpoint."""
+        """Number of steps to simulate: all steps, or a part of a long epoch if all limits are constant and the part has
+        a checkpoint.
+        """
         readers = self.job.ranks_per_node if any(limit.servers > 1 for limit in limits) else 1
         part = min(self.steps, max(_MIN_STEPS, MAX_TRANSFERS // (self.job.nodes * readers)))
         # A failure repeats all steps since the last checkpoint, so a simulated part without a checkpoint would repeat

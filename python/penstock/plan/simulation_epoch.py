@@ -41,10 +41,10 @@ class EpochResult:
     """Result of one replica. Times in seconds; `waits_s` is the mean over nodes.
 
     Attributes:
-        binding_s: Seconds of all transfers by what bound them: a shared limit, or a term of the step model.
+        binding_s: Seconds of all transfers, by the shared limit or the term of the step model that was the bottleneck.
         utilisation: Served units of each limit divided by what it offered, over the epoch.
         failures: Number of failures; extrapolated, and so not whole, if a part of the epoch was simulated.
-        waited_for: Seconds that the other nodes waited for each node, for the nodes that were last in a step.
+        waited_for: For each node that was last in a step: the seconds that the other nodes waited for it.
         task_s: Mean seconds of a task, its data included, if the job is not synchronous.
         samples_read: Samples of all transfers, those of repeated steps included.
         events: Events of the simulation.
@@ -90,7 +90,7 @@ class Epoch:
         self.result = EpochResult()
 
     def run(self) -> EpochResult:
-        """Simulate until the last step is done, over as many restarts as there are failures."""
+        """Simulate until the last step is done, with a restart after each failure."""
         found, job = self.result, self._job
         now, first = 0.0, 0
         totals = dict.fromkeys(WAITS, 0.0)
@@ -168,7 +168,7 @@ class Epoch:
 
     @property
     def parts(self) -> tuple[TrainingJob, Route, Conditions, list[LimitState], int, int, int]:
-        """Everything that an attempt needs."""
+        """Input of an attempt."""
         return self._job, self._route, self._conditions, self.states, self._readers, self._depth, self._steps
 
     def add_network(self, network: Network) -> None:
@@ -287,7 +287,7 @@ class _Attempt:
                 self._free(node, step)
 
     def _finish(self, step: int, last: int, end: simpy.Event) -> Generator[simpy.Event, Any, None]:
-        """Reduce the gradients after the last node has arrived, and release all."""
+        """Reduce the gradients after the last node has arrived, and release all nodes."""
         now = self._env.now
         waited = sum(now - at for _, at in self._arrived)
         self.totals["slowest_node"] += waited

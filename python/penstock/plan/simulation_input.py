@@ -17,7 +17,7 @@ __all__ = ["Conditions", "PathLimit", "SharedLimit", "SimulationSpec", "limits_o
 
 _Duration = Annotated[float, msgspec.Meta(extra={"quantity": "duration"})]  # as in plan.spec: `2000h` in a plan file
 
-_NOT_OWN = {"compute", "account", "requests", "link"}  # terms that are not a node's own reading
+_NOT_OWN = {"compute", "account", "requests", "link"}  # terms that do not limit the reads of a single node
 _NO_CAP = 1e15  # samples/s; a route without any limit still needs finite rates
 
 
@@ -38,7 +38,8 @@ class SharedLimit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         ramp_from_per_s, ramp_s: A store that scales up slowly: its rate at the start, and the time after which it
             has reached `per_s`. The rate grows exponentially in between.
         back_off: Lowest share of its fair rate to which a client falls after a refusal (503). Clients then rise again,
-            so each is at a random point of this range. None means that requests above the limit wait, unrefused.
+            so each is at a random point of this range. None means that requests above the limit wait and are not
+            refused.
         refused_share: Refused requests as a share of those served, while the limit binds. Source of the default:
             decision 0526, 2 to 6 % measured.
     """
@@ -130,7 +131,9 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class PathLimit(SharedLimit, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[[simulation.limit]]`: a limit that some paths share; `paths` are their names, and by default all."""
+    """`[[simulation.limit]]`: a limit that some paths share. `paths` lists these paths by name; the default is all
+    paths.
+    """
 
     paths: tuple[str, ...] = ()
 
@@ -140,7 +143,7 @@ class SimulationSpec(Conditions, frozen=True, kw_only=True, forbid_unknown_field
 
     Attributes:
         back_off: `SharedLimit.back_off` of the stores' request limits. None means that requests above the limit wait.
-        limits: Further limits. One that is named `account` or `requests` replaces that of the store.
+        limits: Further limits. A limit that is named `account` or `requests` replaces the store's limit of this name.
     """
 
     back_off: float | None = None
@@ -150,7 +153,8 @@ class SimulationSpec(Conditions, frozen=True, kw_only=True, forbid_unknown_field
 def limits_of(
     job: TrainingJob, route: Route, terms_s: dict[str, float], *, back_off: float | None = None
 ) -> tuple[SharedLimit, ...]:
-    """Return the limits of the step model that all nodes share: the account, the request rate, a link of regions.
+    """Return the limits of the step model that all nodes share: the account, the request rate, and the link between two
+    regions.
 
     Args:
         terms_s: Terms of the step model for this job and route.

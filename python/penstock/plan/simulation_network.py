@@ -134,7 +134,7 @@ class Network:
         self._advance()
 
     def _change(self) -> None:
-        """Compute new rates once, after all events of this instant that are already due."""
+        """Schedule one computation of new rates, after all events that are due at this instant."""
         if not self._is_dirty:
             self._is_dirty = True
             later: Any = self._env.timeout(0)

@@ -121,12 +121,12 @@ class Machine(_Section, frozen=True):
     Attributes:
         accelerators: Accelerators of one node that train, or a list of such numbers, each of which is planned for.
         nic_bytes_per_s: Rate of one node's network card towards the store.
-        payload_share: Share of that rate that is payload; the rest are protocol headers.
-        fabric_bytes_per_s: Rate of one node's network towards other nodes; by default the network card's.
+        payload_share: Share of the network card's rate that is payload; the rest is protocol headers.
+        fabric_bytes_per_s: Rate of one node's network towards other nodes; by default `nic_bytes_per_s`.
         disk_read_bytes_per_s, disk_write_bytes_per_s, disk_bytes: Local disks of one node. Paths that stage or cache
             require them.
         price: Item of the price book, or a price per node-hour such as `26.438 USD`.
-        spot_price: The same for `[spot]`; by default the item `<price>-spot`, if the book has it.
+        spot_price: Price of a spot machine, for `[spot]`; by default the item `<price>-spot`, if the price book has it.
         step_s, samples_per_s, reference: Override those of `[workload]` for this machine's accelerators.
     """
 
@@ -200,7 +200,7 @@ class PathSpec(_Section, frozen=True):
         copies: Copies of every object in a pool.
         ready_s: Time to start the pool.
         steps_per_s: Measured or published rate of this path, which replaces the modelled reads.
-        staged_in_s: Measured or published duration of staging, which replaces the modelled one.
+        staged_in_s: Measured or published duration of staging, which replaces the modelled duration.
     """
 
     kind: Kind
@@ -232,9 +232,9 @@ class Place(_Section, frozen=True):
         is_cross_zone: Whether nodes and store are in different zones of one region.
         distance_s: Round-trip time that every request to another region or zone adds.
         link_bytes_per_s: Total rate between the two regions, if known.
-        replicates: Copy the data to the nodes' region first, instead of reading it across.
-        egress_price: Item of the price book, or a price per GiB, for bytes that cross; by default that of the store's
-            cloud between regions. The `egress_price` of a store takes precedence.
+        replicates: Copy the data to the nodes' region first, instead of reading them from the other region.
+        egress_price: Item of the price book, or a price per GiB, for bytes that cross a border; by default the price of
+            the store's cloud for traffic between regions. The `egress_price` of a store takes precedence.
     """
 
     region: str | None = None
@@ -247,7 +247,7 @@ class Place(_Section, frozen=True):
 
     @property
     def crosses(self) -> Literal["none", "zone", "region"]:
-        """Which border the reads cross."""
+        """Border that the reads cross."""
         if self.data_region is not None and self.data_region != self.region:
             return "region"
         return "zone" if self.is_cross_zone else "none"

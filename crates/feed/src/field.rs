@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Fields of a batch. Each field has a name, a kind, and the name of the record value that it is read from.
+//! Fields of a batch. A field has a name, a kind, and the name of the record value from which it is read.
 //!
 //! Owns the JSON document by which Python describes the fields. Reads no data.
 
@@ -17,19 +17,19 @@ use super::image_documents::{AnnotationDocument, ImageDocument};
 pub struct Field {
     /// Name of the field in batches.
     pub name: String,
-    /// Names of the values in a record from which the field may be read; the first that exists is used. If empty, the
-    /// value with the field's own name is used.
+    /// Names of the record values from which the field can be read; the first value that exists is used. If the list is
+    /// empty, the value with the field's own name is used.
     pub of: Vec<String>,
-    /// Kind of the field, which sets how the value is converted.
+    /// Kind of the field, which determines how the value is converted.
     pub kind: Kind,
-    /// Default for a record without the value. For a tensor or an image, it is one little-endian element, which is
-    /// repeated; for bytes, it is the content; for lists, it is empty.
+    /// Default for a record without the value. For a tensor or an image, the default is one little-endian element,
+    /// which is repeated. For bytes, it is the content. For lists, it is empty.
     pub default: Option<Box<[u8]>>,
-    /// For an annotation of an image, or a property of audio: the field that it follows.
+    /// The field that this field follows, if it is an annotation of an image or a property of a recording.
     pub follows: Option<Follows>,
-    /// For lists of byte strings that are text: treatment of bytes that are not UTF-8.
+    /// For lists of texts: how bytes that are not UTF-8 are treated.
     pub text: Option<TextErrors>,
-    /// For audio, which is decoded to the field's kind: a tensor, or items of a list.
+    /// For audio: how the recording is decoded to the field's kind (a tensor, or items of a list).
     pub audio: Option<AudioSpec>,
 }
 
@@ -38,28 +38,28 @@ pub struct Field {
 pub enum Kind {
     /// A tensor whose element type and shape are the same in every sample.
     Tensor(TensorSpec),
-    /// A variable number of items per sample, each of this type and shape. Delivered as values and offsets.
+    /// A variable number of items per sample. Each item has this type and shape. Delivered as values and offsets.
     Ragged(TensorSpec),
-    /// Like `Ragged`, but delivered as one array: rows by items, padded to a common length.
+    /// Like `Ragged`, but delivered as one array, in which every row is padded to the same number of items.
     Padded(TensorSpec, Padding),
     /// The stored bytes.
     Bytes,
-    /// Text: the stored bytes, which must be UTF-8, or are converted to it as [`TextErrors`] states.
+    /// Text: the stored bytes as UTF-8. [`TextErrors`] states how bytes that are not UTF-8 are treated.
     Text(TextErrors),
     /// A variable number of byte strings per sample.
     BytesList,
-    /// Lists of lists.
+    /// Lists of lists, with a variable number of items at each level.
     Nested {
-        /// Element type and shape of the items of the innermost lists; `None` for byte strings.
+        /// Element type and shape of an item of the innermost lists; `None` if the items are byte strings.
         item: Option<TensorSpec>,
         /// Number of levels of lists, at least 2.
         depth: usize,
     },
-    /// Whether the sample has the value, as a boolean.
+    /// A boolean: true if the sample has the value.
     Present,
-    /// The bytes of the whole record, as its format stores it.
+    /// The bytes of the whole record, as the format stores them.
     Record,
-    /// An image, which is decoded, cropped and resized.
+    /// An image that is decoded, cropped and resized.
     Image(ImageSpec),
 }
 
@@ -68,11 +68,11 @@ pub enum Kind {
 pub struct Padding {
     /// Number of items per row.
     pub to: PadTo,
-    /// One little-endian element, which is repeated in the padding.
+    /// One little-endian element, with which rows are padded.
     pub value: Box<[u8]>,
-    /// Name of a second column, of type bool: true for items of the sample, false for padding.
+    /// Name of a second column of type bool: true for items of the sample, false for padding.
     pub mask: Option<String>,
-    /// True if a sample with more items than its row is cut; otherwise, it is an error.
+    /// True to truncate a sample that has more items than a row. False to return an error.
     pub truncates: bool,
 }
 
@@ -80,12 +80,12 @@ pub struct Padding {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PadTo {
-    /// This number.
+    /// Exactly this number.
     Length(usize),
-    /// The longest row of the batch on this rank, rounded up to a multiple of this number.
+    /// The number of items in the batch's longest row on this rank, rounded up to a multiple of this number.
     Longest(usize),
-    /// The largest length of the batch's bucket, rounded up to a multiple of this number. For batches without a bucket,
-    /// works like `Longest`.
+    /// The maximum length of the batch's bucket, rounded up to a multiple of this number. If the batch has no bucket,
+    /// the same as `Longest`.
     Bucket(usize),
 }
 
@@ -93,7 +93,7 @@ pub enum PadTo {
 const MAX_DEPTH: usize = 8;
 
 impl Kind {
-    /// Number of levels of offsets besides those of the rows.
+    /// Number of levels of offsets in addition to the offsets of the rows.
     pub(crate) fn inner_levels(&self) -> usize {
         match self {
             Self::Tensor(_) | Self::Image(_) | Self::Present | Self::Bytes | Self::Text(_) | Self::Record => 0,
@@ -109,20 +109,20 @@ impl Kind {
     }
 }
 
-/// Treatment of bytes that are not UTF-8 in a text field. The names are those of Python's `bytes.decode`.
+/// How bytes that are not UTF-8 are treated in a text field. The names are those of Python's `bytes.decode`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TextErrors {
-    /// The record is corrupt.
+    /// The record counts as corrupt.
     #[default]
     Strict,
-    /// Each invalid sequence becomes U+FFFD.
+    /// Each invalid sequence is replaced by U+FFFD.
     Replace,
     /// Invalid bytes are left out.
     Ignore,
 }
 
-/// JSON form of a field, as written by Python.
+/// JSON document of a field, as Python writes it.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FieldDocument {
@@ -143,10 +143,10 @@ struct FieldDocument {
     audio: Option<AudioDocument>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     padding: Option<PaddingDocument>,
-    /// Only for texts and lists of texts: treatment of bytes that are not UTF-8.
+    /// Only for texts and lists of texts: how bytes that are not UTF-8 are treated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     errors: Option<TextErrors>,
-    /// Bytes of the default, in hexadecimal.
+    /// Bytes of the default value, in hexadecimal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     default: Option<String>,
     /// Name of the field that an annotation follows.
@@ -156,12 +156,12 @@ struct FieldDocument {
     annotation: Option<AnnotationDocument>,
 }
 
-/// JSON form of a padded field's padding, as written by Python.
+/// JSON document of a field's padding, as Python writes it.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PaddingDocument {
     to: PadTo,
-    /// Bytes of one element, in hexadecimal.
+    /// Bytes of the element for padding, in hexadecimal.
     value: String,
     mask: Option<String>,
     truncates: bool,
@@ -185,12 +185,12 @@ impl PaddingDocument {
 }
 
 impl Field {
-    /// Creates a field of fixed-shape tensors, which is read from the value of the same name.
+    /// Creates a field of tensors of fixed shape. The field is read from the value of the same name.
     pub fn tensor(name: &str, dtype: DType, shape: &[usize]) -> Self {
         Self::of_kind(name, Kind::Tensor(TensorSpec { dtype, shape: shape.to_vec() }))
     }
 
-    /// Creates a field of this kind without a default, which is read from the value of the same name.
+    /// Creates a field of this kind without a default. The field is read from the value of the same name.
     pub fn of_kind(name: &str, kind: Kind) -> Self {
         Self { name: name.to_owned(), of: Vec::new(), kind, default: None, follows: None, text: None, audio: None }
     }
@@ -249,7 +249,7 @@ impl Field {
             let is_right = match (&annotation, &fields[followed].kind) {
                 (Annotation::Mask(_) | Annotation::Boxes(_) | Annotation::Keypoints(_), Kind::Image(_)) => true,
                 (Annotation::Keypoints(_) | Annotation::Items, Kind::Ragged(_) | Kind::Padded(..)) => followed != at,
-                // The fields of a record are decoded in order, so the audio must come first.
+                // The fields of a record are decoded in order, so the audio field must come first.
                 (Annotation::Audio(_), _) => fields[followed].audio.is_some() && followed < at,
                 _ => false,
             };
@@ -278,12 +278,12 @@ impl Field {
         }
     }
 
-    /// True if the rows are padded to the largest length of their batch's bucket.
+    /// True if the rows are padded to the maximum length of their batch's bucket.
     pub fn is_padded_to_bucket(&self) -> bool {
         matches!(&self.kind, Kind::Padded(_, Padding { to: PadTo::Bucket(_), .. }))
     }
 
-    /// Names of the field's columns in a batch: its own, and that of its mask.
+    /// Names of the field's columns in a batch: the field's own name, and the name of its mask.
     pub fn columns(&self) -> impl Iterator<Item = &str> {
         let mask = match &self.kind {
             Kind::Padded(_, padding) => padding.mask.as_deref(),
@@ -292,7 +292,7 @@ impl Field {
         std::iter::once(self.name.as_str()).chain(mask)
     }
 
-    /// Names of the values to read, in groups: one value of each group is used.
+    /// Names of the values to read, in groups. Of each group, one value is used.
     pub(crate) fn part_groups(&self) -> std::slice::Chunks<'_, String> {
         let is_split = matches!(
             &self.follows,
@@ -395,7 +395,7 @@ impl Field {
     }
 }
 
-/// Settings of an audio field. Returns an error if the field's kind does not have the shape that the settings imply.
+/// Settings of an audio field. Returns an error if these settings do not match the shape of the field's kind.
 fn audio_spec(document: &AudioDocument, name: &str, kind: &Kind) -> Result<AudioSpec> {
     let (Kind::Tensor(spec) | Kind::Ragged(spec) | Kind::Padded(spec, _)) = kind else {
         return Err(Error::config("fields", format!("`{name}` cannot be audio")));
@@ -420,7 +420,7 @@ fn bytes_of(hexadecimal: &str) -> Option<Box<[u8]>> {
     digits.1.is_empty().then(|| digits.0.iter().map(byte).collect())?
 }
 
-/// Parses the default in `text`, which is in hexadecimal: one element of a tensor, or any bytes.
+/// Parses the hexadecimal default `text`: one element for a tensor or an image, any bytes for other kinds.
 fn default_of(name: &str, kind: &Kind, text: &str) -> Result<Box<[u8]>> {
     let fits = |bytes: &[u8]| match kind {
         Kind::Tensor(spec) => bytes.len() == spec.dtype.size(),

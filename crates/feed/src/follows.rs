@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Fields that follow an image, boxes or audio: kinds of annotations. Plain data.
+//! Kinds of annotations: fields that follow an image, boxes or audio. Contains only data types.
 
 use penstock_record::image::{BoxesSpec, KeypointsSpec, MaskSpec};
 
@@ -8,13 +8,13 @@ use super::audio_documents::AudioFact;
 /// Kind of an annotation.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Annotation {
-    /// Labels of the image's pixels.
+    /// Labels of the pixels of an image.
     Mask(MaskSpec),
     /// Boxes in the image.
     Boxes(BoxesSpec),
     /// Keypoints in the image.
     Keypoints(KeypointsSpec),
-    /// Items of a list, one per box. The items of removed boxes are removed, too.
+    /// Items of a list, one per box. If a box is removed, its item is removed, too.
     Items,
     /// Property of a recording.
     Audio(AudioFact),
@@ -23,8 +23,8 @@ pub enum Annotation {
 /// An annotation, and the field that it follows.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Follows {
-    /// Index of the field: an image, boxes, or audio.
+    /// Index of the field that the annotation follows: an image, boxes, or audio.
     pub field: usize,
-    /// Kind of this annotation.
+    /// Kind of the annotation.
     pub annotation: Annotation,
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Records of chunked arrays: the rows of a decoded block, or the patches that are cut from it.
+//! Records of chunked arrays: the rows of a decoded block, or the patches that are copied from a decoded block.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -59,7 +59,7 @@ impl Framing for Rows {
     }
 }
 
-/// A patch of each array, in the decoded boxes of a block.
+/// A record of patches: one patch of each array, in the decoded boxes of a block.
 struct Cut<'a> {
     parts: &'a [(String, usize, TensorSpec)],
     bytes: &'a [u8],

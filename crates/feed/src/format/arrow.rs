@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Arrow IPC format (files and streams, and the folders of Hugging Face's `save_to_disk`): a record is a row, and its
-//! values are named by column path (`image.bytes`).
+//! Arrow IPC format (files and streams, and the folders that Hugging Face's `save_to_disk` writes). A record is a row.
+//! Its values are named by column path (for example, `image.bytes`).
 
 use bytes::Bytes;
 use penstock_record::arrow::{File, NextBatch, Reader, Value as Cell, first_message, next_batch};
@@ -19,7 +19,7 @@ const SPLITS: &[u8] = b"dataset_dict.json";
 /// Files that Hugging Face's `save_to_disk` writes beside the data.
 pub(super) const METADATA: [&[u8]; 3] = [b"state.json", b"dataset_info.json", SPLITS];
 
-/// Returns an error for a folder of several splits, whose samples must not be mixed.
+/// Returns an error for a folder that contains several splits, because the samples of splits must not be mixed.
 pub(super) fn check_listing(manifest: &Manifest) -> Result<()> {
     if !manifest.objects.iter().any(|entry| entry.key.as_bytes() == SPLITS) {
         return Ok(());
@@ -102,7 +102,7 @@ impl Table for Rows {
     }
 }
 
-/// Converts a value; `text` states that byte strings are text.
+/// Converts a value. `text` is true if byte strings are text.
 fn value(cell: Cell<'_>, text: bool) -> Value<'_> {
     match cell {
         Cell::Null => Value::Null,

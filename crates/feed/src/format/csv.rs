@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! CSV format: a record is a row, and its values are the cells, named by the header. A cell has no type of its own: the
-//! field decides whether it is a number or a text.
+//! CSV format: a record is a row. Its values are the cells, which have the names in the header. A cell has no type of
+//! its own: the field decides whether the cell is a number or a text.
 
 use std::cell::OnceCell;
 use std::sync::{Arc, Mutex};
@@ -14,7 +14,7 @@ use crate::value::Value;
 use penstock_dataset::manifest::Manifest;
 use penstock_dataset::record_index::Span;
 
-/// Names of the columns, and the header that they come from.
+/// A header and the column names that it contains.
 type Header = (Vec<u8>, Arc<[String]>);
 
 /// Delimited text, with or without a header.
@@ -22,9 +22,9 @@ type Header = (Vec<u8>, Arc<[String]>);
 pub(super) struct Csv {
     delimiter: u8,
     has_header: bool,
-    /// Names given by the user, which replace those of the header.
+    /// Names given by the user. They replace the names in the header.
     names: Option<Arc<[String]>>,
-    /// The last header that was read. It is usually the same in every object.
+    /// The header that was read last. Usually, all objects have the same header.
     header: Mutex<Option<Header>>,
 }
 
@@ -49,7 +49,7 @@ impl Csv {
         Ok(Self { delimiter, has_header, names, header: Mutex::default() })
     }
 
-    /// Names of the columns of an object whose bytes before the first record are `head`.
+    /// Column names of an object. `head` are the object's bytes before its first record.
     fn names(&self, head: &[u8], place: &str) -> Result<Arc<[String]>> {
         if let Some(names) = &self.names {
             return Ok(names.clone());
@@ -95,8 +95,8 @@ impl Framing for Csv {
     }
 
     fn whole<'a>(&self, bytes: &'a [u8]) -> Option<&'a [u8]> {
-        // Before the row, a span may contain the line ends of blank lines, or the `\n` of the previous row's `\r\n`. It
-        // ends with the row's own `\n` or `\r`.
+        // Before the row, a span can contain the line ends of blank lines, or the `\n` of the previous row's `\r\n`.
+        // The span ends with the row's own `\n` or `\r`.
         let is_line_end = |byte: &u8| matches!(byte, b'\r' | b'\n');
         let row = &bytes[bytes.iter().take_while(|&byte| is_line_end(byte)).count()..];
         Some(if row.last().is_some_and(is_line_end) { &row[..row.len() - 1] } else { row })
@@ -120,8 +120,8 @@ impl Framing for Csv {
     }
 }
 
-/// Kind of a number that is given as text: int64, uint64 or float64. `None` for other texts, and for numbers with
-/// leading zeros, which are usually codes.
+/// Kind of a field for a number that is given as text: int64, uint64 or float64. Returns `None` for other texts, and
+/// for numbers with leading zeros, which are usually codes.
 pub(super) fn number(text: &[u8]) -> Option<Kind> {
     let text = std::str::from_utf8(text).ok()?.trim();
     let digits = text.trim_start_matches(['-', '+']);
@@ -137,7 +137,7 @@ pub(super) fn number(text: &[u8]) -> Option<Kind> {
     Some(Kind::Tensor(TensorSpec { dtype, shape: Vec::new() }))
 }
 
-/// A row, which is divided into cells when a value is read, so that `raw(record=True)` reads rows of any content.
+/// A row. It is divided into cells only when a value is read, so `raw(record=True)` can read rows of any content.
 struct Row<'a> {
     names: &'a [String],
     bytes: &'a [u8],

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Folders of files: each object is one record. Its label comes from a label file, which is read when the dataset is
-//! opened; without one, the label is the number of its class folder, in the order of folder names.
+//! Folders of files: each object is one record. The label of a record comes from a label file, which is read when the
+//! dataset is opened. Without a label file, the label is the number of the record's class folder, in the order of
+//! folder names.
 
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
@@ -15,23 +16,23 @@ use crate::value::{Array, Value};
 use penstock_dataset::manifest::Manifest;
 use penstock_dataset::record_index::Span;
 
-/// Name of the value that holds an image file's content.
+/// Name of the value that contains an image file.
 pub(super) const IMAGE: &str = "image";
-/// Name of the value that holds the content of a file of any kind.
+/// Name of the value that contains a file of any kind.
 pub(super) const RECORD: &str = "record";
-/// Name of the value that holds the label.
+/// Name of the value that contains the label.
 const LABEL: &str = "label";
 
 #[derive(Debug)]
 pub(super) struct Files {
-    /// Name of the value that holds the file's content.
+    /// Name of the value that contains the file.
     content: &'static str,
     keys: Arc<[Box<[u8]>]>,
     /// Label of each object; empty if neither class folders nor a label file exist.
     labels: Values,
 }
 
-/// Content of a label file.
+/// Content of a label file: the labels of files.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Labels {
@@ -64,7 +65,7 @@ impl Values {
         }
     }
 
-    /// Returns the labels at these indices, which must all exist.
+    /// Returns the labels at these indices. All the indices must exist.
     fn pick(&self, places: &[usize]) -> Self {
         match self {
             Self::Int(values) => Self::Int(places.iter().map(|&at| values[at]).collect()),
@@ -85,7 +86,7 @@ impl Values {
     }
 }
 
-/// Maximum number of unlabelled files that an error lists.
+/// Maximum number of files without a label that an error lists.
 const NAMED: usize = 5;
 
 /// Returns the labels of `keys`, in the same order. Returns an error if a key has no label.
@@ -129,7 +130,7 @@ impl Files {
         let classes: Vec<Option<Vec<u8>>> = keys.iter().map(|key| class(key)).collect();
         let names: Vec<&Vec<u8>> = classes.iter().flatten().collect::<BTreeSet<_>>().into_iter().collect();
         let number = |class: &Option<Vec<u8>>| Some(names.binary_search(&class.as_ref()?).ok()? as i64);
-        // A file outside of the class folders has no class. In that case, no file gets a label.
+        // A file outside the class folders has no class. If there is such a file, no file gets a label.
         let labels = classes.iter().map(number).collect::<Option<Vec<i64>>>().unwrap_or_default();
         Ok(Self { content, keys: keys.into(), labels: Values::Int(labels) })
     }

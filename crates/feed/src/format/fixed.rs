@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Fixed-size records: concatenated columns, and windows of a flat file of tokens. The position of a record is computed
-//! from its index.
+//! Fixed-size records: records of concatenated columns, and windows of a flat file of tokens. The position of a record
+//! is computed from the record's index.
 
 use std::borrow::Cow;
 
@@ -53,7 +53,7 @@ impl Fixed {
     }
 }
 
-/// Number of windows of `whole` bytes that fit after a header, when they start `step` bytes apart.
+/// Number of windows of `whole` bytes that fit after a header, if they start `step` bytes apart.
 fn fit(bytes: u64, header: u64, step: u64, whole: u64) -> u64 {
     bytes.checked_sub(header).filter(|&rest| rest >= whole).map_or(0, |rest| (rest - whole) / step + 1)
 }
@@ -112,9 +112,10 @@ impl Record for Row<'_> {
 
 /// Name of the value that contains tokens.
 pub(super) const TOKENS: &str = "tokens";
-/// Name of the value that holds, for each token, the number of its document in the window, counted from 1.
+/// Name of the value that contains a document number for each token. The documents of a window are counted from 1.
 const SEGMENT_IDS: &str = "segment_ids";
-/// Name of the value that holds, for each token, its index in the part of its document that is in the window.
+/// Name of the value that contains, for each token, its index in its document. If a document starts before the window,
+/// the index is counted from the start of the window.
 const POSITION_IDS: &str = "position_ids";
 
 /// Windows of a flat file of tokens.
@@ -124,7 +125,7 @@ pub(super) struct Tokens {
     dtype: DType,
     length: u64,
     stride: u64,
-    /// The last token of each document, if windows also have segments and positions.
+    /// Token that ends a document. If it is set, windows also have segment and position numbers.
     eos: Option<i64>,
 }
 
@@ -182,7 +183,7 @@ struct Window<'a> {
 }
 
 impl Window<'_> {
-    /// Returns `of(document number, index in the document)` for each token, as int32.
+    /// Returns `of(document number, index in the document)` as int32 for each token.
     fn documents(&self, eos: i64, of: impl Fn(i32, i32) -> i32) -> Value<'_> {
         let (mut segment, mut position) = (1, 0);
         let mut bytes = Vec::with_capacity(self.bytes.len() / self.dtype.size() * 4);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! HDF5 datasets as samples. h5py reads the positions of their chunks when the dataset is opened, and the format
-//! document stores them. This module parses no HDF5 structure, but checks every position against the size of its
-//! object.
+//! HDF5 datasets as samples. When a dataset is opened, h5py reads the positions of its chunks, and the format's JSON
+//! document stores these positions. This module parses no HDF5 structures, but checks every position against the size
+//! of the file.
 
 use penstock_record::chunk::{Step, hdf5_steps};
 use penstock_types::{ByteRange, DType, Error, Result, TensorSpec, with_separators};
@@ -21,7 +21,7 @@ pub struct File {
     pub key: String,
     /// Size of the file in bytes when the dataset was opened.
     pub size: u64,
-    /// HDF5 datasets of the file, in the order of the format's dataset names.
+    /// HDF5 datasets of the file. They are in the same order as the names of the HDF5 datasets in the format.
     pub arrays: Vec<Array>,
 }
 
@@ -36,7 +36,7 @@ pub struct Array {
     pub big_endian: bool,
     /// Shape of the HDF5 dataset.
     pub shape: Vec<usize>,
-    /// Shape of a chunk; `None` if the rows are contiguous.
+    /// Shape of a chunk; `None` if the dataset has no chunks (contiguous rows).
     #[serde(default)]
     pub chunk_shape: Option<Vec<usize>>,
     /// Filters as (HDF5 filter number, parameters).
@@ -44,7 +44,7 @@ pub struct Array {
     pub filters: Vec<(u16, Vec<u32>)>,
     /// Fill value: the bytes of one little-endian element.
     pub fill: Vec<u8>,
-    /// Offset of contiguous rows; `None` if no row was written.
+    /// For contiguous rows: offset of the first row. `None` if no row was written.
     #[serde(default)]
     pub offset: Option<u64>,
     /// Chunks as (number in C order, offset, size in bytes, bit mask of skipped filters).
@@ -91,7 +91,7 @@ pub(super) fn blocks(mut blocks: Blocks, datasets: &[String], files: &[File], li
         for (name, array) in datasets.iter().zip(&file.arrays) {
             columns.push(column(name, array, object, &place, &within)?);
         }
-        // Bit i of a chunk's mask is set if the chunk skipped filter i of the array.
+        // Bit i of a chunk's mask is set if filter i of the array was not applied to the chunk.
         let steps = |array: &Array, mask: u32| undo(array, mask, &place);
         blocks.add(&place, columns, |column, at| {
             let array = &file.arrays[column];
@@ -136,7 +136,7 @@ fn column(
             if let Some(first) = shape.first_mut() {
                 *first = flat_height()?;
             }
-            // A side of length zero is kept: `Blocks::add` rejects such an array.
+            // An axis of length zero is kept: `Blocks::add` rejects such an array.
             shape
         }
     };

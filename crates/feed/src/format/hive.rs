@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Hive partitions: columns whose values are in the folder names of a table's objects (`year=2024/month=03/f.parquet`).
 //!
-//! Owns the rules for names and values, which are those of Hive, Spark and Arrow: both are percent-decoded,
-//! `__HIVE_DEFAULT_PARTITION__` is a null, and a column is int64 if all of its values are integers, else text. If the
-//! object has a column of the same name, that column is used.
+//! Owns the rules for names and values, which are the rules of Hive, Spark and Arrow. Names and values are
+//! percent-decoded. `__HIVE_DEFAULT_PARTITION__` is a null. A column is int64 if all of its values are integers;
+//! otherwise, it is text. If the object itself has a column of the same name, that column is used instead.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ use crate::field::Kind;
 use crate::value::Value;
 use penstock_dataset::manifest::Manifest;
 
-/// Hive's name for the partition of nulls.
+/// Value that Hive uses for a null.
 const NULL: &[u8] = b"__HIVE_DEFAULT_PARTITION__";
 
 /// Maximum number of partition columns. A path with more `NAME=VALUE` folders is not a partition.
@@ -44,7 +44,7 @@ pub(crate) enum PartitionValue {
     Null,
 }
 
-/// Returns the folders `NAME=VALUE` of a key, decoded. A value of `None` is a null.
+/// Returns the name and the value of each `NAME=VALUE` folder of a key, decoded. The value `None` is a null.
 fn folders(key: &Key) -> impl Iterator<Item = (String, Option<Cow<'_, [u8]>>)> {
     let bytes = key.as_bytes();
     let end = bytes.iter().rposition(|byte| *byte == b'/').unwrap_or(0);
@@ -56,7 +56,7 @@ fn folders(key: &Key) -> impl Iterator<Item = (String, Option<Cow<'_, [u8]>>)> {
     })
 }
 
-/// Parses a decimal integer. A leading `+`, spaces or separators are not accepted.
+/// Parses a decimal integer. Rejects a leading `+`, spaces and separators.
 fn integer(text: &[u8]) -> Option<i64> {
     let digits = text.strip_prefix(b"-").unwrap_or(text);
     let is_number = !digits.is_empty() && digits.iter().all(u8::is_ascii_digit);
@@ -72,14 +72,14 @@ impl Partitions {
         for entry in &manifest.objects {
             let end = entry.key.as_bytes().iter().rposition(|byte| *byte == b'/').unwrap_or(0);
             let folder = &entry.key.as_bytes()[..end];
-            // The objects of a folder are adjacent in the listing, so each folder is parsed about once.
+            // The objects of a folder are adjacent in the listing, so most folders are parsed only once.
             let is_new = last != Some(folder);
             last = Some(folder);
             objects += usize::from(is_new);
             if !is_new || !folder.contains(&b'=') {
                 continue;
             }
-            // If a path repeats a name, its last value is used.
+            // If a path contains a name more than once, the last value is used.
             for (name, value) in folders(&entry.key).collect::<BTreeMap<_, _>>() {
                 let column = columns.entry(name).or_default();
                 column.values += 1;
@@ -90,7 +90,7 @@ impl Partitions {
         if columns.len() > MAX_COLUMNS {
             columns.clear();
         }
-        // An object outside of a column's folders has a null there.
+        // An object outside the folders of a column has a null in that column.
         columns.values_mut().for_each(|column| column.has_nulls |= column.values < objects);
         Self { columns }
     }
@@ -109,7 +109,7 @@ impl Partitions {
         self.columns.iter().map(|(name, column)| (name.as_str(), value(name, column))).collect()
     }
 
-    /// Returns the columns as (name, kind of the default field, whether some objects have a null, description).
+    /// Returns the columns as (name, kind of the default field, true if some objects have a null, description).
     pub fn proposed(&self) -> impl Iterator<Item = (&str, Kind, bool, String)> {
         self.columns.iter().map(|(name, column)| {
             let int64 = Kind::Tensor(TensorSpec { dtype: DType::I64, shape: Vec::new() });
@@ -119,7 +119,7 @@ impl Partitions {
     }
 }
 
-/// A record with the partition values of its object.
+/// A record that also has the partition values of its object.
 pub(crate) struct Partitioned<'a> {
     pub record: &'a dyn Record,
     pub values: &'a [(&'a str, PartitionValue)],

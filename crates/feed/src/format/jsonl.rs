@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! JSON lines format: a record is a line, and its values are the entries of its object.
+//! JSON lines format: a record is a line. Its values are the entries of the line's JSON object.
 
 use std::borrow::Cow;
 use std::cell::OnceCell;
@@ -48,7 +48,7 @@ impl Framing for Jsonl {
     }
 }
 
-/// A line, which is parsed when a value is read, so that `raw(record=True)` reads lines of any content.
+/// A line. It is parsed only when a value is read, so `raw(record=True)` can read lines of any content.
 struct Object<'a> {
     bytes: &'a [u8],
     line: OnceCell<Result<Line<'a>>>,

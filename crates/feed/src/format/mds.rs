@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! MosaicML's MDS format: shards that are listed in an `index.json`. A record is a sample, and its values are the
-//! sample's columns.
+//! MosaicML's MDS format: an `index.json` lists the shards. A record is a sample. Its values are the columns of the
+//! sample.
 
 use std::borrow::Cow;
 
@@ -19,11 +19,11 @@ pub(super) const INDEX: &str = "index.json";
 /// Shards listed in an index.
 #[derive(Debug)]
 pub(super) struct Mds {
-    /// Shard of each object, in the manifest's order.
+    /// Shard of each object, in the order of the manifest.
     shards: Vec<ShardInfo>,
 }
 
-/// Returns the object names that an index lists. `place` names the index in error messages.
+/// Returns the object names that an index lists. `place` is the name of the index in error messages.
 pub(super) fn names(index: &str, place: &str) -> Result<Vec<String>> {
     Ok(parse_index(index.as_bytes(), place)?.into_iter().map(|shard| shard.name).collect())
 }
@@ -62,7 +62,7 @@ impl Framing for Mds {
         Some(columns.iter().map(|column| column.name.clone()).collect())
     }
 
-    /// Uses the column's declared type; the digits of the first value do not matter.
+    /// Uses the type that the index declares for the column, whatever the first value is.
     fn proposes(&self, name: &str, _part: &Value<'_>) -> Option<Kind> {
         let column = self.shards.iter().flat_map(|shard| &shard.columns).find(|column| column.name == name)?;
         match column.encoding {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Megatron-LM's token files: a record is a document of a `.bin` file. Its position comes from the `.idx` file of the same
-//! name, which is imported as a record index.
+//! Megatron-LM's token files: a record is a document of a `.bin` file. The position of the document comes from the
+//! `.idx` file of the same name, which is imported as a record index.
 
 use std::borrow::Cow;
 

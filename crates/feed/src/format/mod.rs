@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Dataset formats: divide the bytes of an object into records (framing), and a record into named values (payload).
+//! Dataset formats. A format divides the bytes of an object into records (framing), and a record into named values
+//! (payload).
 //!
-//! Owns the format of a dataset and its JSON document. A format works on bytes in memory; other modules fetch and
-//! decompress these bytes and store the values.
+//! Owns the format of a dataset and its JSON document. A format works on bytes in memory. Other modules fetch and
+//! decompress these bytes, and store the values.
 
 pub(super) mod array_rows;
 mod arrow;
@@ -45,11 +46,11 @@ use penstock_dataset::key_names::last_component;
 use penstock_dataset::manifest::{Manifest, RecordFormat, codec_text};
 use penstock_dataset::record_index::Span;
 
-/// Format of a dataset with its settings, as written by Python and stored in a pickled dataset.
+/// Format of a dataset with its settings. Python writes it, and a pickled dataset contains it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "name", rename_all = "lowercase", deny_unknown_fields)]
 pub enum FormatSpec {
-    /// TFRecords, of tf.Example, tf.SequenceExample or any bytes.
+    /// TFRecords that contain tf.Example, tf.SequenceExample or any bytes.
     TfRecord {
         /// Codec of objects whose names have no codec suffix.
         #[serde(default, skip_serializing_if = "is_none", with = "codec_text")]
@@ -63,7 +64,7 @@ pub enum FormatSpec {
         /// Columns of a record, in order.
         columns: Vec<Column>,
     },
-    /// A flat file of tokens, read as windows.
+    /// A flat file of tokens, which is read as windows.
     Tokens {
         /// Number of bytes before the first token.
         #[serde(default)]
@@ -74,22 +75,22 @@ pub enum FormatSpec {
         length: u64,
         /// Number of tokens between the starts of two consecutive windows.
         stride: u64,
-        /// The last token of each document. With it, windows also have segments and positions.
+        /// Token that ends a document. If it is set, windows also have segment and position numbers.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         eos: Option<i64>,
     },
-    /// Megatron-LM's `.bin` files of tokens, with an `.idx` file beside each.
+    /// Megatron-LM's `.bin` files of tokens, each with an `.idx` file of the same name.
     Megatron {
         /// Element type of a token, which is read from an index when the dataset is opened.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         dtype: Option<String>,
-        /// Number of tokens per window; `None` if documents are the records.
+        /// Number of tokens per window; `None` if the records are documents.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         length: Option<u64>,
         /// Number of tokens between the starts of two consecutive windows.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         stride: Option<u64>,
-        /// The last token of each document. With it, windows also have segments and positions.
+        /// Token that ends a document. If it is set, windows also have segment and position numbers.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         eos: Option<i64>,
     },
@@ -97,12 +98,12 @@ pub enum FormatSpec {
     Jsonl {},
     /// Delimited text: each row is a record, and the columns are its values.
     Csv {
-        /// Delimiter of the cells; by default a tab for `.tsv` and a comma for other names.
+        /// Delimiter of the cells. The default is a tab for `.tsv` and a comma for other names.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         delimiter: Option<String>,
         /// True if the first row of each object contains the names of the columns.
         header: bool,
-        /// Names of the columns; empty to use the names in the header.
+        /// Names of the columns. If empty, the names in the header are used.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         columns: Vec<String>,
     },
@@ -110,7 +111,7 @@ pub enum FormatSpec {
     Arrow {},
     /// NumPy arrays, one per object.
     Npy {
-        /// True if each row of an array is a record; false if each array is one.
+        /// True if each row of an array is a record; false if each array is one record.
         #[serde(default)]
         rows: bool,
     },
@@ -120,7 +121,7 @@ pub enum FormatSpec {
     Tar {},
     /// MosaicML's MDS shards.
     Mds {
-        /// Content of the `index.json`, which is read when the dataset is opened.
+        /// Content of `index.json`, which is read when the dataset is opened.
         #[serde(default)]
         index: Option<String>,
     },
@@ -128,7 +129,7 @@ pub enum FormatSpec {
     Parquet {},
     /// One file per record: images in class folders.
     Images {
-        /// Content of the label file, if there is one.
+        /// Content of the label file, if the dataset has one.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         labels: Option<Labels>,
     },
@@ -136,13 +137,13 @@ pub enum FormatSpec {
     Files {},
     /// Zarr arrays: each row or patch is a record.
     Zarr {
-        /// Names of the arrays to read from a group; empty for all.
+        /// Names of the arrays to read from a group; empty to read all arrays.
         #[serde(default)]
         arrays: Vec<String>,
         /// Zarr metadata, which is read when the dataset is opened.
         #[serde(default, alias = "told")]
         metadata: Option<ZarrMetadata>,
-        /// Patches that the arrays are cut into; `None` if rows are the records.
+        /// Patches into which the arrays are divided; `None` if the records are rows.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         patches: Option<PatchSpec>,
     },
@@ -150,10 +151,10 @@ pub enum FormatSpec {
     Hdf5 {
         /// Names of the HDF5 datasets in each file.
         datasets: Vec<String>,
-        /// Positions of the HDF5 datasets' chunks, read by h5py when the dataset is opened.
+        /// Positions of the HDF5 datasets' chunks, which h5py reads when the dataset is opened.
         #[serde(default)]
         files: Option<Vec<Hdf5File>>,
-        /// Patches that the HDF5 datasets are cut into; `None` if rows are the records.
+        /// Patches into which the HDF5 datasets are divided; `None` if the records are rows.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         patches: Option<PatchSpec>,
     },
@@ -170,7 +171,7 @@ impl FormatSpec {
         serde_json::to_string(self).map_err(|error| Error::bug(format!("a format cannot be serialised: {error}")))
     }
 
-    /// Name of the format in messages.
+    /// Name of the format in error messages.
     pub fn name(&self) -> &'static str {
         match self {
             Self::TfRecord { .. } => "tfrecord",
@@ -192,49 +193,51 @@ impl FormatSpec {
         }
     }
 
-    /// Whether an object with this logical name holds records of this format. `None` if names do not show this format.
+    /// True if an object with this logical name contains records of this format. `None` if the format cannot be
+    /// detected from names.
     fn claims(&self, name: &[u8]) -> Option<bool> {
         let ends = |suffixes: &[&[u8]]| Some(suffixes.iter().any(|suffix| name.to_ascii_lowercase().ends_with(suffix)));
         match self {
             Self::TfRecord { .. } => Some(RecordFormat::of_name(name) == RecordFormat::TfRecord),
             Self::Npy { .. } => ends(&[b".npy"]),
             Self::Npz {} => ends(&[b".npz"]),
-            // `.tgz` is a single suffix, so no codec suffix was removed from the name.
+            // `.tgz` is one suffix, so the logical name still contains it.
             Self::Tar {} => ends(&[b".tar", b".tgz"]),
             Self::Parquet {} => ends(&[b".parquet"]),
-            // Many datasets have `.json` files of metadata, so the suffix `.json` does not show JSON lines.
+            // In many datasets, `.json` files contain metadata. JSON lines are therefore not detected from the suffix
+            // `.json`.
             Self::Jsonl {} => ends(&[b".jsonl", b".ndjson"]),
             Self::Csv { .. } => ends(&[b".csv", b".tsv"]),
-            // `Dataset.filter` and `Dataset.map` of Hugging Face keep results beside the data, as `cache-*.arrow`.
+            // Hugging Face's `Dataset.filter` and `Dataset.map` store results beside the data, as `cache-*.arrow`.
             Self::Arrow {} if last_component(name).starts_with(b"cache-") => Some(false),
             Self::Arrow {} => ends(&[b".arrow", b".arrows", b".feather", b".ipc"]),
             Self::Megatron { .. } => ends(&[b".bin"]),
             Self::Images { .. } => ends(&[b".jpg", b".jpeg", b".png", b".webp", b".tif", b".tiff"]),
-            // Codecs that are not supported are rejected by name after the index is read.
+            // An unsupported codec is rejected, with its name, after the index is read.
             Self::Mds { .. } => ends(&[b".mds", b".mds.zstd", b".mds.br", b".mds.bz2", b".mds.snappy"]),
             Self::Hdf5 { .. } => ends(&[b".h5", b".hdf5", b".he5"]),
             Self::Fixed { .. } | Self::Tokens { .. } | Self::Files {} | Self::Zarr { .. } => None,
         }
     }
 
-    /// TFRecords whose names show their codec.
+    /// TFRecords. The object names show the codec.
     pub const TFRECORD: Self = Self::TfRecord { compression: Codec::None };
 
-    /// Delimited text with a header, whose names show their delimiter.
+    /// Delimited text with a header. The object names show the delimiter.
     pub const CSV: Self = Self::Csv { delimiter: None, header: true, columns: Vec::new() };
 
-    /// Detects the format of a dataset from its object names, if they show one. The formats are tried in a fixed order.
-    /// A tar file beside images is probably an archive of images. Tables and arrays beside a larger amount of images
-    /// probably describe the images.
+    /// Detects the format of a dataset from its object names. Returns `None` if they show no format. The formats are
+    /// tried in a fixed order. If a tar file is beside images, it is probably an archive of these images. If the images
+    /// are larger in total than tables or arrays beside them, the tables or arrays probably describe the images.
     pub fn of_names(manifest: &Manifest) -> Result<Option<Self>> {
-        // Zarr is detected by its metadata objects, because its chunks may have any name.
+        // Zarr is detected by its metadata objects, because its chunks can have any name.
         if zarr::is_zarr(manifest) {
             return Ok(Some(Self::Zarr { arrays: Vec::new(), metadata: None, patches: None }));
         }
         let (npy, images) = (Self::Npy { rows: false }, Self::Images { labels: None });
         let claimed = |format: &Self| -> u64 {
             let claimed = manifest.objects.iter().filter(|entry| format.claims(entry.logical_name()) == Some(true));
-            // Adds 1 per object, so that the name of an empty object counts too.
+            // Add 1 per object, so that the name of an empty object counts, too.
             claimed.map(|entry| 1 + entry.size).sum()
         };
         let pictures = claimed(&images);
@@ -257,8 +260,8 @@ impl FormatSpec {
         Ok((pictures > 0).then_some(images))
     }
 
-    /// Key of the object that contains the rest of the format's metadata, if it is not read yet; see
-    /// [`FormatSpec::resolved`].
+    /// Key of the object that contains the rest of the format's metadata (see [`FormatSpec::resolved`]). `None` if no
+    /// metadata is missing.
     pub fn metadata_object(&self) -> Option<&'static str> {
         matches!(self, Self::Mds { index: None }).then_some(mds::INDEX)
     }
@@ -275,7 +278,7 @@ impl FormatSpec {
         }
     }
 
-    /// Checks that a listing has all objects that the format's own index lists.
+    /// Checks that a listing contains all objects that the format's own index lists.
     pub fn check_listing(&self, manifest: &Manifest) -> Result<()> {
         if matches!(self, Self::Arrow {}) {
             return arrow::check_listing(manifest);
@@ -291,13 +294,14 @@ impl FormatSpec {
         Err(Error::NotFound { place })
     }
 
-    /// Returns the blocks of chunked arrays, which the sample order treats as objects. `None` for other formats, which
-    /// use the objects of the listing.
+    /// Returns the blocks of chunked arrays. The sample order treats blocks as objects. Returns `None` for other
+    /// formats, where the sample order uses the objects of the listing.
     pub fn ordered(&self, listing: &Manifest) -> Result<Option<ArrayBlocks>> {
         Ok(self.blocks(listing)?.map(|blocks| ArrayBlocks::of(&blocks, listing)))
     }
 
-    /// Returns the blocks of a format of chunked arrays; empty until its metadata is read. `None` for other formats.
+    /// Returns the blocks of a format of chunked arrays. They are empty until the metadata is read. Returns `None` for
+    /// other formats.
     pub(super) fn blocks(&self, listing: &Manifest) -> Result<Option<Blocks>> {
         let blocks = |patches: &Option<PatchSpec>| patches.clone().map_or_else(Blocks::default, Blocks::of_patches);
         Ok(match self {
@@ -313,7 +317,8 @@ impl FormatSpec {
         })
     }
 
-    /// True for the format's own index or metadata. It holds no records, but is not counted as ignored either.
+    /// True for an object that contains the format's own index or metadata. Such an object contains no records, but is
+    /// not counted as ignored.
     pub(super) fn is_index(&self, key: &Key) -> bool {
         match self {
             Self::Mds { .. } => key.as_bytes() == mds::INDEX.as_bytes(),
@@ -322,7 +327,7 @@ impl FormatSpec {
         }
     }
 
-    /// Keeps only the objects that hold records. If no object name shows this format, all objects are kept.
+    /// Keeps only the objects that contain records. If no object name shows this format, keeps all objects.
     pub fn retain(&self, manifest: &mut Manifest) {
         if let Self::Mds { index: Some(index) } = self {
             // Keep only the objects that the index lists.
@@ -346,7 +351,7 @@ pub struct ArrayBlocks {
     pub manifest: Manifest,
     /// Only for patches: maximum number of blocks in a default shuffle window.
     pub max_window: Option<u64>,
-    /// Only for patches: stored size in bytes of all chunks that they touch.
+    /// Only for patches: stored size, in bytes, of all chunks that contain a part of a patch.
     pub needed_bytes: Option<u64>,
 }
 
@@ -357,9 +362,9 @@ impl ArrayBlocks {
     }
 }
 
-/// Returns an error if the content of a text format is compressed, for example by a codec that is not supported.
+/// Returns an error if the content of a text format is compressed, for example by an unsupported codec.
 fn refuse_compressed(content: &[u8], place: &str) -> Result<()> {
-    // A text may begin with the letters of a magic number (`BZh`).
+    // A text can begin with the letters of a magic number (for example, `BZh`).
     let is_text = !std::str::from_utf8(&content[..content.len().min(magic::HEAD_LEN)])
         .is_err_and(|error| error.error_len().is_some());
     match magic::describe(content) {
@@ -370,13 +375,13 @@ fn refuse_compressed(content: &[u8], place: &str) -> Result<()> {
     }
 }
 
-/// Error for HDF5 files without the names of the HDF5 datasets to read.
+/// Error for HDF5 files if the user did not name the HDF5 datasets to read.
 fn unnamed_hdf5(place: &str) -> Error {
     Error::config("format", format!("{place} contains HDF5 files; name the dataset: penstock.formats.hdf5(\"/name\")"))
 }
 
-/// True for the other shard formats of MosaicML Streaming. They have an `index.json` like MDS, and a file of offsets
-/// beside each shard.
+/// True if the dataset has one of MosaicML Streaming's other shard formats (JSON, CSV, TSV, XSV). Such a dataset has an
+/// `index.json`, like MDS, and a file of offsets beside each shard.
 fn is_streaming(manifest: &Manifest) -> bool {
     let has = |ends: &[u8]| manifest.objects.iter().any(|entry| entry.key.as_bytes().ends_with(ends));
     has(mds::INDEX.as_bytes()) && [&b".json.meta"[..], b".csv.meta", b".tsv.meta", b".xsv.meta"].into_iter().any(has)
@@ -403,19 +408,20 @@ pub(crate) struct RecordId<'a> {
 
 /// A record whose values are read on request.
 pub(crate) trait Record {
-    /// Reads the value of that name; `None` if the record has none. Returns `Corrupt` if it cannot be read.
+    /// Reads the value with this name. Returns `None` if the record does not have it, and `Corrupt` if it cannot be
+    /// read.
     fn part(&self, name: &str) -> Result<Option<Value<'_>>>;
-    /// Names of the record's values; none if the record cannot be read.
+    /// Names of the record's values. Empty if the record cannot be read.
     fn names(&self) -> Vec<String>;
     /// Returns `Corrupt` if the record cannot be read.
     fn check(&self) -> Result<()> {
         Ok(())
     }
-    /// True if other records of the dataset may have values that this one lacks. Lists that are missing are then empty.
+    /// True if other records of the dataset may have values that this record lacks. Missing lists then count as empty.
     fn may_lack_parts(&self) -> bool {
         false
     }
-    /// True if a field with a default uses it for a value that this record lacks.
+    /// True if a field with a default may use the default for a value that this record lacks.
     fn takes_defaults(&self) -> bool {
         self.may_lack_parts()
     }
@@ -429,16 +435,16 @@ pub(crate) type Each<'a> = &'a mut dyn FnMut(&dyn Record) -> Result<()>;
 pub(crate) enum TrailerCount {
     /// Number of records.
     Count(u64),
-    /// Number of the object's last bytes that are needed to find the count.
+    /// The count cannot be found in the given bytes. States how many of the object's last bytes are needed.
     Wants(u64),
 }
 
 /// Result of reading the start of a group of rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NextGroup {
-    /// Number of rows of the group, and position of the next one.
+    /// Number of rows of the group, and position of the next group.
     Rows(u64, u64),
-    /// The table ends here.
+    /// The table ends at this position.
     End,
     /// More bytes are needed, from this position on.
     Wants(u64),
@@ -452,12 +458,12 @@ pub(crate) trait Table {
     /// Number of records in the table.
     fn records(&self) -> u64;
 
-    /// Reads `records` (ascending) and passes each to the callback. `parts` lists the values that the callback will
-    /// request, each as a list of alternative names; the first name that exists is used. The result for a record
-    /// depends only on the object, not on the other requested records. Decodes at most `limit` bytes at a time.
+    /// Reads `records` (ascending) and passes each record to the callback. `parts` lists the values that the callback
+    /// will request. Each value is a list of alternative names; the first name that exists is used. The result for a
+    /// record depends only on the object, not on the other requested records. Decodes at most `limit` bytes at a time.
     fn each(&self, records: &[u64], parts: &[&[String]], limit: u64, each: EachRow<'_>);
 
-    /// Meaning of a column whose numbers are times, such as `timestamp[us, UTC]`.
+    /// Type of a column whose numbers are times, for example `timestamp[us, UTC]`. `None` for other columns.
     fn time(&self, _name: &str) -> Option<&str> {
         None
     }
@@ -481,50 +487,51 @@ impl HeadRows {
     }
 }
 
-/// Framing of a format: finds the records in an object's bytes. The objects hold contiguous records, or are tables.
+/// Framing of a format: finds the records in an object's bytes. An object contains contiguous records, or is a table.
 pub(crate) trait Framing: Send + Sync + fmt::Debug {
-    /// Appends the positions of an object's records to `spans`. If it returns an error, the positions appended before
-    /// are valid.
+    /// Appends the positions of an object's records to `spans`. If the method returns an error, the positions that it
+    /// appended before the error are valid.
     fn spans(&self, content: &[u8], place: &str, spans: &mut Vec<Span>) -> Result<()>;
 
-    /// Like [`Framing::spans`] for a part of an object that begins at byte `start`, where a record begins. Positions are
-    /// relative to that byte.
+    /// Like [`Framing::spans`], but for a part of an object. The part begins at byte `start`, where a record begins.
+    /// Positions are relative to `start`.
     fn spans_from(&self, _start: u64, content: &[u8], place: &str, spans: &mut Vec<Span>) -> Result<()> {
         self.spans(content, place, spans)
     }
 
-    /// Returns an incremental reader of an object's decompressed bytes, if the format frames its records. `_first` are
-    /// the first of these bytes. Returns an error if they are not of this format.
+    /// Returns an incremental reader of an object's decompressed bytes, or `None` if the format has no frames. `_first`
+    /// are the object's first bytes. Returns an error if these bytes are not of this format.
     fn frames(&self, _first: &[u8], _place: &str) -> Option<Result<FrameStream>> {
         None
     }
 
-    /// Number of records in an object of that many bytes, if it follows from the size.
+    /// Number of records in an object of `_bytes` bytes. `None` if the number does not follow from the size.
     fn count_of_size(&self, _bytes: u64, _place: &str) -> Option<Result<u64>> {
         None
     }
 
-    /// Number of records in an object, if the format's own index states it.
+    /// Number of records in an object, if the format's own index contains the number.
     fn count_of_object(&self, _object: u64) -> Option<u64> {
         None
     }
 
-    /// Number of bytes at the start of an object that contain its record count. `None` if the start lacks the count.
+    /// Number of bytes at the start of an object that contain the object's record count. `None` if the start does not
+    /// contain the count.
     fn head_for_count(&self) -> Option<u64> {
         None
     }
 
-    /// Returns the positions of the records of an object of `size` bytes, from the object's first bytes.
+    /// Computes the positions of the records of an object of `size` bytes from the object's first bytes.
     fn rows_of_head(&self, _head: &[u8], _size: u64, place: &str) -> Result<HeadRows> {
         Err(Error::bug(format!("the head of {place} contains no count")))
     }
 
-    /// Position of a record, if it follows from the record's index.
+    /// Position of a record. `None` if the position does not follow from the record's index.
     fn span_of(&self, _record: u64) -> Option<Span> {
         None
     }
 
-    /// Checksum of a record for an index, computed from the record's bytes.
+    /// Checksum of a record for a record index. The default is the CRC-32C of the record's bytes.
     fn crc(&self, bytes: &[u8]) -> u32 {
         penstock_codec::checksum::crc32c(bytes)
     }
@@ -534,37 +541,38 @@ pub(crate) trait Framing: Send + Sync + fmt::Debug {
         false
     }
 
-    /// Reads a record and passes it to `each`. `bytes` are the record's bytes, and `head` are the object's bytes before
-    /// its first record.
+    /// Reads a record and passes it to `each`. `bytes` are the record's bytes. `head` are the object's bytes before its
+    /// first record.
     fn read(&self, bytes: &[u8], head: &[u8], id: RecordId<'_>, each: Each<'_>) -> Result<()>;
 
-    /// True if an object of 0 bytes is a record.
+    /// True if an object of 0 bytes is one record.
     fn may_be_empty(&self) -> bool {
         false
     }
 
-    /// Bytes of the whole record, which `Kind::Record` delivers, among the bytes of its span. `None` if the format's
-    /// records consist of separate values, such as the members of a tar.
+    /// Returns the bytes of the whole record, which `Kind::Record` delivers, from the bytes of its span. Returns `None`
+    /// if a record consists of separate values, such as the members of a tar.
     fn whole<'a>(&self, bytes: &'a [u8]) -> Option<&'a [u8]> {
         Some(bytes)
     }
 
-    /// True if the values of a record are decompressed one by one, in memory reserved through [`RecordId::memory`].
+    /// True if the values of a record are decompressed one by one. Their memory is reserved through
+    /// [`RecordId::memory`].
     fn inflates_parts(&self) -> bool {
         false
     }
 
-    /// True if reading a record needs the object's bytes before the first record.
+    /// True if reading a record requires the object's bytes before the first record.
     fn needs_head(&self) -> bool {
         false
     }
 
-    /// True if objects are tables: they are always read whole, and have no record positions.
+    /// True if objects are tables. A table is always read completely, and has no record positions.
     fn is_table(&self) -> bool {
         false
     }
 
-    /// Parses an object's (decompressed) bytes as a table.
+    /// Parses the decompressed bytes of an object as a table.
     fn table(&self, _content: Bytes, place: &str) -> Result<Box<dyn Table>> {
         Err(Error::bug(format!("{place} is not a table")))
     }
@@ -574,30 +582,30 @@ pub(crate) trait Framing: Send + Sync + fmt::Debug {
         Err(Error::bug(format!("the end of {place} contains no count")))
     }
 
-    /// Names of the values in the records of object `_object`, if they are known without its content.
+    /// Names of the values in the records of an object. `None` if the names are not known without the object's content.
     fn columns_of_object(&self, _object: u64) -> Option<Vec<String>> {
         None
     }
 
-    /// Reads the column names of a table of `size` bytes from the table's last bytes, which contain its record count.
-    /// `None` if they do not contain the names.
+    /// Reads the column names of a table of `size` bytes from the table's last bytes, which contain the record count.
+    /// Returns `None` if these bytes do not contain the names.
     fn columns_of_end(&self, _end: &[u8], _size: u64, _place: &str) -> Result<Option<Vec<String>>> {
         Ok(None)
     }
 
-    /// Number of rows of the next group in a table of `size` bytes, and the position of the group after it. `at` is the
-    /// position of the group, and `bytes` are the table's bytes from there on. `None` for tables whose end contains the
-    /// count.
+    /// Returns the number of rows in a group of a table of `size` bytes, and the position of the next group. `at` is
+    /// the position of the group, and `bytes` are the table's bytes from that position on. Returns `None` for a table
+    /// whose end contains the count.
     fn next_group(&self, _bytes: &[u8], _at: u64, _size: u64, _place: &str) -> Option<Result<NextGroup>> {
         None
     }
 
-    /// The fields of every record, if the format itself determines them.
+    /// The fields of every record, if the format itself determines the fields.
     fn declares(&self) -> Option<Vec<super::field::Field>> {
         None
     }
 
-    /// Kind of field proposed for a value if the user gives no fields. `None` derives it from the value's content.
+    /// Kind of the default field for a value. If it is `None`, the kind is derived from the value's content.
     fn proposes(&self, _name: &str, _part: &Value<'_>) -> Option<super::field::Kind> {
         None
     }
@@ -612,7 +620,7 @@ pub(crate) fn framing(spec: &FormatSpec, manifest: &Manifest) -> Result<Box<dyn 
             Box::new(fixed::Tokens::new(*header_bytes, dtype, *length, *stride, *eos)?)
         }
         FormatSpec::Megatron { dtype, .. } => {
-            // The type is not known yet while the dataset is being opened.
+            // While the dataset is being opened, the type is not known yet.
             Box::new(megatron::Megatron { dtype: dtype.as_deref().unwrap_or("uint16").parse()? })
         }
         FormatSpec::Jsonl {} => Box::new(jsonl::Jsonl),

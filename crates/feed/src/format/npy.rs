@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! NumPy files. A `.npy` file is one record, or each row of its array is a record; an `.npz` file is one record of
-//! several arrays.
+//! NumPy files. In a `.npy` file, either the whole file or each row of its array is a record. An `.npz` file is one
+//! record of several arrays.
 
 use std::borrow::Cow;
 
@@ -13,13 +13,13 @@ use crate::memory::PartHold;
 use crate::value::{Array, Value};
 use penstock_dataset::record_index::Span;
 
-/// Name of the value that holds the array of a `.npy` file.
+/// Name of the value that contains the array of a `.npy` file.
 const ARRAY: &str = "array";
 
-/// Number of bytes that are read from each object for its row count. NumPy's headers are much shorter.
+/// Number of bytes that are read from the start of each object for its row count. NumPy's headers are much shorter.
 pub(super) const HEAD: u64 = 4096;
 
-/// Returns the elements after a header as an array, little-endian and in C order.
+/// Returns the elements of an array as little-endian elements in C order. `data` are the file's bytes after the header.
 pub(super) fn elements<'a>(header: &Header, data: &'a [u8], place: &str) -> Result<Array<'a>> {
     let spec = sized(header, data, place)?;
     Ok(Array { dtype: spec.dtype, bytes: swapped(header, data), shape: spec.shape })
@@ -31,7 +31,7 @@ pub(super) fn array<'a>(bytes: &'a [u8], place: &str) -> Result<Array<'a>> {
     elements(&header, &bytes[header.data_offset.min(bytes.len())..], place)
 }
 
-/// Returns the type and shape of the elements. Checks the length of `data`.
+/// Returns the type and shape of the array. Returns an error if `data` does not have the matching length.
 fn sized(header: &Header, data: &[u8], place: &str) -> Result<TensorSpec> {
     let spec = typed(header, place)?;
     let want = spec.size_bytes()?;
@@ -62,7 +62,7 @@ fn swapped<'a>(header: &Header, bytes: &'a [u8]) -> Cow<'a, [u8]> {
     Cow::Owned(bytes)
 }
 
-/// Returns the array of a whole `.npy` file, using the file's memory.
+/// Returns the array of a whole `.npy` file. Uses the memory of `file` for the array.
 fn inflated_array(mut file: Vec<u8>, place: &str) -> Result<Array<'static>> {
     let header = npy::parse(&file, place)?;
     let data = file.get(header.data_offset..).unwrap_or_default();
@@ -86,7 +86,7 @@ fn rows(header: &Header, place: &str) -> Result<HeadRows> {
         return Err(Error::corrupt(place, "contains a single number, which has no rows"));
     };
     let row = TensorSpec { dtype: spec.dtype, shape: rest.to_vec() }.size_bytes()?;
-    // Reject empty rows: a header of 100 bytes could claim any number of them.
+    // Reject empty rows, because a header of 100 bytes could declare any number of them.
     if row == 0 && count > 0 {
         return Err(Error::corrupt(place, format!("has rows of 0 bytes (shape {:?})", spec.shape)));
     }
@@ -201,8 +201,8 @@ impl Record for Arrays<'_> {
         let place = self.directory.member(entry);
         self.memory.take(&place, if entry.deflated { entry.size } else { 0 })?;
         let content = self.directory.read(entry)?;
-        // Like numpy.load, returns a member that is not an array as bytes. It cannot be a damaged array, because its
-        // CRC-32 matches.
+        // As in numpy.load, a member that is not an array is returned as bytes. Its CRC-32 matches, so the member is
+        // not a damaged array.
         if !content.starts_with(npy::MAGIC) && !entry.name.ends_with(b".npy") {
             return Ok(Some(Value::Bytes(content)));
         }

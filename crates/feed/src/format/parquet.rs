@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Parquet format: a record is a row, and its values are named by column path (`image.bytes`). In each row group, the
-//! requested columns are decoded from the first requested row to the last one. If that takes too much memory or fails,
-//! they are decoded in smaller pieces.
+//! Parquet format: a record is a row. Its values are named by column path (for example, `image.bytes`). In each row
+//! group, the requested columns are decoded from the first to the last requested row. If this takes too much memory or
+//! fails, the columns are decoded in smaller pieces.
 
 use std::borrow::Cow;
 use std::cell::OnceCell;
@@ -17,8 +17,8 @@ use crate::value::nested::Nested;
 use crate::value::{Array, Value};
 use penstock_dataset::record_index::Span;
 
-/// Maximum decoded size for which the requested rows of a row group are decoded in one piece. Above it, `STEP` rows are
-/// decoded at a time.
+/// Maximum decoded size, in bytes, of the requested rows of a row group that are decoded in one piece. If they are
+/// larger, they are decoded in groups of `STEP` requested rows.
 const AT_ONCE: u64 = 256 << 20;
 const STEP: usize = 1024;
 
@@ -68,7 +68,7 @@ struct Piece {
 }
 
 impl Rows {
-    /// Decodes columns of a range of rows. An error includes the number of the column that cannot be read.
+    /// Decodes columns of a range of rows. An error includes the number of the column that could not be decoded.
     fn load(&self, columns: &[usize], rows: Range<u64>, limit: u64) -> std::result::Result<Piece, (usize, Error)> {
         let (mut left, mut found) = (usize::try_from(limit).unwrap_or(usize::MAX), Vec::new());
         for &column in columns {
@@ -86,8 +86,8 @@ impl Rows {
         }
     }
 
-    /// Passes the requested records of one row group to `each`. `from` is the index of the first of them among all
-    /// requested records.
+    /// Passes the requested records of one row group to `each`. `from` is the index of the group's first requested
+    /// record among all requested records.
     fn group(&self, records: &[u64], columns: &[usize], from: usize, limit: u64, each: EachRow<'_>) {
         let over = |records: &[u64]| records[0]..records[records.len() - 1] + 1;
         if let Ok(piece) = self.load(columns, over(records), limit.min(AT_ONCE)) {
@@ -103,8 +103,8 @@ impl Rows {
                 match self.load(columns, row..row + 1, limit) {
                     Ok(piece) => self.give(&piece, &[row], from + at, limit, each),
                     Err((column, error)) => {
-                        // Reading a list requires all earlier rows of the row group, so the later rows cannot be read
-                        // either.
+                        // To read a list, all earlier rows of the row group must be read. The later rows therefore
+                        // cannot be read either.
                         if matches!(error, Error::Corrupt { .. }) && !self.file.columns()[column].lists.is_empty() {
                             let first = from + at;
                             let rest = records.len() - (step * STEP + at);
@@ -150,7 +150,7 @@ struct Cells<'a> {
     piece: &'a Piece,
     row: u64,
     limit: u64,
-    /// Columns that were not requested in advance, decoded for this row only.
+    /// Columns that were not requested in advance. They are decoded for this row only.
     alone: OnceCell<Vec<OnceCell<Result<Values>>>>,
 }
 
@@ -176,7 +176,7 @@ impl Record for Cells<'_> {
 }
 
 impl Cells<'_> {
-    /// Returns this row's value of a column. The first row of `values` is `first`.
+    /// Returns this row's value of a column. `first` is the number of the first row in `values`.
     fn cell<'a>(&self, column: usize, values: &'a Values, first: u64) -> Result<Value<'a>> {
         let column = &self.rows.file.columns()[column];
         let (place, at) = (&self.rows.place, (self.row - first) as usize);
@@ -190,7 +190,7 @@ impl Cells<'_> {
         let Ok(element) = column.element else { return Err(Error::bug("values of a refused column")) };
         let lost =
             || Error::corrupt(place.as_str(), format!("is damaged Parquet: column `{}` is truncated", column.name));
-        // For lists, follow the offsets of each level to the range of the row's values.
+        // For lists, follow the offsets of each level to find the range of the row's values.
         let (mut from, mut to, mut ends) = (at, at + 1, Vec::new());
         for (level, starts) in std::iter::once(&values.rows).chain(&values.inner).take(column.lists.len()).enumerate() {
             let bounds = starts.get(from..=to).ok_or_else(lost)?;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Format detection by content, for a dataset whose object names show no format. Selects the objects that probably hold
-//! data, and detects the format of the first of them.
+//! Format detection by content, for a dataset whose object names show no format. Selects the objects that probably
+//! contain data, and detects the format of the first selected object that is not empty.
 //!
-//! For an unsupported format, the error describes its suffix and its first bytes. Such a format is never reported as
-//! damaged.
+//! For an unsupported format, the error describes the object's suffix and first bytes. An object of an unsupported
+//! format is never reported as damaged.
 
 use std::collections::HashMap;
 
@@ -16,17 +16,17 @@ use crate::source::Source;
 use penstock_dataset::key_names::last_component;
 use penstock_dataset::manifest::{Entry, Manifest};
 
-/// Number of stored bytes that are read from the inspected object.
+/// Number of stored bytes that are read from the object whose format is detected.
 const HEAD: u64 = 16 << 10;
 
-/// Suffixes of the audio formats that are decoded.
+/// Suffixes of the audio formats that Penstock decodes.
 const AUDIO: [&str; 5] = [".wav", ".flac", ".ogg", ".oga", ".mp3"];
 
-/// Maximum suffix length. A longer suffix counts as part of the name.
+/// Maximum length of a suffix in bytes, with its dot. A longer suffix counts as part of the name.
 const MAX_SUFFIX: usize = 12;
 
-/// True for a file that is not data itself: a name that Hadoop treats as hidden (`.DS_Store`, `_SUCCESS`,
-/// `_temporary/0/x`), a README or a licence.
+/// True for a file that does not contain data: a README, a licence, or a name that Hadoop treats as hidden
+/// (`.DS_Store`, `_SUCCESS`, `_temporary/0/x`).
 fn is_aside(entry: &Entry) -> bool {
     let key = entry.key.as_bytes();
     let base = last_component(key).to_ascii_lowercase();
@@ -34,8 +34,8 @@ fn is_aside(entry: &Entry) -> bool {
         || [&b"readme"[..], b"license", b"licence"].iter().any(|name| base.starts_with(name))
 }
 
-/// Returns the suffix of an object's name in lower case, ignoring a codec suffix. Empty if the name has no suffix, or
-/// if it is a number (`part.00003`).
+/// Returns the suffix of an object's name in lower case, without a codec suffix. Returns an empty suffix if the name
+/// has none, or if the suffix is a number (`part.00003`).
 fn suffix(entry: &Entry) -> String {
     let base = last_component(entry.logical_name());
     let dot = base.iter().rposition(|byte| *byte == b'.').filter(|&dot| dot > 0);
@@ -45,15 +45,16 @@ fn suffix(entry: &Entry) -> String {
     if is_suffix { String::from_utf8_lossy(&suffix).into_owned() } else { String::new() }
 }
 
-/// Returns the suffix of an object's name, or `audio` for all audio suffixes: a folder may contain several of them.
+/// Returns the suffix of an object's name. Returns `audio` for all audio suffixes, because a folder may contain several
+/// of them.
 fn group(entry: &Entry) -> String {
     let suffix = suffix(entry);
     if AUDIO.contains(&suffix.as_str()) { "audio".to_owned() } else { suffix }
 }
 
-/// Keeps only the objects whose suffix accounts for the most bytes. Returns the number of removed objects.
+/// Groups the objects by suffix, and keeps only the group with the most bytes. Returns the number of removed objects.
 ///
-/// Returns `Unsupported` if no object is data.
+/// Returns `Unsupported` if no object contains data.
 pub fn keep_likely(manifest: &mut Manifest) -> Result<usize> {
     let all = manifest.objects.len();
     let mut groups: HashMap<String, (u64, usize)> = HashMap::new();
@@ -108,11 +109,11 @@ impl Source {
             Some(magic::JPEG | magic::PNG | magic::TIFF | magic::WEBP) => Some(FormatSpec::Images { labels: None }),
             Some(magic::HDF5) => return Err(unnamed_hdf5(&place)),
             Some(magic::WAV | magic::FLAC | magic::OGG | magic::MP3) => Some(FormatSpec::Files {}),
-            // Most MP3 files begin with a frame, which has no magic number.
+            // Most MP3 files begin with an audio frame, which has no magic number.
             None if suffix(&objects[at]) == ".mp3" => Some(FormatSpec::Files {}),
             _ => None,
         };
-        // Without a codec suffix in the name, only TFRecords are decompressed.
+        // If the name has no codec suffix, only TFRecords are decompressed.
         if let Some(known) = known.filter(|_| compression == Codec::None) {
             return Ok(known);
         }
@@ -135,7 +136,7 @@ impl Source {
     }
 }
 
-/// Decompresses the start of an object, up to the first bytes that do not decompress.
+/// Decompresses the start of an object. Stops at the first bytes that cannot be decompressed.
 fn first_bytes(codec: Codec, head: &[u8], place: &str) -> Vec<u8> {
     let mut content = Vec::new();
     let ended = StreamDecoder::new(codec, u64::MAX, place).push(head, &mut |bytes| {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! WebDataset format: a record is a run of tar members with the same key. Each member is a value of the record, named
-//! by its extension.
+//! WebDataset format: a record is a sequence of consecutive tar members with the same key. Each member is a value of
+//! the record. The value's name is the member's extension.
 
 use std::borrow::Cow;
 
@@ -12,10 +12,10 @@ use super::{Each, Framing, Record, RecordId};
 use crate::value::Value;
 use penstock_dataset::record_index::Span;
 
-/// Name of the value that holds a sample's key.
+/// Name of the value that contains a sample's key.
 pub(super) const KEY: &str = "__key__";
 
-/// Extensions of files that contain a number as text, as in WebDataset's own decoders.
+/// Extensions of members that contain a number as text, as in WebDataset's own decoders.
 const NUMBERS: [&str; 6] = ["cls", "cls2", "class", "count", "index", "id"];
 
 #[derive(Debug)]

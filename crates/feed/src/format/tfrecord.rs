@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! TFRecord format: a record is a frame. Its values are the features of its tf.Example. A frame of any other bytes has
-//! no values, and is read whole.
+//! TFRecord format: a record is a frame. The values of a record are the features of its tf.Example. A frame of any
+//! other bytes has no values, and can only be read as a whole.
 
 use penstock_codec::Codec;
 use penstock_codec::checksum::crc32c_masked;
@@ -14,9 +14,9 @@ use super::{Each, Framing, Record, RecordId};
 use crate::value::Value;
 use penstock_dataset::record_index::Span;
 
-/// Prefix that selects a context feature, if a feature list has the same name.
+/// Prefix of a name that selects a context feature, for the case that a feature list has the same name.
 const CONTEXT: &str = "context/";
-/// Prefix that selects a feature list, if a context feature has the same name.
+/// Prefix of a name that selects a feature list, for the case that a context feature has the same name.
 const LISTS: &str = "feature_lists/";
 
 #[derive(Debug)]
@@ -40,7 +40,7 @@ impl Framing for TfRecord {
         Some(if first.is_empty() { Ok(()) } else { compressed(first, place) }.map(|()| FrameStream::new(place)))
     }
 
-    /// Returns the checksum that the frame contains, instead of computing one.
+    /// Returns the checksum that the frame contains. Computes nothing.
     fn crc(&self, bytes: &[u8]) -> u32 {
         bytes.last_chunk::<FOOTER_LEN>().map_or(0, |footer| u32::from_le_bytes(*footer))
     }
@@ -88,8 +88,7 @@ fn payload(frame: &[u8]) -> &[u8] {
     frame.get(HEADER_LEN..frame.len().saturating_sub(FOOTER_LEN)).unwrap_or_default()
 }
 
-/// Returns an error if the content is compressed. TensorFlow's writer compresses files without adding a suffix to the
-/// name.
+/// Returns an error if the content is compressed. TensorFlow's writer adds no suffix to the names of compressed files.
 fn compressed(content: &[u8], place: &str) -> Result<()> {
     let codec = Codec::sniff(content);
     match magic::describe(content) {
@@ -110,7 +109,8 @@ fn compressed(content: &[u8], place: &str) -> Result<()> {
     }
 }
 
-/// A tf.Example or a tf.SequenceExample. The context of a SequenceExample is encoded like the features of an Example.
+/// A tf.Example or a tf.SequenceExample. The context of a SequenceExample has the same encoding as the features of an
+/// Example.
 struct Features<'a> {
     payload: &'a [u8],
     place: &'a str,

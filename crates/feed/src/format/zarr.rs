@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Zarr format, versions 2 and 3: one array, or several arrays of a group; each row is a sample. The format document
-//! stores the metadata and the shard indexes, which are read once when the dataset is opened.
+//! Zarr format, versions 2 and 3: one array, or several arrays of a group. Each row is a sample. When a dataset is
+//! opened, its metadata and shard indexes are read once, and the format's JSON document stores them.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -19,7 +19,7 @@ const ARRAY: &str = "array";
 /// File names of Zarr metadata.
 const NAMES: [&str; 2] = ["zarr.json", ".zarray"];
 
-/// Maximum number of arrays to examine if the user names none.
+/// Maximum number of arrays to read if the user names no arrays.
 const MAX_ARRAYS: usize = 1024;
 
 /// Metadata read from a Zarr dataset.
@@ -40,14 +40,14 @@ pub(super) fn is_zarr(manifest: &Manifest) -> bool {
         .any(|entry| NAMES.iter().any(|name| last_component(entry.key.as_bytes()) == name.as_bytes()))
 }
 
-/// Finds the metadata objects of the named arrays, or of all arrays. Returns the path of each array and the index of
-/// its metadata object in the listing.
+/// Finds the metadata objects of the named arrays, or of all arrays if none is named. Returns, for each array, its path
+/// and the index of its metadata object in the listing.
 pub(crate) fn metadata(arrays: &[String], listing: &Manifest) -> Result<Vec<(String, usize)>> {
     let mut found: BTreeMap<String, usize> = BTreeMap::new();
     for (number, entry) in listing.objects.iter().enumerate() {
         let Ok(key) = std::str::from_utf8(entry.key.as_bytes()) else { continue };
         let (path, name) = key.rsplit_once('/').unwrap_or(("", key));
-        // If an array has metadata of both versions, version 3 is used.
+        // If an array has metadata of both versions, the metadata of version 3 is used.
         if NAMES.contains(&name) && (!found.contains_key(path) || name == NAMES[0]) {
             found.insert(path.to_owned(), number);
         }
@@ -77,7 +77,7 @@ pub(crate) fn metadata(arrays: &[String], listing: &Manifest) -> Result<Vec<(Str
     arrays.iter().map(named).collect()
 }
 
-/// True for the metadata of a group, which contains no array and is skipped.
+/// True for the metadata of a group. A group is skipped, because it has no elements of its own.
 pub(crate) fn is_group(json: &[u8]) -> bool {
     serde_json::from_slice::<serde_json::Value>(json).is_ok_and(|json| json["node_type"] == "group")
 }
@@ -90,7 +90,7 @@ fn key(path: &str, below: &str) -> String {
     if path.is_empty() { below.to_owned() } else { format!("{path}/{below}") }
 }
 
-/// Returns the shards of all sharded arrays, as (key, index in the listing, range of the shard index).
+/// Returns the shards of all sharded arrays, as (key, index in the listing, byte range of the shard index).
 pub(crate) fn shards(metadata: &ZarrMetadata, listing: &Manifest) -> Result<Vec<(String, usize, ByteRange)>> {
     let numbers = numbers(listing);
     let mut found = Vec::new();
@@ -135,7 +135,7 @@ fn unhex(text: &str) -> Option<Vec<u8>> {
     digits.map(byte).collect()
 }
 
-/// Converts the bytes of a shard index to hexadecimal, the form in the format document.
+/// Converts the bytes of a shard index to hexadecimal, which is their form in the format's JSON document.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write;
     bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
@@ -144,7 +144,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// Adds the blocks of a dataset after its metadata is read. Uses the arrays in `arrays`, in that order; if the list is
+/// Adds the blocks of a dataset after its metadata is read. Uses the arrays in `arrays`, in that order. If the list is
 /// empty, uses all arrays.
 pub(super) fn blocks(
     mut blocks: Blocks,
@@ -172,7 +172,7 @@ pub(super) fn blocks(
         });
         parsed.push(array);
     }
-    // Parsed shard indexes. Each is parsed when the first chunk of its shard is requested.
+    // Parsed shard indexes. An index is parsed when the first chunk of its shard is looked up.
     type Index = Vec<Option<(u64, u64)>>;
     let mut indexes: BTreeMap<usize, Index> = BTreeMap::new();
     blocks.add(&listing.url, columns, |column, at| {

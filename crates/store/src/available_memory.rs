@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Determines the available memory: the machine's free memory and clean page cache, or less if a cgroup (v1 or v2) of
-//! this process limits it.
+//! Determines the memory that this process can use: the machine's free memory plus its clean page cache. A cgroup (v1
+//! or v2) of this process may limit the result further.
 
 use std::fs::read_to_string;
 use std::path::{Path, PathBuf};
 
 const GROUPS: &str = "/sys/fs/cgroup";
 
-/// Returns the number of bytes available to this process, including clean page cache; `None` if unknown.
+/// Returns the number of bytes available to this process, including clean page cache. Returns `None` if it is unknown.
 pub fn memory_available() -> Option<u64> {
     let machine = of_meminfo(&read_to_string("/proc/meminfo").ok()?)?;
     let groups = read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -22,7 +22,8 @@ fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim)
 }
 
-/// Returns the available memory of each cgroup in `text` (the content of /proc/PID/cgroup) and of its ancestors.
+/// Returns the available memory of each cgroup in `text` and of its ancestors. `text` is the content of
+/// /proc/PID/cgroup.
 fn of_groups(text: &str, root: &Path) -> impl Iterator<Item = u64> {
     let mut left = Vec::new();
     for line in text.lines() {
@@ -36,7 +37,7 @@ fn of_groups(text: &str, root: &Path) -> impl Iterator<Item = u64> {
             ),
             _ => continue,
         };
-        // In a container, the path may be the host's path, although only the cgroup root is visible.
+        // In a container, this path may be the path on the host, although only the root of the cgroup is visible.
         let own = root.join(path.trim_start_matches('/'));
         let groups = own.ancestors().take_while(|folder| folder.starts_with(&root));
         left.extend(groups.filter_map(|folder| of_group(folder.to_owned(), names)));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Pool of reusable buffers in memory mapped directly from the kernel. Each fresh page costs a page fault, and the
-//! faults cost more than copying the bytes.
+//! Pool of reusable buffers, whose memory is mapped directly from the kernel. Buffers are reused because each new page
+//! costs a page fault, and these faults cost more than copying the bytes.
 //!
-//! This module owns the mappings and tracks which buffers are in use. Readers decide what is written into them.
+//! This module owns the mappings and tracks which buffers are in use. Its callers decide what the buffers contain.
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,34 +15,34 @@ use bytes::Bytes;
 
 const PAGE: usize = 4096;
 
-/// Mappings of this size or more are aligned for huge pages, which the kernel is advised to use. With 4 KiB pages, the
-/// page faults would cost as much as the copy.
+/// Mappings of at least this size are aligned for huge pages, and the kernel is advised to use huge pages for them.
+/// With pages of 4 KiB, the page faults would cost as much as the copy.
 const HUGE: usize = 2 << 20;
 
-/// Maximum number of unused bytes that the pool retains. An object of 100 MB can thus reuse the memory of the previous
-/// one.
+/// Maximum number of unused bytes that the pool retains. It is large enough that an object of 100 MB can reuse the
+/// memory of the previous object.
 const KEPT: usize = 128 << 20;
 
-/// Anonymous memory of whole pages, zeroed by the kernel and unmapped when dropped. A mapping of a huge page or more is
-/// aligned to a huge page.
+/// Anonymous memory of whole pages, zeroed by the kernel and unmapped when dropped. A mapping of at least one huge page
+/// is aligned to a huge page.
 #[derive(Debug)]
 pub struct Mapping {
     start: NonNull<u8>,
     bytes: usize,
-    /// Process id of the only process in which the memory is mapped; 0 if forked children have it too.
+    /// ID of the only process in which the memory is mapped. 0 if forked children also have the mapping.
     only_in: AtomicU32,
 }
 
-// SAFETY: only this value owns the memory; its owner controls access to the bytes.
+// SAFETY: only this value owns the memory, and the owner of this value controls access to the bytes.
 unsafe impl Send for Mapping {}
 // SAFETY: only this value owns the memory, and a shared reference exposes only the address.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps at least `bytes` bytes, or returns the system's error.
+    /// Maps at least `bytes` bytes. Returns the error of the system if that fails.
     pub fn new(bytes: usize) -> io::Result<Self> {
         let bytes = bytes.max(1).checked_next_multiple_of(PAGE).ok_or(io::ErrorKind::OutOfMemory)?;
-        // Extra space for the alignment; it is unmapped below.
+        // Extra space for the alignment. The unused part is unmapped below.
         let slack = if bytes >= HUGE { HUGE - PAGE } else { 0 };
         // SAFETY: a new anonymous private mapping touches no existing memory.
         let start = unsafe {
@@ -63,7 +63,7 @@ impl Mapping {
         let aligned = unsafe { start.byte_add(before) };
         for (at, rest) in [(start, before), (aligned.wrapping_byte_add(bytes), slack - before)] {
             if rest > 0 {
-                // SAFETY: this unmaps whole pages at the two ends of the new mapping, to which nothing refers.
+                // SAFETY: this unmaps whole pages at both ends of the new mapping. Nothing refers to these pages.
                 unsafe { libc::munmap(at, rest) };
             }
         }
@@ -82,8 +82,8 @@ impl Mapping {
         self.bytes
     }
 
-    /// Hides the memory from forked children: they see zeros or, if the system lacks `MADV_WIPEONFORK` (gVisor), no
-    /// mapping. A fork therefore never makes this process's pages copy-on-write.
+    /// Hides the memory from forked children, so that a fork never makes this process's pages copy-on-write. The
+    /// children see zeros or, if the system lacks `MADV_WIPEONFORK` (gVisor), no mapping.
     pub fn keep_from_children(&self) -> io::Result<()> {
         // SAFETY: this value owns these whole pages, and the call does not change their content in this process.
         let advise = |advice| unsafe { libc::madvise(self.start.as_ptr().cast(), self.bytes, advice) } == 0;
@@ -99,26 +99,27 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         let only_in = *self.only_in.get_mut();
         if only_in != 0 && only_in != std::process::id() {
-            return; // the parent's mapping is not mapped in this child
+            return; // the child does not have the parent's mapping
         }
-        // SAFETY: this value owns exactly this mapping, and nothing refers to it any more.
+        // SAFETY: this value owns exactly this mapping, and nothing refers to the mapping any more.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
     }
 }
 
-/// Advises the kernel to use huge pages for the whole pages in a range of untouched memory.
+/// Advises the kernel to use huge pages for the whole pages in a range of memory that has not been accessed.
 pub fn advise_huge(start: *mut u8, bytes: usize) {
     let before = start.align_offset(PAGE);
     if bytes >= HUGE + before {
         let whole = (bytes - before) / PAGE * PAGE;
-        // SAFETY: the range consists of whole pages that the caller owns. The call is only advice, so errors are
-        // ignored.
+        // SAFETY: the range consists of whole pages that the caller owns. The call only gives advice to the kernel, so
+        // its errors are ignored.
         unsafe { libc::madvise(start.wrapping_add(before).cast(), whole, libc::MADV_HUGEPAGE) };
     }
 }
 
-/// Pool of buffers, which return to it when dropped. A pool belongs to one process. A forked child creates its own pool
-/// and frees the buffers that it inherits, so that it never waits for a lock that a thread of the parent holds.
+/// Pool of buffers. A dropped buffer returns to its pool. Each pool belongs to one process: a forked child creates a
+/// new pool, so that it never waits for a lock that a thread of its parent holds. The child frees the buffers it
+/// inherits.
 #[derive(Debug)]
 pub struct BufferPool {
     pid: u32,
@@ -128,7 +129,8 @@ pub struct BufferPool {
 /// Unused buffers of a pool.
 #[derive(Debug, Default)]
 struct Free {
-    /// Most recently used buffer last: its bytes may still be in the CPU cache.
+    /// Unused buffers in the order of their last use. The search starts at the last buffer, because its bytes may still
+    /// be in the CPU cache.
     kept: VecDeque<Mapping>,
     bytes: usize,
 }
@@ -140,15 +142,14 @@ impl Default for BufferPool {
 }
 
 impl BufferPool {
-    /// Returns the pool of this process. All readers share it, so that the retained memory does not grow with their
-    /// number.
+    /// Returns the pool of this process. All readers share this pool, so that the retained memory does not grow with
+    /// the number of readers.
     pub fn of_process() -> Arc<Self> {
         static OURS: AtomicPtr<Arc<BufferPool>> = AtomicPtr::new(std::ptr::null_mut());
         Self::in_place(&OURS)
     }
 
-    /// Returns the pool stored in `place`. Creates a new pool if `place` is empty or its pool belongs to the parent
-    /// process.
+    /// Returns the pool in `place`. If `place` is empty or its pool belongs to the parent process, creates a new pool.
     fn in_place(place: &AtomicPtr<Arc<Self>>) -> Arc<Self> {
         let mut held = place.load(Ordering::Acquire);
         loop {
@@ -178,11 +179,11 @@ impl BufferPool {
         self.pid == std::process::id()
     }
 
-    /// Returns a buffer of at least `bytes` bytes with arbitrary content.
+    /// Returns a buffer of at least `bytes` bytes. Its content is arbitrary.
     pub fn take(self: &Arc<Self>, bytes: usize) -> io::Result<Buffer> {
         let found = self.is_ours().then(|| {
             let mut free = self.free();
-            // Do not use a buffer more than twice as large, because a larger request may need it.
+            // Do not use a buffer of more than twice the size, because a larger request may need it.
             let fits = |memory: &Mapping| memory.bytes >= bytes && memory.bytes / 2 <= bytes.max(PAGE);
             let at = free.kept.iter().rposition(fits)?;
             let memory = free.kept.remove(at)?;
@@ -214,12 +215,12 @@ impl BufferPool {
     }
 }
 
-/// Rounds up by at most a quarter, so that buffers of similar sizes can be reused.
+/// Rounds up by at most a quarter, so that requests of similar sizes can reuse the same buffer.
 fn rounded(bytes: usize) -> usize {
     bytes.checked_next_multiple_of((bytes.max(1).checked_next_power_of_two().unwrap_or(8) / 8).max(1)).unwrap_or(bytes)
 }
 
-/// Buffer from a pool, to which it returns when dropped.
+/// Buffer from a pool. When dropped, it returns to the pool.
 #[derive(Debug)]
 pub struct Buffer {
     memory: Option<Mapping>,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Incremental computation and verification of the checksums that stores use.
+//! Computes and verifies the checksums that stores use, incrementally.
 
 use bytes::Bytes;
 use futures::StreamExt;
@@ -22,7 +22,7 @@ pub(crate) fn crc32c_of(parts: &[Bytes]) -> u32 {
     running.finalize() as u32
 }
 
-/// Combines the CRC-32Cs of the parts into the CRC-32C of the whole object, without reading the bytes again.
+/// Combines the CRC-32Cs of the parts into the CRC-32C of the whole object. Does not read the bytes again.
 pub fn combined(parts: &[Part]) -> Option<Digest> {
     let whole = parts.iter().map(|part| (u64::from(part.crc32c), part.size)).reduce(|(crc, size), (next, more)| {
         (crc_fast::checksum_combine(crc_fast::CrcAlgorithm::Crc32Iscsi, crc, next, more), size + more)
@@ -50,13 +50,13 @@ enum State {
 struct Parts {
     part: Digester,
     part_bytes: u64,
-    /// Remaining bytes of the current part. A full part is closed only when more bytes follow.
+    /// Number of bytes that still fit into the current part. A full part is closed only when more bytes follow.
     room: u64,
     closed: Digester,
 }
 
 impl Digester {
-    /// Creates a digester; `None` for algorithms that this crate does not compute (SHA-1, XXH3).
+    /// Creates a digester. Returns `None` for algorithms that this crate does not compute (SHA-1, XXH3).
     pub fn new(algorithm: Algorithm) -> Option<Self> {
         let crc = |kind| Some(State::Crc(Box::new(crc_fast::Digest::new(kind))));
         let state = match algorithm {
@@ -89,7 +89,7 @@ impl Digester {
         }
     }
 
-    /// Returns the digest of all bytes added.
+    /// Returns the digest of all bytes that were added.
     pub fn finish(self) -> Digest {
         let value = match self.state {
             State::Crc(crc) if self.algorithm == Algorithm::Crc64Nvme => crc.finalize().to_be_bytes().to_vec(),
@@ -126,15 +126,15 @@ impl Parts {
     }
 }
 
-/// Returns the digest of the concatenated `parts`, if the algorithm is supported.
+/// Returns the digest of the concatenated `parts`, or `None` if this crate does not compute the algorithm.
 pub(crate) fn of_parts(algorithm: Algorithm, parts: &[Bytes]) -> Option<Digest> {
     let mut running = Digester::new(algorithm)?;
     parts.iter().for_each(|part| running.update(part));
     Some(running.finish())
 }
 
-/// Returns the digest that is cheapest to verify, for checking whole-object reads. Returns `None` if this crate can
-/// verify none of them.
+/// Returns the digest that is cheapest to verify, for reads of whole objects. Returns `None` if this crate can compute
+/// none of the algorithms.
 pub fn cheapest(digests: &[Digest]) -> Option<&Digest> {
     let rank = |digest: &Digest| match digest.algorithm {
         Algorithm::Crc32c | Algorithm::Crc64Nvme => Some(0),
@@ -147,7 +147,7 @@ pub fn cheapest(digests: &[Digest]) -> Option<&Digest> {
     digests.iter().filter_map(|digest| Some((rank(digest)?, digest))).min_by_key(|(rank, _)| *rank).map(|(_, d)| d)
 }
 
-/// Returns a `Corrupt` error if `parts` do not match the expected checksum.
+/// Returns a `Corrupt` error if the bytes of `parts` do not match the digest `want`.
 pub(crate) fn check_parts(want: Option<&Digest>, parts: &[Bytes], place: impl Fn() -> String) -> Result<()> {
     match want.and_then(|want| Some((want, of_parts(want.algorithm, parts)?))) {
         Some((want, have)) if *want != have => {
@@ -157,7 +157,7 @@ pub(crate) fn check_parts(want: Option<&Digest>, parts: &[Bytes], place: impl Fn
     }
 }
 
-/// Passes on the chunks of a whole object. Ends with an error if the bytes do not match the digest `want`.
+/// Passes the chunks of a whole object on. Ends with an error if the bytes do not match the digest `want`.
 pub(crate) fn verified(
     chunks: BoxStream<'static, Result<Chunk>>,
     want: &Digest,

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Macro for store wrappers: forwards methods unchanged to the inner store.
+//! Macro for store wrappers. It forwards methods unchanged to the inner store.
 
-/// Forwards the named methods of [`Store`](crate::Store) in an `impl Store` to the inner store: `delegate_store!(|this|
-/// this.inner; root, capabilities, head);`.
+/// Forwards the named methods of [`Store`](crate::Store) to the inner store. Use it in an `impl Store`:
+/// `delegate_store!(|this| this.inner; root, capabilities, head);`.
 ///
-/// Each forwarding method returns the inner store's future directly, in the form that `async_trait` generates, so
-/// forwarding allocates nothing.
+/// Each forwarding method returns the future of the inner store directly, in the form that `async_trait` generates.
+/// Forwarding therefore allocates no memory.
 #[macro_export]
 macro_rules! delegate_store {
     (|$this:ident| $inner:expr; root $(, $($more:ident),+)?) => {

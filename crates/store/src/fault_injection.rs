@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Store wrapper for tests that injects faults by a seeded schedule, so that failures can be replayed.
+//! Store wrapper for tests. It injects faults according to a seeded schedule, so that a failure can be reproduced.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,27 +12,27 @@ use penstock_types::{ByteRange, Deadline, Error, Key, Result, Url};
 
 use crate::{Capabilities, Chunk, GetResult, ListStream, Meta, MultipartStore, ObjectRef, PutOptions, Store};
 
-/// Kinds of faults and their frequency: each is a share of the calls, and all shares add up to at most one.
+/// Kinds of faults and their frequency. Each frequency is a share of the calls, and their sum is at most one.
 #[derive(Debug, Clone, Default)]
 pub struct Faults {
-    /// Seed of the schedule. With the same seed and the same order of calls, the same calls fail.
+    /// Seed of the schedule. With the same seed and the same order of calls, the same calls get a fault.
     pub seed: u64,
-    /// Share of calls that fail with 503 and the given `retry_after`.
+    /// Share of calls that fail with status 503 and `retry_after`.
     pub throttle: f64,
-    /// `retry_after` of a throttled call.
+    /// The Retry-After value of a throttled call.
     pub retry_after: Option<Duration>,
-    /// Share of calls whose connection is reset: before the response, in a body or a listing, or after a completed
-    /// write.
+    /// Share of calls whose connection is reset. The reset happens before the response, in a body or a listing, or
+    /// after a write was completed.
     pub reset: f64,
     /// Share of calls whose body ends early without an error.
     pub truncate: f64,
     /// Share of calls in which one bit of a body is flipped.
     pub flip: f64,
-    /// Share of reads at a pinned version that find another version, as if the object had been replaced.
+    /// Share of reads at a pinned version that find another version, as if another writer had replaced the object.
     pub replace: f64,
-    /// Share of calls that hang: before the response, or in a body.
+    /// Share of calls that hang before the response or in a body.
     pub stall: f64,
-    /// Maximum number of faults.
+    /// Maximum number of faults that are injected.
     pub most: u64,
 }
 
@@ -55,8 +55,8 @@ enum Kind {
     Stall,
 }
 
-/// SplitMix64 (Steele, Lea and Flood). The draw depends only on seed and call number, so the order in which calls end
-/// does not matter.
+/// SplitMix64 (Steele, Lea and Flood). The result depends only on the seed and the number of the call, not on the order
+/// in which calls end.
 fn draw(seed: u64, call: u64) -> u64 {
     let mut z = seed.wrapping_add((call + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -75,8 +75,8 @@ impl Fault {
         self.injected.load(Ordering::Relaxed)
     }
 
-    /// Returns the fault of this call and a random number that determines the position of the fault. Returns `None` if
-    /// no fault is due or the fault does not apply to this kind of call.
+    /// Returns the fault of this call, and a random number that determines where the fault occurs. Returns `None` if
+    /// the schedule has no fault for this call, or if the fault cannot occur in this kind of call.
     fn next(&self, applies: &[Kind]) -> Option<(Kind, u64)> {
         let drawn = draw(self.faults.seed, self.calls.fetch_add(1, Ordering::Relaxed));
         let faults = &self.faults;
@@ -181,7 +181,7 @@ impl Store for Fault {
         if total == 0 {
             return Ok(got);
         }
-        // Position of the fault among the requested bytes.
+        // Position of the fault, counted in requested bytes.
         let strike = (at >> 1) % total;
         let mut passed = 0;
         let broken = got.chunks.map_ok(move |chunk| {
@@ -239,7 +239,7 @@ impl Store for Fault {
     }
 }
 
-/// Returns the chunk with one bit flipped if it contains the byte at `strike`.
+/// Returns the chunk. If the chunk contains the byte at `strike`, flips one bit of that byte.
 fn flipped(mut chunk: Chunk, begin: u64, strike: u64, at: u64) -> Chunk {
     if let Some(index) = strike.checked_sub(begin).filter(|index| *index < chunk.bytes.len() as u64) {
         let mut bytes = BytesMut::from(&chunk.bytes[..]);

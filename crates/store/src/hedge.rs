@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Hedged requests: sends a GET a second time if it has returned nothing for longer than nearly all recent GETs. The
-//! first response wins, and the other request is cancelled (Dean and Barroso, "The tail at scale", CACM 56(2), 2013).
-//! This wrapper is below [`Retry`](crate::Retry), so that it measures each request separately.
+//! Hedged requests (Dean and Barroso, "The tail at scale", CACM 56(2), 2013). If a GET has returned nothing for longer
+//! than nearly all recent GETs took, this wrapper sends it a second time. The first response is used, and the other
+//! request is cancelled. This wrapper is below [`Retry`](crate::Retry), so that it measures each request separately.
 //!
-//! The threshold for late requests follows recent response times. Extra requests are limited to a fixed share of all
-//! GETs. While a store throttles, no second request is sent, because it would only slow the store down further. Writes
-//! are never hedged.
+//! The time after which a request counts as late follows the recent response times. At most a fixed share of all GETs
+//! is sent twice. While a store throttles, no GET is sent twice, because that would slow the store down further. Writes
+//! are never sent twice.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,32 +20,32 @@ use crate::{GetResult, ObjectRef, Store};
 
 /// Number of recent responses from which the quantile is computed.
 const PEERS: usize = 256;
-/// Minimum number of responses for computing the quantile.
+/// Minimum number of responses from which the quantile is computed.
 const MIN_PEERS: usize = 32;
-/// The quantile is computed again after this many responses.
+/// Number of new responses after which the quantile is computed again.
 const LEARN_EVERY: usize = 16;
-/// A request is late if it takes longer than this quantile of recent requests.
+/// Quantile of the recent response times. A request that takes longer is late.
 const QUANTILE: f64 = 0.95;
-/// A request counts as late only after this many median response times. A second request itself takes about one median,
-/// so sending it earlier would not save time.
+/// A request is late only after this many median response times. The second request itself takes about one median
+/// response time, so sending it earlier would not save time.
 const MEDIANS: f64 = 2.0;
-/// Minimum wait before a second request. For a shorter wait, a hedge costs more than it can save.
+/// Minimum time before a second request is sent. After a shorter time, a hedge costs more than it can save.
 const FLOOR: Duration = Duration::from_millis(20);
-/// Maximum share of extra requests among all GETs.
+/// Maximum share of hedged GETs among all GETs.
 const SHARE: f64 = 0.05;
-/// Maximum number of unused extra requests that can accumulate for a burst.
+/// Maximum number of unused hedges that accumulate for later bursts.
 const SAVED: f64 = 8.0;
-/// Time after a throttled request during which no request is hedged.
+/// Time after a throttled request during which no GET is hedged.
 const QUIET: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Default)]
 struct State {
-    /// Recent times to the first byte; the latest is last.
+    /// Recent times to the first byte, in the order of the responses.
     peers: VecDeque<Duration>,
     since_learned: usize,
-    /// Time after which a request is late, if it is known.
+    /// Time after which a request is late. `None` until it has been computed.
     late: Option<Duration>,
-    /// Number of extra requests that may be sent.
+    /// Number of hedges that may be sent now.
     saved: f64,
     throttled: Option<Instant>,
 }
@@ -66,7 +66,7 @@ impl State {
         }
     }
 
-    /// Time after which a new request is late. `None` if it is not known yet or the store throttles.
+    /// Returns the time after which a new request is late. Returns `None` if it is unknown or the store throttles.
     fn hedge_after(&self) -> Option<Duration> {
         let is_quiet = self.throttled.is_some_and(|at| now().saturating_duration_since(at) < QUIET);
         self.late.filter(|_| !is_quiet)
@@ -82,7 +82,8 @@ pub struct Hedge {
 }
 
 impl Hedge {
-    /// Wraps `inner` and hedges its GETs. Counts the hedges, and the hedges that won, in `metrics`.
+    /// Wraps `inner` and hedges its GETs. Counts in `metrics` how many GETs were hedged, and how many second requests
+    /// won.
     pub fn new(inner: Arc<dyn Store>, metrics: Arc<Metrics>) -> Self {
         Self { inner, metrics, state: Mutex::default() }
     }
@@ -108,17 +109,17 @@ impl Hedge {
         }
     }
 
-    /// Counts a request. Returns the time after which it is late, if that is known.
+    /// Counts a request. Returns the time after which the request is late; `None` if it must not be hedged.
     fn asked(&self) -> Option<Duration> {
         let mut state = self.state();
         state.saved = (state.saved + SHARE).min(SAVED);
         state.hedge_after()
     }
 
-    /// Returns true if the share of extra requests allows one more.
+    /// Takes one hedge from the allowed number. Returns false if no hedge is left.
     fn may_hedge(&self) -> bool {
         let mut state = self.state();
-        // The store may have throttled another request in the meantime.
+        // The store may have throttled another request since this request was sent.
         if state.saved < 1.0 || state.hedge_after().is_none() {
             return false;
         }
@@ -155,7 +156,7 @@ impl Store for Hedge {
         let second = self.ask(object, ranges, deadline);
         pin_mut!(second);
         let (result, is_second) = match select(first, second).await {
-            // Ignore an error while the other request may still succeed.
+            // Ignore the error while the other request may still succeed.
             Either::Left((Err(error), second)) => (second.await.map_err(|_| error), true),
             Either::Left((result, _)) => (result, false),
             Either::Right((Err(_), first)) => (first.await, false),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Parses the dates in store responses: the three forms of HTTP dates, and ISO 8601.
+//! Parses the dates in store responses: the three formats of HTTP dates, and ISO 8601.
 
 const MONTHS: [&str; 12] = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"];
 
@@ -31,8 +31,8 @@ fn month(name: &str) -> Option<i64> {
     MONTHS.iter().position(|known| known.eq_ignore_ascii_case(name)).map(|at| at as i64 + 1)
 }
 
-/// Parses an HTTP date: `Sun, 06 Nov 1994 08:49:37 GMT`, `Sunday, 06-Nov-94 08:49:37 GMT` or `Sun Nov  6 08:49:37 1994`
-/// (RFC 9110, 5.6.7). Returns seconds since the Unix epoch.
+/// Parses an HTTP date (RFC 9110, section 5.6.7). Returns seconds since the Unix epoch. Formats: `Sun, 06 Nov 1994
+/// 08:49:37 GMT`, `Sunday, 06-Nov-94 08:49:37 GMT` and `Sun Nov  6 08:49:37 1994`.
 pub(crate) fn http(text: &str) -> Option<f64> {
     let words: Vec<&str> = text.split_ascii_whitespace().collect();
     match words[..] {
@@ -51,7 +51,7 @@ pub(crate) fn http(text: &str) -> Option<f64> {
     }
 }
 
-/// Parses `2026-01-31T12:00:00.123Z`, the form in S3 listings. Returns seconds since the Unix epoch.
+/// Parses `2026-01-31T12:00:00.123Z`, the format in S3 listings. Returns seconds since the Unix epoch.
 pub(crate) fn iso8601(text: &str) -> Option<f64> {
     let (date, clock) = text.strip_suffix('Z')?.split_once('T')?;
     let mut fields = date.splitn(3, '-');

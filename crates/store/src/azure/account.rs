@@ -11,8 +11,8 @@ use reqsign_azure_storage::Credential;
 
 use crate::transport::{is_loopback, uri};
 
-/// Account name of the Azurite emulator. Its key is published in the documentation and only gives access to test
-/// storage.
+/// Account name of the Azurite emulator. The emulator's documentation publishes the key of this account, which gives
+/// access only to test storage.
 const EMULATED: &str = "devstoreaccount1";
 
 /// Connection settings of Azure Blob Storage. Its `Debug` output contains no credential.
@@ -20,19 +20,19 @@ const EMULATED: &str = "devstoreaccount1";
 pub struct AzureSettings {
     /// Name of the storage account.
     pub account: Option<String>,
-    /// Endpoint of the account, if it is not `https://ACCOUNT.blob.core.windows.net`.
+    /// Endpoint of the account. If not set, it is `https://ACCOUNT.blob.core.windows.net`.
     pub endpoint: Option<String>,
     /// Allows plain HTTP to other machines.
     pub allows_http: bool,
-    /// Sends requests unsigned, for public containers.
+    /// Sends requests without a signature, for public containers.
     pub is_anonymous: bool,
-    /// Allows requests to the instance metadata address for a token.
+    /// Allows requests for a token to the instance metadata address.
     pub asks_instance: bool,
-    /// Allows the use of the `az` program's login.
+    /// Allows the use of the login of the `az` program.
     pub asks_cli: bool,
     pub(crate) key: Option<String>,
     pub(crate) sas: Option<String>,
-    /// Environment variables that the token sources may read: AZURE_* and IDENTITY_*.
+    /// Environment variables that the token sources may read: AZURE_*, IDENTITY_* and HOME.
     pub(crate) variables: HashMap<String, String>,
 }
 
@@ -50,8 +50,8 @@ impl fmt::Debug for AzureSettings {
 }
 
 impl AzureSettings {
-    /// Reads `AZURE_STORAGE_CONNECTION_STRING`; `AZURE_STORAGE_ACCOUNT`, `AZURE_STORAGE_KEY`, `AZURE_STORAGE_SAS_TOKEN`
-    /// and `AZURE_STORAGE_ENDPOINT` override it.
+    /// Reads `AZURE_STORAGE_CONNECTION_STRING`. The variables `AZURE_STORAGE_ACCOUNT`, `AZURE_STORAGE_KEY`,
+    /// `AZURE_STORAGE_SAS_TOKEN` and `AZURE_STORAGE_ENDPOINT` override its values.
     pub(crate) fn from_env(variables: &HashMap<String, String>) -> Result<Self> {
         let text = |names: &[&str]| {
             let found = names.iter().filter_map(|name| variables.get(*name)).find(|value| !value.is_empty());
@@ -86,8 +86,8 @@ impl AzureSettings {
     }
 }
 
-/// Parses a connection string (`Name=value;...`) into a map with lower-case names. Errors do not quote the text,
-/// because it contains a key.
+/// Parses a connection string (`Name=value;...`) into a map with lower-case names. Errors do not quote the string,
+/// because it may contain a key.
 fn connection(text: &str) -> Result<HashMap<String, String>> {
     let bad = |problem: &str| Error::config("AZURE_STORAGE_CONNECTION_STRING", problem);
     let mut parts = HashMap::new();
@@ -130,7 +130,7 @@ impl Account {
                 return Err(Error::config("AZURE_STORAGE_ACCOUNT", problem));
             }
         };
-        // Errors may contain the URL only after the check that the URL has no password.
+        // The URL may contain a password. Errors may contain the URL only after the check below.
         let bad = |problem: &str| Error::config("AZURE_STORAGE_ENDPOINT", problem);
         let uri: Uri = endpoint.parse().map_err(|_| bad("not a valid URL"))?;
         let authority = uri.authority().ok_or_else(|| bad("the URL has no host"))?;
@@ -150,7 +150,7 @@ impl Account {
         };
         let shown = format!("{scheme}://{authority}");
         let mut path = uri.path().trim_end_matches('/').to_owned();
-        // With a loopback endpoint (Azurite), the account is part of the path.
+        // If the endpoint is a loopback address (Azurite), the URL path contains the account.
         if let (true, "", Some(account)) = (is_loopback(authority.host()), path.as_str(), account) {
             path = format!("/{account}");
         }

@@ -23,7 +23,7 @@ const ADVICE: &str = "set AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN, log in w
 
 static KEEPERS: Shared<Credential> = Shared::new();
 
-/// Authorizes requests with the cached credential (see `credentials`).
+/// Authorizes requests with the credential from the cache (see `credentials`).
 pub(super) struct Authorizer {
     keeper: Option<Arc<CredentialCache<Credential>>>,
     signer: RequestSigner,
@@ -56,7 +56,8 @@ impl Authorizer {
         signed.map_err(|error| unsigned(&error, place, ADVICE))
     }
 
-    /// Handles a response that reports an expired token. Returns true if the request may be retried with a new token.
+    /// Handles a response which reports that the token has expired. Returns true if a retry with a new token is
+    /// possible.
     pub(super) fn renews(&self, stamp: Stamp) -> bool {
         credentials::renews(self.keeper.as_deref(), stamp)
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Multipart uploads of block blobs. The upload ID is a common prefix of the block names. Azure deletes uncommitted
+//! Multipart uploads of block blobs. All block names of an upload begin with the upload ID. Azure deletes uncommitted
 //! blocks after a week.
 
 use std::collections::HashMap;
@@ -19,7 +19,7 @@ use crate::transport::client::Parts;
 use crate::transport::{add_precondition, body, header_of, pair, unmet, xml};
 use crate::{Meta, PutOptions, checksum};
 
-/// Maximum size of a block list: 100,000 blocks of about a hundred bytes of XML.
+/// Maximum size of a block list in bytes. A list has up to 100,000 blocks, each with about a hundred bytes of XML.
 const LIST_LIMIT: usize = 32 << 20;
 
 /// Returns the name of a block. Azure requires names of equal length for all blocks of a blob.
@@ -35,7 +35,7 @@ impl MultipartStore for Azure {
 
     async fn create(&self, key: &Key, _options: &PutOptions, _deadline: Deadline) -> Result<UploadId> {
         self.container.check_key(key)?;
-        // Blocks with the same name replace each other, so concurrent writers need different names.
+        // Blocks with the same name replace each other, so each upload needs its own names.
         Ok(UploadId(format!("{:016x}", rand::random::<u64>())))
     }
 
@@ -105,7 +105,7 @@ impl MultipartStore for Azure {
         ask.body = Parts::new([Bytes::from(list)]);
         let answer = match self.container.send(ask, deadline).await {
             Ok(answer) => answer,
-            // Some blocks have expired, or the block list of another writer has discarded them.
+            // Some blocks have expired, or Azure discarded them when another writer committed a block list.
             Err(Error::System { place, reason }) if reason.contains("InvalidBlockList") => {
                 return Err(Error::NotFound { place });
             }

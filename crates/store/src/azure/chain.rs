@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Azure token sources, in this order: the environment, the login of `az` and, if the settings allow it, the instance
-//! metadata. The environment can configure a client secret or certificate, a workload identity, or the managed identity
-//! of an App Service or container. The first configured source ends the search, even if it fails, because the next
-//! source would be another identity.
+//! Sources of Azure tokens, in this order: the environment, the login of `az` and, if the settings allow it, the
+//! instance metadata. The environment can configure a client secret or certificate, a workload identity, or the managed
+//! identity of an App Service or container. The search ends at the first configured source, even if that source fails.
+//! The next source would be another identity.
 
 use std::collections::HashMap;
 
@@ -22,7 +22,7 @@ use crate::credentials::Expiring;
 use crate::transport::QUERY;
 
 const RESOURCE: &str = "https://storage.azure.com/";
-/// Assumed lifetime of a token whose response contains no expiry.
+/// Assumed lifetime, in seconds, of a token whose response contains no expiry time.
 const SHORT_S: i64 = 300;
 
 impl Expiring for Credential {
@@ -38,7 +38,7 @@ impl Expiring for Credential {
     }
 }
 
-/// Chain of token sources. An explicit key or SAS takes precedence over all of them.
+/// Chain of token sources. If the settings contain a key or a SAS, no source is used.
 #[derive(Debug)]
 pub(super) struct Chain {
     pub(super) given: Option<Credential>,
@@ -87,7 +87,7 @@ impl ProvideCredential for Chain {
     }
 }
 
-/// A time in Azure's responses: seconds since the epoch, as a number or as text.
+/// A time in Azure's responses: seconds since the epoch, as a number or as a string.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Seconds {
@@ -116,8 +116,8 @@ fn token(answer: &[u8], whom: &str) -> Result<Credential> {
     Ok(Credential::with_bearer_token(&token.access_token, Some(ends)))
 }
 
-/// Requests a token for the managed identity of an App Service, a Function or a Container App, from the endpoint that
-/// the host provides.
+/// Requests a token for the managed identity of an App Service, a Function or a Container App. The host provides the
+/// endpoint for this request.
 async fn managed(context: &Context, url: &str, header: &str, client: Option<&str>) -> Result<Credential> {
     let quoted = |text: &str| percent_encode(text.as_bytes(), QUERY).to_string();
     let client = client.map(|client| format!("&client_id={}", quoted(client))).unwrap_or_default();
@@ -140,7 +140,7 @@ async fn managed(context: &Context, url: &str, header: &str, client: Option<&str
     }
 }
 
-/// Gets a token from `az`, which caches and renews its login. Returns `None` if `az` is not installed.
+/// Gets a token from the `az` program, which caches and renews its login. Returns `None` if `az` is not installed.
 async fn of_cli(context: &Context) -> Result<Option<Credential>> {
     let arguments = ["account", "get-access-token", "--resource", RESOURCE, "--output", "json"];
     let Ok(output) = context.command_execute("az", &arguments).await else { return Ok(None) };

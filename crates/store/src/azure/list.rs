@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! List Blobs: lists a flat container in pages, in the byte order of names. Azure can start a listing only at its own
-//! markers, so a listing that starts after a key also reads the pages before it.
+//! Lists a container with List Blobs: a flat listing in pages, in the byte order of names. Azure can start a listing
+//! only at one of its own markers. A listing that starts after a key therefore also reads the pages before that key.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ const PAGE_LIMIT: usize = 64 << 20;
 #[derive(Debug, Default)]
 struct Page {
     blobs: Vec<Meta>,
-    /// Marker of the next page, if there is a next page.
+    /// Marker of the next page; `None` after the last page.
     next: Option<String>,
 }
 
@@ -57,7 +57,7 @@ impl Listing {
         if self.prefix.as_str().is_none() {
             return Err(self.container.refused(&self.prefix, "blob names on Azure must be UTF-8"));
         }
-        // XML cannot express control characters, so no blob has such a name.
+        // XML cannot express control characters, so no blob name contains them.
         if self.prefix.as_bytes().iter().any(u8::is_ascii_control) {
             self.is_done = true;
             return Ok(Vec::new());
@@ -93,7 +93,7 @@ impl Listing {
     }
 }
 
-/// Fields parsed so far from the XML element of a blob.
+/// Fields of a blob that were parsed so far from its XML element.
 #[derive(Default)]
 struct Entry {
     name: Option<String>,

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Azure Blob Storage: reads and writes the block blobs of one container over HTTP/1.1, with requests signed by
-//! `reqsign`.
+//! Azure Blob Storage: reads and writes the block blobs of one container over HTTP/1.1. `reqsign` signs the requests.
 //!
 //! This module builds the requests to a container and interprets the responses. It sends every request once; `Retry`
-//! repeats failed requests. Containers must have a flat namespace: a hierarchical namespace does not list in the byte
-//! order of keys, so its listings fail with an error. No error or `Debug` output contains a key, SAS or token.
+//! repeats failed requests. The container must have a flat namespace. A hierarchical namespace does not list names in
+//! byte order, so listings of it fail. No error and no `Debug` output contains a key, a SAS or a token.
 
 mod account;
 mod authorize;
@@ -38,8 +37,8 @@ use crate::{
     Capabilities, GetResult, ListStream, Meta, MultipartStore, ObjectRef, PutOptions, Store, Version, http_date,
 };
 
-/// API version of the requests. It is older than 2021-02-12 because later versions percent-encode some names in
-/// listings.
+/// API version of the requests. Later versions than 2021-02-12 percent-encode some names in listings, so this version
+/// is older.
 const API: &str = "2020-12-06";
 
 /// Azure Blob Storage container as a store. Cheap to clone.
@@ -66,11 +65,11 @@ impl fmt::Debug for Azure {
     }
 }
 
-/// Parameters of one request.
+/// Parameters of a request.
 struct Ask<'a> {
     method: Method,
     kind: Metric,
-    /// Blob of the request; `None` for a request to the container.
+    /// Blob of the request. `None` for a request to the container itself.
     key: Option<&'a Key>,
     query: String,
     headers: HeaderMap,
@@ -95,7 +94,7 @@ impl Azure {
         Ok(Self { container: Arc::new(container), verifies: true })
     }
 
-    /// Disables the checksum verification of whole blobs, because the caller (`Retry`) does it.
+    /// Disables the verification of checksums of whole blobs, because the caller (`Retry`) verifies them.
     pub(crate) fn unverified(self) -> Self {
         Self { verifies: false, ..self }
     }
@@ -168,7 +167,7 @@ impl Container {
             let mut problem = (String::new(), String::new());
             let _ = xml::elements(&error_body(body).await, |path, text| match path {
                 ["Error", "Code"] => problem.0 = status::shown(&text),
-                // Keep only the first line: the other lines are ids and times.
+                // Keep only the first line. The other lines contain IDs and times.
                 ["Error", "Message"] => problem.1 = status::shown(text.lines().next().unwrap_or_default()),
                 _ => {}
             });
@@ -203,7 +202,7 @@ impl Container {
         match (status.as_u16(), code) {
             (_, "ContainerNotFound") => Error::NotFound { place: self.root.to_string() },
             (_, "AuthenticationFailed" | "NoAuthenticationInformation" | "InvalidAuthenticationInfo") => {
-                // Leave out the message, because it quotes the expected signature.
+                // Omit the message, because it quotes the expected signature.
                 Error::Denied { place, reason: code.to_owned() }
             }
             // A private container returns these errors to unauthenticated requests.
@@ -269,7 +268,8 @@ impl Remote for Container {
     }
 
     fn meta(&self, key: &Key, size: u64, headers: &HeaderMap) -> Meta {
-        // For a ranged read, Content-MD5 is the digest of the range, so use the header with the digest of the blob.
+        // In the response to a ranged read, Content-MD5 is the digest of the range. The other header is the digest of
+        // the blob.
         let whole = if headers.contains_key(header::CONTENT_RANGE) { "x-ms-blob-content-md5" } else { "content-md5" };
         Meta {
             key: key.clone(),
@@ -320,7 +320,7 @@ impl Store for Azure {
     async fn delete(&self, keys: &[Key], deadline: Deadline) -> Result<()> {
         let delete = |key: Key| async move {
             let mut ask = Ask::new(Method::DELETE, Metric::Deletes, Some(&key));
-            // Azure deletes a blob that has snapshots only together with them.
+            // Delete the snapshots too, because Azure refuses to delete a blob that has snapshots without them.
             ask.headers.insert("x-ms-delete-snapshots", HeaderValue::from_static("include"));
             self.container.send(ask, deadline).await
         };

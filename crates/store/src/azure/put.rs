@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Writes blobs: Put Blob for small objects, Put Block and Put Block List for large ones. A large blob becomes visible
-//! when its block list is committed. Azure deletes uncommitted blocks after a week. Each request contains an MD5 that
-//! Azure verifies.
+//! Writes blobs. A small blob is sent with Put Blob, a large one with Put Block and Put Block List. A large blob
+//! becomes visible when its block list is committed. Azure deletes uncommitted blocks after a week. Each request
+//! contains an MD5, which Azure verifies.
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -17,9 +17,10 @@ use crate::transport::client::Parts;
 use crate::transport::{add_precondition, cut, header_of, pair, unmet, unquoted};
 use crate::{Meta, PutOptions, Version, checksum};
 
-/// Blobs above this size (in bytes) are sent in blocks over several connections.
+/// Maximum size, in bytes, of a blob that is sent in one request. Larger blobs are sent in blocks over several
+/// connections.
 const SINGLE: u64 = 64 << 20;
-/// Size of a block in bytes. It is larger if the blob would otherwise need more than 50,000 blocks.
+/// Normal size of a block in bytes. Blocks are larger if the blob would otherwise need more than 50,000 blocks.
 const BLOCK: u64 = 16 << 20;
 const MAX_BLOCKS: u64 = 50_000;
 /// Maximum number of concurrent block uploads.
@@ -81,7 +82,7 @@ pub(super) fn version(answer: &Response<Incoming>) -> Option<Version> {
 
 /// Sends the blocks and returns the XML block list.
 async fn blocks(container: &Container, key: &Key, parts: Vec<Bytes>, size: u64, deadline: Deadline) -> Result<String> {
-    // Blocks with the same name replace each other, so concurrent writers need different names.
+    // Blocks with the same name replace each other, so each upload needs its own names.
     let writer = rand::random::<u64>();
     let sent: Vec<String> = stream::iter(cut(parts, BLOCK.max(size.div_ceil(MAX_BLOCKS))).into_iter().enumerate())
         .map(|(number, part)| async move {

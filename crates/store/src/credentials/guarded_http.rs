@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! HTTP client for credential sources, which have no other access to the network. It sends tokens only over TLS or to
-//! this machine. It rejects requests to the clouds' metadata addresses unless the settings allow them: on a machine
-//! outside the cloud, such a request would time out or reach an unrelated host.
+//! HTTP client for credential sources, which have no other access to the network. The client sends tokens only over TLS
+//! or to this machine. It rejects requests to the metadata addresses of clouds unless the settings allow them. On a
+//! machine outside a cloud, such a request would time out or reach an unrelated host.
 
 use std::time::Duration;
 
@@ -14,15 +14,15 @@ use reqsign_core::{Error, HttpSend, Result};
 use crate::transport::client::{Http, Parts, SendError};
 use crate::transport::{is_loopback, is_metadata};
 
-/// HTTP client that restricts the hosts of requests.
+/// HTTP client that sends requests only to allowed hosts.
 #[derive(Debug, Clone)]
 pub(crate) struct GuardedClient {
     http: Http,
     /// Allows requests to metadata addresses.
     asks_metadata: bool,
-    /// Additional allowed hosts, from the environment variables that set the endpoint for tokens or credentials.
+    /// Other allowed hosts. They come from environment variables that set an endpoint for tokens or credentials.
     named: Vec<String>,
-    /// Replaces a fixed token endpoint with the one that the credential file names.
+    /// A fixed token endpoint, and the endpoint from the credential file that replaces it.
     moved: Option<(&'static str, Uri)>,
 }
 
@@ -38,7 +38,7 @@ impl GuardedClient {
         self
     }
 
-    /// Redirects requests for `from` to `to`, if `to` is given.
+    /// Sends requests for the URL `from` to the URL `to` instead, if `to` is given.
     pub(crate) fn moving(mut self, from: &'static str, to: Option<Uri>) -> Self {
         self.moved = to.map(|to| (from, to));
         self
@@ -63,7 +63,7 @@ impl GuardedClient {
     }
 }
 
-/// Sends a request if its host is allowed. The size and the duration of the response are limited.
+/// Sends a request if its host is allowed. Limits the size and the duration of the response.
 impl HttpSend for GuardedClient {
     async fn http_send(&self, request: Request<Bytes>) -> Result<Response<Bytes>> {
         const LIMIT: Duration = Duration::from_secs(10);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Credential cache for all clouds. It caches a credential until shortly before the credential expires. Each process
-//! renews the credential with a single request through one HTTP client (`guarded_http`), at a slightly different time
-//! than other processes.
+//! Credential cache for all clouds. It keeps a credential until shortly before the credential expires. Each process
+//! renews a credential with a single request through `guarded_http`. Different processes renew at slightly different
+//! times.
 //!
-//! The cache decides when to renew; the credential chain of each store does the renewal. While a renewal fails, the
-//! cache uses the old credential as long as it is valid. If the store reports that a credential has expired, the cache
-//! renews it once.
+//! The cache decides when to renew, and the credential chain of each store does it. While renewals fail, the cache
+//! returns the old credential as long as it is valid. If the store reports that a credential has expired, the cache
+//! renews that credential once.
 
 pub(crate) mod guarded_http;
 #[cfg(test)]
@@ -19,22 +19,22 @@ use http::request;
 use penstock_types::{Stopwatch, unix_now};
 use reqsign_core::{Context, Error, ProvideCredential, ProvideCredentialDyn, Result, SignRequest, SigningCredential};
 
-/// A long-lived credential is renewed at a random time before its expiry, within this range, so that processes renew at
+/// A long-lived credential is renewed at a random time within this range before its expiry, so that processes renew at
 /// different times.
 const LEAD: (Duration, Duration) = (Duration::from_secs(150), Duration::from_secs(300));
-/// Signers reject credentials that expire within this many seconds; Azure's signer has the largest limit (20 s).
+/// Signers reject credentials that expire within fewer seconds than this. Azure's signer has the largest limit (20 s).
 const MARGIN_S: i64 = 21;
-/// Wait before a failed renewal is repeated, while the old credential is still valid.
+/// Time between a failed renewal and the next attempt, while the old credential is still valid.
 const AGAIN: Duration = Duration::from_secs(10);
-/// If the store reports a renewed credential as expired within this time, it is not renewed again.
+/// If the store reports within this time that a renewed credential has expired, the credential is not renewed again.
 const TRUSTED: Duration = Duration::from_secs(30);
 
 /// Credential with an expiry time.
 pub(crate) trait Expiring: SigningCredential + Clone {
-    /// Expiry time, in seconds since the epoch.
+    /// Expiry time in seconds since the epoch; `None` if the credential does not expire.
     fn ends_s(&self) -> Option<i64>;
 
-    /// True if the credential cannot expire, so that it is not renewed after an error from the store.
+    /// Returns true if the credential cannot change. It is then not renewed when the store rejects it.
     fn is_fixed(&self) -> bool;
 }
 
@@ -47,7 +47,7 @@ struct Cached<C> {
     after_refusal: bool,
 }
 
-/// Credential for one request. The cache uses `generation` to identify it if the store rejects it.
+/// Credential for one request. `generation` identifies the credential in the cache if the store rejects it.
 pub(crate) struct Lease<C> {
     pub(crate) credential: C,
     pub(crate) generation: u64,
@@ -58,8 +58,8 @@ pub(crate) struct CredentialCache<C: Expiring> {
     context: Context,
     source: Box<dyn ProvideCredentialDyn<Credential = C>>,
     state: Mutex<State<C>>,
-    /// Lock held during a request to the source. Callers without a usable credential wait for the lock and then check
-    /// the cache again.
+    /// Lock that is held during a request to the source. A caller without a usable credential waits for this lock, and
+    /// then checks the cache again.
     asking: tokio::sync::Mutex<()>,
 }
 
@@ -69,11 +69,11 @@ struct State<C> {
     refused: bool,
 }
 
-/// Returns how long to use a credential with this remaining lifetime before it is renewed.
+/// Returns how long to use a credential with the remaining lifetime `left` before it is renewed.
 fn due_in(left: Duration) -> Duration {
     let dice: f64 = rand::random_range(0.0..1.0);
     let long = LEAD.0 + (LEAD.1 - LEAD.0).mul_f64(dice);
-    // A short-lived credential is renewed after 60 to 80 % of its lifetime.
+    // A short-lived credential is renewed after 60 to 80 % of its remaining lifetime.
     let lead = if left > LEAD.1 * 2 { long } else { left.mul_f64(0.2 + 0.2 * dice) };
     left.saturating_sub(lead).max(Duration::from_secs(1).min(left / 2))
 }
@@ -92,7 +92,7 @@ impl<C: Expiring> CredentialCache<C> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the cached credential if it is valid, and whether it is due for renewal.
+    /// Returns the cached credential if it is valid. The flag is true if the credential is due for renewal.
     fn held(&self) -> Option<(Lease<C>, bool)> {
         let state = self.state();
         let kept = state.kept.as_ref()?;
@@ -104,12 +104,12 @@ impl<C: Expiring> CredentialCache<C> {
         Some((taken, kept.due.is_some_and(|due| kept.since.elapsed() >= due)))
     }
 
-    /// Returns a credential to sign with. Requests a new one from the source if none is cached or the cached one is
-    /// about to expire.
+    /// Returns a credential to sign with. If no credential is cached, or the cached one is about to expire, requests a
+    /// new one from the source.
     pub(crate) async fn take(&self) -> Result<Lease<C>> {
         match self.held() {
             Some((taken, false)) => Ok(taken),
-            // One task renews the credential; the others continue with the valid one.
+            // One task renews the credential. The other tasks continue with the old one, which is still valid.
             Some((taken, true)) => match self.asking.try_lock() {
                 Err(_) => Ok(taken),
                 Ok(_asking) => match self.held() {
@@ -151,7 +151,7 @@ impl<C: Expiring> CredentialCache<C> {
     }
 
     /// Handles a report from the store that the credential of this generation has expired. Returns true if another
-    /// attempt may succeed; the credential is then renewed once.
+    /// attempt may succeed. The credential is then renewed once.
     pub(crate) fn refused(&self, generation: u64) -> bool {
         let mut state = self.state();
         match &state.kept {
@@ -170,7 +170,7 @@ impl<C: Expiring> CredentialCache<C> {
 /// Generation of the credential that signed a request; `None` if the request was not signed.
 pub(crate) type Stamp = Option<u64>;
 
-/// Signs a request with the current credential. Without a cache, the request stays unsigned.
+/// Signs a request with the current credential. If there is no cache, the request is not signed.
 pub(crate) async fn sign<C: Expiring>(
     keeper: Option<&CredentialCache<C>>,
     signer: &impl SignRequest<Credential = C>,
@@ -182,17 +182,17 @@ pub(crate) async fn sign<C: Expiring>(
     Ok(Some(taken.generation))
 }
 
-/// Handles a report from the store that the credential has expired. Returns true if the request may be sent again with
-/// a new credential.
+/// Handles a report from the store that the credential has expired. Returns true if a retry with a new credential is
+/// possible.
 pub(crate) fn renews<C: Expiring>(keeper: Option<&CredentialCache<C>>, stamp: Stamp) -> bool {
     matches!((keeper, stamp), (Some(keeper), Some(generation)) if keeper.refused(generation))
 }
 
-/// Error text if no source has a credential.
+/// Error text if none of the sources has a credential.
 pub(crate) const NOTHING: &str = "no source has credentials";
 
-/// Credential caches of this process by their settings, so that stores with equal settings share renewals. A forked
-/// child has its own caches, because the thread that performs a renewal does not exist in the child.
+/// Credential caches of this process, by their settings. Stores with equal settings share one cache and its renewals. A
+/// forked child has caches of its own, because the thread that renews a credential does not exist in the child.
 pub(crate) struct Shared<C: Expiring>(Mutex<Option<Registry<C>>>);
 
 type Registry<C> = HashMap<(u32, String), Weak<CredentialCache<C>>>;
@@ -202,7 +202,7 @@ impl<C: Expiring> Shared<C> {
         Self(Mutex::new(None))
     }
 
-    /// Returns the cache with this name, or creates it with `make`. The name contains secrets, so it must never be
+    /// Returns the cache with this name, or creates it with `make`. The name contains secrets and must never be
     /// printed.
     pub(crate) fn get(&self, name: String, make: impl FnOnce() -> CredentialCache<C>) -> Arc<CredentialCache<C>> {
         let mut slot = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -218,7 +218,7 @@ impl<C: Expiring> Shared<C> {
     }
 }
 
-/// Formats a map as a string for [`Shared::get`].
+/// Formats a map of variables as a part of the name for [`Shared::get`].
 pub(crate) fn name_of(variables: &HashMap<String, String>) -> String {
     let mut pairs: Vec<String> = variables.iter().map(|(name, value)| format!("{name}={value}")).collect();
     pairs.sort_unstable();

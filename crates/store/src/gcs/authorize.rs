@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Authorizes requests: adds the token from the credential cache.
+//! Authorizes requests with a token from the credential cache.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ const ADVICE: &str = "set GOOGLE_APPLICATION_CREDENTIALS, run `gcloud auth appli
 
 static KEEPERS: Shared<Credential> = Shared::new();
 
-/// Adds the cached token to requests (see `credentials`).
+/// Adds the token from the cache to requests (see `credentials`).
 pub(super) struct Authorizer {
     keeper: Option<Arc<CredentialCache<Credential>>>,
     signer: RequestSigner,
@@ -55,7 +55,8 @@ impl Authorizer {
         signed.map_err(|error| unsigned(&error, place, ADVICE))
     }
 
-    /// Handles a response that reports an expired token. Returns true if the request may be retried with a new token.
+    /// Handles a response which reports that the token has expired. Returns true if a retry with a new token is
+    /// possible.
     pub(super) fn renews(&self, stamp: Stamp) -> bool {
         credentials::renews(self.keeper.as_deref(), stamp)
     }

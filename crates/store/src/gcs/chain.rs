@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Google's application default credentials. Sources, in this order: the file that `GOOGLE_APPLICATION_CREDENTIALS`
-//! names, the file that `gcloud auth application-default login` writes, and the metadata address if the settings allow
-//! it. A file may contain the credentials of a user, a service account (also impersonated) or an external account
-//! (workload identity federation). A file that exists but cannot be used ends the search.
+//! Google's application default credentials. The first source is the file that `GOOGLE_APPLICATION_CREDENTIALS` names,
+//! the second the file that `gcloud auth application-default login` writes. The third source is the metadata address,
+//! if the settings allow it. A file may contain the credentials of a user, a service account (possibly impersonated) or
+//! an external account (workload identity federation). If a file exists, the search ends, even if the file cannot be
+//! used.
 
 use std::path::PathBuf;
 
@@ -19,7 +20,7 @@ use crate::credentials::guarded_http::GuardedClient;
 
 pub(super) const SCOPE: &str = "https://www.googleapis.com/auth/devstorage.read_write";
 
-/// Token endpoint for users and service accounts, unless their file names another one.
+/// Token endpoint for users and service accounts. A credential file can name another endpoint.
 const TOKENS: &str = "https://oauth2.googleapis.com/token";
 
 impl Expiring for Credential {
@@ -32,14 +33,14 @@ impl Expiring for Credential {
     }
 }
 
-/// Chain of sources for Google's default credentials.
+/// Chain of sources for Google's application default credentials.
 #[derive(Debug)]
 pub(super) struct Chain {
     pub(super) client: GuardedClient,
     pub(super) asks_instance: bool,
 }
 
-/// Content of the credential file, edited for the provider that reads it.
+/// Content of the credential file, changed so that the provider accepts it.
 #[derive(Debug)]
 struct Seen {
     path: String,
@@ -55,7 +56,7 @@ impl FileRead for Seen {
     }
 }
 
-/// Returns the path of the credential file, and whether the user named that file.
+/// Returns the path of the credential file. The flag is true if the user's environment variable names that file.
 fn place(context: &Context) -> Option<(PathBuf, bool)> {
     let named = context.env_var("GOOGLE_APPLICATION_CREDENTIALS").filter(|path| !path.is_empty());
     if let Some(path) = named {
@@ -90,7 +91,7 @@ impl ProvideCredential for Chain {
         let bytes = bytes.map_err(|_| Error::config_invalid(format!("{whose} cannot be read")))?;
         let odd = || Error::config_invalid(format!("{whose} contains no credentials"));
         let mut document: Value = serde_json::from_slice(&bytes).map_err(|_| odd())?;
-        // The format of a credential source defaults to text, but the parser requires it to be present.
+        // In a `credential_source`, `format` is optional and defaults to text. The parser requires it, so add it.
         if let Some(source) = document.get_mut("credential_source").and_then(Value::as_object_mut)
             && (source.contains_key("file") || source.contains_key("url"))
             && !source.contains_key("environment_id")
@@ -105,7 +106,7 @@ impl ProvideCredential for Chain {
         let context = context.clone().with_http_send(client).with_file_read(Seen { path: path.clone(), bytes });
         let file = FileCredentialProvider::new(&path).with_scope(SCOPE);
         match kind.as_str() {
-            // Exchange the key for a token once, here. The signer would otherwise request a token for each request.
+            // Exchange the key for a token here, once. Otherwise, the signer would request a token for each request.
             "service_account" => {
                 let account = ServiceAccountTokenCredentialProvider::from_provider(file).with_scope(SCOPE);
                 account.provide_credential(&context).await

@@ -58,7 +58,7 @@ impl Listing {
         if !self.prefix.is_empty() {
             query.push(pair("prefix", self.prefix.as_bytes()));
         }
-        // Google's start offset is inclusive, so the key itself is skipped below.
+        // Google's start offset is inclusive, so the code below skips the key itself.
         if let Some(after) = self.after.as_ref().filter(|after| !after.is_empty()) {
             query.push(pair("startOffset", after.as_bytes()));
         }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Google Cloud Storage: reads and writes the objects of one bucket through the JSON API over HTTP/1.1, with tokens
-//! from `reqsign`.
+//! Google Cloud Storage: reads and writes the objects of one bucket through the JSON API over HTTP/1.1. `reqsign`
+//! provides the tokens.
 //!
 //! This module builds the requests to a bucket and interprets the responses. It sends every request once; `Retry`
-//! repeats failed requests. Objects are read as stored: decompressive transcoding is disabled. No error or `Debug`
-//! output contains a key or token.
+//! repeats failed requests. Objects are read as they are stored: decompressive transcoding is disabled. No error and no
+//! `Debug` output contains a key or a token.
 
 mod authorize;
 mod chain;
@@ -37,19 +37,19 @@ use crate::{
     Capabilities, GetResult, ListStream, Meta, MultipartStore, ObjectRef, PutOptions, Store, Version, http_date,
 };
 
-/// Maximum size of one object's metadata in bytes.
+/// Maximum size in bytes of the response that describes one object.
 const ONE: usize = 1 << 20;
 
 /// Connection settings of Google Cloud Storage. Its `Debug` output contains no credential.
 #[derive(Clone, Default)]
 pub struct GcsSettings {
-    /// Endpoint to use instead of Google's. It receives no token.
+    /// Endpoint of an emulator, used instead of Google's endpoint. It receives no token.
     pub emulator: Option<String>,
     /// Allows plain HTTP to other machines.
     pub allows_http: bool,
     /// Sends requests without a token, for public buckets.
     pub is_anonymous: bool,
-    /// Allows token requests to the instance's metadata server.
+    /// Allows token requests to the metadata server of the instance.
     pub asks_instance: bool,
     /// Environment variables that the credential chain may read.
     pub(crate) variables: HashMap<String, String>,
@@ -70,7 +70,7 @@ impl GcsSettings {
     /// Reads `STORAGE_EMULATOR_HOST` and the variables of Google's default credentials.
     pub(crate) fn from_env(variables: &HashMap<String, String>) -> Self {
         let is_ours = |name: &str| {
-            // An external account may use AWS credentials, so the AWS_ variables are included.
+            // Include the AWS_ variables, because an external account may use AWS credentials.
             let prefixes = ["GOOGLE_", "CLOUDSDK_", "AWS_"];
             let names = ["HOME", "XDG_CONFIG_HOME", "GCE_METADATA_HOST"];
             prefixes.iter().any(|prefix| name.starts_with(prefix)) || names.contains(&name)
@@ -130,23 +130,23 @@ impl Gcs {
         Ok(Self { bucket: Arc::new(Bucket { root, shown, http, authorizer, metrics }), verifies: true })
     }
 
-    /// Disables the checksum verification of whole objects, because the caller (`Retry`) does it.
+    /// Disables the verification of checksums of whole objects, because the caller (`Retry`) verifies them.
     pub(crate) fn unverified(self) -> Self {
         Self { verifies: false, ..self }
     }
 }
 
-/// Parses the emulator address, `host:port` or a URL, like Google's own libraries.
+/// Parses the address of the emulator, which is `host:port` or a URL, as in Google's own libraries.
 fn emulator(host: &str, allows_http: bool) -> Result<String> {
     let url = if host.contains("://") { host.to_owned() } else { format!("http://{host}") };
     origin("STORAGE_EMULATOR_HOST", &url, allows_http)
 }
 
-/// Parameters of one request.
+/// Parameters of a request.
 struct Ask<'a> {
     method: Method,
     kind: Metric,
-    /// Object of the request; `None` for a request to the bucket.
+    /// Object of the request. `None` for a request to the bucket itself.
     key: Option<&'a Key>,
     /// Path and query of the URL.
     target: String,
@@ -181,14 +181,14 @@ impl Described {
             version: self.generation.map(Version),
             digests: crc.into_iter().chain(md5).collect(),
             encoding: self.content_encoding.filter(|name| !name.is_empty()),
-            // Rounded down to whole seconds like Last-Modified in reads, so that listings and reads give an object the
-            // same time.
+            // Round down to whole seconds. Reads return the time in this form (Last-Modified), so listings must return
+            // the same.
             modified_s: self.updated.as_deref().and_then(http_date::iso8601).map(f64::floor),
         })
     }
 }
 
-/// Decodes a base64 digest: a big-endian CRC-32C, or the bytes of an MD5.
+/// Decodes a digest in base64: a big-endian CRC-32C, or the bytes of an MD5.
 fn digest(algorithm: Algorithm, text: &str) -> Option<Digest> {
     let len = if algorithm == Algorithm::Md5 { 16 } else { 4 };
     let value = BASE64_STANDARD.decode(text.trim()).ok().filter(|value| value.len() == len)?;
@@ -207,7 +207,7 @@ impl Bucket {
         Error::KeyRefused { key: key.to_string(), place: self.root.to_string(), reason: reason.to_owned() }
     }
 
-    /// Builds a request for `/storage/v1/b/BUCKET/o/KEY?query`, with the key percent-encoded, including its slashes.
+    /// Builds a request for `/storage/v1/b/BUCKET/o/KEY?query`. The key, including its slashes, is percent-encoded.
     fn object<'a>(&self, method: Method, kind: Metric, key: &'a Key, query: &str) -> Ask<'a> {
         let name = percent_encode(key.as_bytes(), QUERY);
         let mark = if query.is_empty() { "" } else { "?" };
@@ -282,7 +282,7 @@ impl Bucket {
         match code.as_u16() {
             // Only the message distinguishes a missing bucket from a missing object.
             404 if message.contains("bucket does not exist") => Error::NotFound { place: self.root.to_string() },
-            // The precondition contains an invalid version, so the object never had it.
+            // The precondition contains an invalid version, which the object cannot have.
             304 => Error::Changed { place, want: String::new(), have: "another".to_owned() },
             400 if message.to_ascii_lowercase().contains("crc32c") => {
                 Error::corrupt(place, format!("arrived damaged at the store ({reason})"))
@@ -305,8 +305,8 @@ impl Bucket {
     }
 }
 
-/// Returns the version as the value of a generation parameter. Returns `None` if it is not a valid generation (versions
-/// in a manifest are untrusted).
+/// Returns the version as the value of a generation parameter. Returns `None` if it is not a valid generation, because
+/// versions from a manifest are untrusted.
 fn generation(version: &Version) -> Option<&str> {
     let is_one = !version.0.is_empty() && version.0.len() <= 20 && version.0.bytes().all(|byte| byte.is_ascii_digit());
     is_one.then_some(version.0.as_str())
@@ -349,7 +349,8 @@ impl Remote for Bucket {
             None => "alt=media".to_owned(),
         };
         let mut ask = self.object(Method::GET, Metric::Gets, key, &query);
-        // Without this header, Google decompresses objects with `Content-Encoding: gzip` and ignores ranges.
+        // Without this header, Google decompresses objects with `Content-Encoding: gzip` and ignores the requested
+        // range.
         ask.headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("gzip"));
         if let Some(range) = range {
             ask.headers.insert(header::RANGE, range);
@@ -358,7 +359,7 @@ impl Remote for Bucket {
     }
 
     fn meta(&self, key: &Key, size: u64, headers: &HeaderMap) -> Meta {
-        // The header can occur twice, or once with both hashes.
+        // The header may occur twice, or once with both hashes.
         let hashes = headers.get_all("x-goog-hash").iter().filter_map(|value| value.to_str().ok());
         let digests = hashes.flat_map(|text| text.split(',')).filter_map(|hash| match hash.trim().split_once('=')? {
             ("crc32c", text) => digest(Algorithm::Crc32c, text),

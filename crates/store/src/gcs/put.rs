@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Writes an object of any size in one request that contains metadata and bytes. Google verifies the bytes against
-//! their CRC-32C before the object becomes visible.
+//! Writes an object of any size in one request, which contains both metadata and bytes. Google verifies the CRC-32C of
+//! the bytes before the object becomes visible.
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -14,7 +14,7 @@ use crate::transport::client::Parts;
 use crate::transport::{header_of, unmet};
 use crate::{Meta, Precondition, PutOptions, checksum};
 
-/// Returns the precondition of a write as query parameters to append.
+/// Returns the precondition of a write as query parameters, which the caller appends to a URL.
 pub(super) fn condition(bucket: &Bucket, key: &Key, precondition: &Precondition) -> Result<String> {
     Ok(match precondition {
         Precondition::None => String::new(),
@@ -48,7 +48,7 @@ pub(super) async fn put(
         described["contentEncoding"] = encoding.as_str().into();
     }
     let condition = condition(bucket, key, &options.precondition)?;
-    // The boundary is random, so that no object contains it.
+    // The boundary is random, so that the object's bytes do not contain it.
     let boundary = format!("penstock-{:032x}", rand::random::<u128>());
     let head = format!(
         "--{boundary}\r\ncontent-type: application/json; charset=UTF-8\r\n\r\n{described}\r\n--{boundary}\r\n\

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Resumable uploads: one session per object. Parts are sent in order, each a multiple of 256 KiB; the last part
-//! completes the object.
+//! Resumable uploads, with one session per object. Parts are sent in order. The size of each part is a multiple of 256
+//! KiB, except for the last part, which completes the object.
 //!
-//! Google ignores bytes that it has already stored and returns the stored size. A part can therefore be sent again
-//! without a query of the upload status first. The last part is sent with the CRC-32C of the whole object. This CRC is
-//! also compared with the CRC in the response.
+//! Google ignores bytes that it has already stored, and returns the number of stored bytes. A part can therefore be
+//! sent again without first querying the status of the upload. The last part is sent with the CRC-32C of the whole
+//! object, which is also compared with the CRC-32C in the response.
 
 use async_trait::async_trait;
 use base64::Engine;
@@ -22,9 +22,9 @@ use crate::transport::client::Parts;
 use crate::transport::{Remote, header_of, pair, text, unmet};
 use crate::{Meta, PutOptions, checksum};
 
-/// Part sizes must be a multiple of this many bytes.
+/// Part sizes must be a multiple of this number of bytes.
 const UNIT: u64 = 256 << 10;
-/// Maximum number of requests for one part, because Google may accept only the beginning of a part.
+/// Maximum number of requests for one part. Google may store only the beginning of the part that a request contains.
 const RESTS: u32 = 64;
 
 impl Bucket {
@@ -39,7 +39,7 @@ impl Bucket {
     }
 }
 
-/// Parses the session ID in the upload URL that Google returns. The rest of that URL is ignored, because requests go to
+/// Parses the session ID in the upload URL that Google returns. The rest of the URL is not used, because requests go to
 /// the configured endpoint.
 fn id_of(location: &str) -> Option<UploadId> {
     let query = location.split_once('?')?.1;
@@ -48,13 +48,13 @@ fn id_of(location: &str) -> Option<UploadId> {
     (!id.is_empty()).then(|| UploadId(id.into_owned()))
 }
 
-/// Returns the number of stored bytes from a response that requests more bytes (`Range: bytes=0-N`).
+/// Returns the number of stored bytes from a response which requests more bytes (`Range: bytes=0-N`).
 fn taken(headers: &HeaderMap) -> u64 {
     let last = text(headers, "range").and_then(|range| range.rsplit('-').next()?.trim().parse::<u64>().ok());
     last.map_or(0, |last| last.saturating_add(1))
 }
 
-/// Returns the bytes after the first `skip`.
+/// Returns the bytes after the first `skip` bytes.
 fn behind(bytes: Vec<Bytes>, mut skip: u64) -> Vec<Bytes> {
     bytes
         .into_iter()
@@ -99,8 +99,8 @@ impl MultipartStore for Gcs {
         })
     }
 
-    /// Returns all parts in the journal, because Google keeps the bytes that it has acknowledged. If the session no
-    /// longer exists, the next part fails.
+    /// Returns all parts of the journal, because Google keeps all bytes that it has acknowledged. If the session no
+    /// longer exists, sending the next part fails.
     async fn list_parts(&self, _key: &Key, _id: &UploadId, parts: &[Part], _deadline: Deadline) -> Result<Vec<Part>> {
         Ok(parts.to_vec())
     }
@@ -131,8 +131,8 @@ impl MultipartStore for Gcs {
             }
             ask.body = Parts::new(behind(bytes.clone(), begin - at.offset));
             let answer = bucket.send(ask, deadline).await.map_err(|error| match error {
-                // The session has expired, or the bucket is gone. In both cases the caller starts a new session, which
-                // reports a missing bucket.
+                // The session has expired, or the bucket no longer exists. In both cases, the caller starts a new
+                // session. If the bucket is missing, that request reports it.
                 Error::NotFound { .. } => Error::NotFound { place: place.clone() },
                 Error::System { reason, .. } if reason.contains("returned HTTP 499") => {
                     Error::NotFound { place: place.clone() }
@@ -153,7 +153,7 @@ impl MultipartStore for Gcs {
                 return Ok(Part { number: at.number, offset: at.offset, size, crc32c, tag: String::new() });
             }
             if have < at.offset {
-                // Google has lost acknowledged bytes, so the upload must start again.
+                // Google has lost acknowledged bytes, so the upload must start again from the beginning.
                 return Err(Error::NotFound { place });
             }
             begin = have.min(end);
@@ -179,7 +179,7 @@ impl MultipartStore for Gcs {
         for want in whole {
             let have = meta.digests.iter().find(|have| have.algorithm == want.algorithm);
             if let Some(have) = have.filter(|have| *have != want) {
-                // The object has the wrong content. Delete it if it is still the version that was written.
+                // The object has the wrong content. Delete the object unless another writer has already replaced it.
                 let mut ask = self.bucket.object(Method::DELETE, Metric::Deletes, key, "");
                 if let Some(tag) = &ours {
                     ask.target.push_str(&format!("?ifGenerationMatch={tag}"));
@@ -194,7 +194,7 @@ impl MultipartStore for Gcs {
 
     async fn abort(&self, key: &Key, id: &UploadId, deadline: Deadline) -> Result<()> {
         match self.bucket.send(self.bucket.session(Method::DELETE, key, id), deadline).await {
-            // Google returns 499 to confirm.
+            // Google confirms with status 499.
             Ok(_) | Err(Error::NotFound { .. }) => Ok(()),
             Err(Error::System { reason, .. }) if reason.contains("returned HTTP 499") => Ok(()),
             Err(error) => Err(error),

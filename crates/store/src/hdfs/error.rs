@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Converts errors of Hadoop and of the protocol library `hdfs-native` to Penstock errors.
+//! Converts errors of Hadoop and of the library `hdfs-native` to Penstock errors.
 
 use hdfs_native::HdfsError;
 use penstock_types::Error;
 
-/// Maximum length of a server message in an error.
+/// Maximum number of characters of a server's message in an error.
 const QUOTED: usize = 300;
 
-/// Returns the first line of a server message without control characters. The other lines are a Java stack trace.
+/// Returns the first line of a server's message without control characters. The other lines are a Java stack trace.
 pub(super) fn shown(text: &str) -> String {
     let line = text.lines().next().unwrap_or_default();
     line.chars().filter(|c| !c.is_control()).take(QUOTED).collect()
 }
 
-/// Error for a response that caused a panic in the protocol library.
+/// Returns the error for a response that made the library `hdfs-native` panic.
 pub(super) fn odd(place: &str) -> Error {
     Error::Server { place: place.to_owned(), status: 0, reason: "malformed response".to_owned() }
 }
 
-/// Converts an error of an operation on `place` in the cluster with the URL `root`.
+/// Converts the error of an operation on `place`. `root` is the URL of the cluster.
 pub(super) fn of(place: &str, root: &str, error: &HdfsError) -> Error {
     let place = place.to_owned();
     let refused = |reason: &str| Error::KeyRefused {
@@ -38,7 +38,7 @@ pub(super) fn of(place: &str, root: &str, error: &HdfsError) -> Error {
                 "FileAlreadyExistsException" => {
                     Error::Precondition { place, reason: "a file with this name already exists".to_owned() }
                 }
-                // The permission check returns this error even if permissions are disabled.
+                // Even if permissions are disabled, the permission check returns this error.
                 "AccessControlException" if reason.ends_with("(is not a directory)") => {
                     refused("a file exists where its folder should be")
                 }
@@ -58,7 +58,7 @@ pub(super) fn of(place: &str, root: &str, error: &HdfsError) -> Error {
             Error::Denied { place, reason: shown(&error.to_string()) }
         }
         HdfsError::IOError(error) => Error::Unreachable { place: root.to_owned(), reason: shown(&error.to_string()) },
-        // The message lists every replica, so it is replaced.
+        // Hadoop's message lists every replica, so replace it with a short one.
         HdfsError::DataTransferError(text) if text.starts_with("All DataNodes failed") => {
             Error::Unreachable { place, reason: "no DataNode returned the data".to_owned() }
         }

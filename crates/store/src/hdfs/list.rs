@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Lists objects in the byte order of keys, one folder at a time. The NameNode sorts names as signed bytes, so each
-//! folder is read completely and sorted here. HDFS limits a folder to 1,048,576 entries.
+//! Lists objects in the byte order of keys, one folder at a time. The NameNode sorts names as signed bytes, so this
+//! module reads each folder completely and sorts it. HDFS limits a folder to 1,048,576 entries.
 
 use std::sync::Arc;
 
@@ -11,7 +11,8 @@ use penstock_types::{Deadline, Error, Key, Metric, Result};
 use super::{ClientKind, Cluster, NAMENODE, TEMPORARY, meta, refusal};
 use crate::Meta;
 
-/// Timeout for listing one folder, as a multiple of `NAMENODE`. A folder is read in pages of 1,000 entries.
+/// Timeout for listing one folder, as a multiple of `NAMENODE`. The NameNode returns a folder in pages of 1,000
+/// entries.
 const PAGES: u32 = 16;
 
 struct Walk {
@@ -19,7 +20,7 @@ struct Walk {
     prefix: Key,
     after: Option<Key>,
     deadline: Deadline,
-    /// Remaining entries of each open folder, from the outermost to the current one. The entries are in reverse order.
+    /// Remaining entries of each open folder, in reverse order. The outermost folder is first, the current one last.
     folders: Vec<Vec<(Key, FileStatus)>>,
 }
 
@@ -34,12 +35,12 @@ pub(super) fn stream(
 }
 
 impl Walk {
-    /// Reads the deepest folder below which all keys with the prefix are located.
+    /// Reads the deepest folder that contains all keys with the prefix.
     async fn begin(mut self) -> Result<Self> {
         let prefix = self.prefix.as_bytes();
         let end = prefix.iter().rposition(|&byte| byte == b'/').map_or(0, |at| at + 1);
         let folder = Key::new(prefix[..end].to_vec());
-        // If HDFS cannot store keys with this prefix, the listing is empty.
+        // If HDFS cannot store keys with this prefix, the result is empty.
         if folder.is_empty() || refusal(&prefix[..end - 1]).is_none() {
             self.enter(&folder).await?;
         }
@@ -72,7 +73,7 @@ impl Walk {
             && self.after.as_ref().is_none_or(|after| folder > after || after.as_bytes().starts_with(key))
     }
 
-    /// Reads the folder of `key`, which ends in `/` or is empty. A missing folder counts as empty.
+    /// Reads the folder `key`, which ends in `/` or is empty. A missing folder counts as an empty folder.
     async fn enter(&mut self, key: &Key) -> Result<()> {
         let cluster = &self.cluster;
         cluster.metrics.count(Metric::Requests);
@@ -85,7 +86,7 @@ impl Walk {
         };
         let listed = match cluster.timed(&format!("LIST {place}"), self.deadline, work).await {
             Err(Error::NotFound { .. }) if !key.is_empty() => return Ok(()),
-            // The prefix names a folder, but a file with that name exists.
+            // The prefix ends in a folder name, but a file with that name exists.
             Err(Error::KeyRefused { .. }) => return Ok(()),
             result => result?,
         };

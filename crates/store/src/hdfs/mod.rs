@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! HDFS store for three forms of URL: `hdfs://namenode:port/path`, a name service of the Hadoop configuration, or
-//! `hdfs:///path` for the configured default.
+//! HDFS store. A URL has one of three forms: `hdfs://namenode:port/path`, `hdfs://nameservice/path` for a name service
+//! of the Hadoop configuration, or `hdfs:///path` for the configured default file system.
 //!
-//! This module maps keys to paths and implements versions, atomic writes and timeouts. `hdfs-native` implements the
-//! protocols and verifies the CRC of every packet. A read waits only a few seconds for a DataNode that hangs. A version
-//! is mtime and size, because the protocol library exposes no file ID; every write by Penstock changes at least one of
-//! them. Keys that are not paths are rejected: empty names, `.`, `..`, a colon, NUL bytes, and invalid UTF-8.
+//! This module maps keys to paths and implements versions, atomic writes and timeouts. The library `hdfs-native`
+//! implements the protocols and verifies the CRC of every packet. If a DataNode hangs, a read waits only a few seconds.
+//! A version consists of mtime and size, because the library does not expose file IDs. Every write by Penstock changes
+//! the mtime or the size. Keys that are not valid paths are rejected: empty names, `.`, `..`, colons, NUL bytes and
+//! invalid UTF-8.
 
 mod error;
 mod list;
@@ -30,17 +31,18 @@ use crate::metered::count_error;
 use crate::transport::within;
 use crate::{Capabilities, GetResult, ListStream, Meta, MultipartStore, ObjectRef, PutOptions, Store, Version};
 
-/// If a DataNode sends nothing for this long, the read switches to the next replica. Before it switches, hdfs-native
-/// may wait this long four times in one read: on the current connection, on two pooled connections and on a new one.
-/// The total of 4 s is below the documented 5 s.
+/// If a DataNode sends nothing for this time, the read switches to the next replica. Before the switch, hdfs-native may
+/// wait this time on up to four connections: the current one, two pooled ones and a new one. The total of 4 s is below
+/// the documented 5 s.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(1);
-/// Idle timeout of the second attempt, after every replica has timed out: the disks may be slow.
+/// Idle timeout of the second attempt, which starts after every replica has timed out. It is longer because the disks
+/// may be slow.
 const SLOW_TIMEOUT: Duration = Duration::from_secs(15);
-/// If the NameNode does not respond within this time, the next call uses a new connection.
+/// Timeout of a call to the NameNode. After a timeout, the next call uses a new connection.
 const NAMENODE: Duration = Duration::from_secs(20);
 /// Maximum number of concurrent deletes.
 const AT_ONCE: usize = 16;
-/// Time for which hdfs-native keeps pooled connections to DataNodes, plus a margin.
+/// Time after which hdfs-native no longer uses pooled connections to DataNodes, plus a margin.
 const POOL_TTL: Duration = Duration::from_millis(3200);
 /// Prefix of temporary file names, which listings skip.
 const TEMPORARY: &str = ".penstock-tmp-";
@@ -58,7 +60,7 @@ struct Cluster {
     clients: Mutex<Option<Clients>>,
 }
 
-/// Clients of one process and runtime. Their connections cannot be used in another process or runtime.
+/// Clients of one process and one runtime. Their connections cannot be used in another process or another runtime.
 #[derive(Clone)]
 struct Clients {
     process: u32,
@@ -81,8 +83,8 @@ enum ClientKind {
 }
 
 impl Hdfs {
-    /// Creates the store of a NameNode (`host:port`), of a name service, or of the configured default if `authority` is
-    /// empty. It sends no request.
+    /// Creates the store for a NameNode (`host:port`) or a name service. If `authority` is empty, uses the configured
+    /// default. Sends no request.
     pub fn new(authority: &str, settings: &HdfsSettings, metrics: Arc<Metrics>) -> Result<Self> {
         let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | ':' | '[' | ']');
         if !authority.chars().all(is_plain) {
@@ -121,7 +123,7 @@ impl Cluster {
         let builder = ClientBuilder::new()
             .with_config([
                 ("dfs.client.socket-timeout", silence.as_str()),
-                // `Retry` repeats failed requests, so hdfs-native only tries the other NameNode.
+                // `Retry` repeats failed requests, so hdfs-native retries only to try the other NameNode.
                 ("dfs.client.failover.max.attempts", "3"),
                 ("dfs.client.failover.sleep.base.millis", "100"),
                 ("dfs.client.failover.sleep.max.millis", "1000"),
@@ -148,7 +150,7 @@ impl Cluster {
         }
     }
 
-    /// Returns the clients of this process and runtime; creates them at first use.
+    /// Returns the clients of this process and runtime. Creates them at the first call.
     async fn clients(&self) -> Result<Clients> {
         let (process, runtime) = (std::process::id(), tokio::runtime::Handle::current().id());
         let is_forked = {
@@ -164,7 +166,8 @@ impl Cluster {
             }
         };
         if is_forked {
-            // hdfs-native caches connections in a process-wide table. Wait until the parent's connections have expired.
+            // hdfs-native keeps connections in a process-wide table. Wait until the parent's connections in it have
+            // expired.
             tokio::time::sleep(POOL_TTL).await;
         }
         let clients = Clients { process, runtime, fast: self.build(IDLE_TIMEOUT)?, slow: self.build(SLOW_TIMEOUT)? };
@@ -180,7 +183,8 @@ impl Cluster {
         })
     }
 
-    /// Runs one NameNode call (or a bounded sequence of calls) with a timeout. A panic in the library becomes an error.
+    /// Runs one NameNode call, or a limited sequence of calls, with a timeout. Converts a panic of the library to an
+    /// error.
     async fn call<T>(
         &self,
         place: &str,
@@ -191,7 +195,7 @@ impl Cluster {
             Ok(Ok(result)) => result.map_err(|error| error::of(place, &self.root.to_string(), &error)),
             Ok(Err(_)) => Err(error::odd(place)),
             Err(_) => {
-                // The connection may be dead without an error, so the next call opens a new one.
+                // The connection may be dead without an error, so let the next call open a new connection.
                 *self.clients.lock().unwrap_or_else(PoisonError::into_inner) = None;
                 let reason = format!("the NameNode did not respond for {} s", limit.as_secs());
                 Err(Error::Unreachable { place: self.root.to_string(), reason })
@@ -203,7 +207,7 @@ impl Cluster {
         let (path, place) = (self.path(key)?, self.place(key));
         let client = self.client(ClientKind::Fast).await?;
         match self.call(&place, NAMENODE, client.get_file_info(&path)).await {
-            // A file exists where the key needs a folder.
+            // A file exists where the key requires a folder.
             Err(Error::KeyRefused { .. }) => Err(Error::NotFound { place }),
             result => result,
         }
@@ -228,7 +232,7 @@ impl Cluster {
 
     async fn delete(&self, key: &Key) -> Result<()> {
         let (path, place) = (self.path(key)?, self.place(key));
-        // A folder is not an object. Without this check, an empty folder would be deleted.
+        // A folder is not an object. Without this check, empty folders would be deleted.
         if self.existing(key).await?.is_none_or(|status| status.isdir) {
             return Ok(());
         }
@@ -245,8 +249,8 @@ impl Cluster {
     }
 }
 
-/// Returns the reason why HDFS cannot store `key`, or `None` if it can. Applies the rules of
-/// `DFSUtilClient.isValidName`, and rejects keys that the protocol library cannot express.
+/// Returns the reason why HDFS cannot store `key`; `None` if it can. Applies the rules of `DFSUtilClient.isValidName`,
+/// and also rejects keys that `hdfs-native` cannot express.
 fn refusal(key: &[u8]) -> Option<&'static str> {
     if key.is_empty() {
         return Some("the key is empty");
@@ -305,13 +309,14 @@ impl Store for Hdfs {
         self.cluster.timed(&what, deadline, read::get(&self.cluster, object, ranges, deadline)).await
     }
 
-    /// The NameNode enforces the precondition `Absent`. The precondition `Matches` is checked just before the rename.
+    /// The NameNode enforces the precondition `Absent`. For `Matches`, the version is checked immediately before the
+    /// rename.
     async fn put(&self, key: &Key, parts: Vec<Bytes>, options: &PutOptions, deadline: Deadline) -> Result<Meta> {
         let what = format!("PUT {}", self.cluster.place(key));
         self.cluster.timed(&what, deadline, write::put(&self.cluster, key, parts, options)).await
     }
 
-    /// Not supported, because the protocol library has no call for `concat`.
+    /// Not supported, because `hdfs-native` has no call for `concat`.
     fn multipart(&self) -> Option<&dyn MultipartStore> {
         None
     }

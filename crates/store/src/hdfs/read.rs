@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads files. Blocks are immutable, so a file opened at a version returns the bytes of that version or an error. A
-//! stalled read is sent a second time, because the NameNode may then list another replica first. A replica that sends
-//! nothing is abandoned within seconds. If all replicas time out, the read starts again with a longer timeout.
+//! Reads files. Blocks are immutable, so a file that was opened at a version returns the bytes of that version or an
+//! error. If a read stalls, it is sent a second time, because the NameNode may then list another replica first. If a
+//! replica sends nothing for a few seconds, the read switches to another replica. If all replicas time out, the read
+//! starts again with a longer timeout.
 
 use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
@@ -21,10 +22,10 @@ use crate::local::plan;
 use crate::metered::timed;
 use crate::{Chunk, GetResult, Meta, ObjectRef, Version};
 
-/// A read that has returned nothing for this long is sent a second time. This is far above the latency of a disk and
-/// far below `IDLE_TIMEOUT`.
+/// If a read has returned nothing for this time, it is sent a second time. This time is far longer than the latency of
+/// a disk and far shorter than `IDLE_TIMEOUT`.
 const HEDGE: Duration = Duration::from_millis(400);
-/// Maximum number of attempts to open a file. An attempt fails if the file's version changes during the open.
+/// Maximum number of attempts to open a file. An attempt fails if the version of the file changes during the open.
 const LOOKS: u32 = 4;
 
 type Stream = BoxStream<'static, hdfs_native::Result<Bytes>>;
@@ -36,9 +37,9 @@ struct Reading {
     place: String,
     reader: FileReader,
     kind: ClientKind,
-    /// Remaining ranges as index, start and end.
+    /// Ranges that remain to be read, as (index, start, end).
     left: VecDeque<(usize, u64, u64)>,
-    /// Open stream of the first remaining range.
+    /// Open stream of the first of the remaining ranges.
     stream: Option<Stream>,
     is_hedged: bool,
     deadline: Deadline,
@@ -71,8 +72,8 @@ pub(super) async fn get(
     Ok(GetResult { meta, chunks: timed(chunks, started, cluster.metrics.clone()) })
 }
 
-/// Opens the blocks of one version: the pinned version, or otherwise a version that is current both before and after
-/// the open.
+/// Opens the blocks of one version. Without a pinned version, opens a version that is current both before and after the
+/// open.
 async fn open(
     cluster: &Arc<Cluster>,
     key: &Key,
@@ -87,7 +88,8 @@ async fn open(
     };
     for _ in 0..LOOKS {
         let reader = cluster.call(&place, NAMENODE, client.read(&path)).await?;
-        // Versions never recur, so a version that is current before and after the open was current during the open.
+        // A version never occurs again later. A version that is current before and after the open was therefore current
+        // throughout.
         let meta = cluster.head(key).await?;
         let have = meta.version.clone().unwrap_or_else(|| Version(String::new()));
         if have == want && meta.size == reader.file_length() as u64 {
@@ -134,7 +136,8 @@ impl Reading {
         }
     }
 
-    /// Returns the next bytes from offset `at`, from the replica that responds first.
+    /// Returns the next bytes from offset `at`. If a second read was sent, takes the bytes of the one that responds
+    /// first.
     async fn step(&mut self, at: u64, end: u64) -> Result<Option<Bytes>> {
         loop {
             let mut stream = self.stream.take().unwrap_or_else(|| bytes_of(&self.reader, at, end));
@@ -172,7 +175,7 @@ impl Reading {
             if self.kind == ClientKind::Slow {
                 return Err(error::of(&self.place, &self.cluster.root.to_string(), &error));
             }
-            // All replicas failed or timed out. Open the file again; this fails if the file no longer exists.
+            // All replicas failed or timed out. Open the file again, which fails if the file no longer exists.
             self.kind = ClientKind::Slow;
             let (_, reader) = open(&self.cluster, &self.meta.key, self.meta.version.as_ref(), ClientKind::Slow).await?;
             (self.reader, self.stream) = (reader, None);
@@ -188,7 +191,7 @@ enum Next {
     Bytes(Bytes),
     End,
     Failed(hdfs_native::HdfsError),
-    /// The protocol library panicked on a DataNode's response.
+    /// The library panicked while it processed a response.
     Panicked,
 }
 
@@ -201,8 +204,8 @@ async fn advance(stream: &mut Stream) -> Next {
     }
 }
 
-/// Reads the same bytes from another replica; returns the reader, its stream and the first chunk. Returns `None` if the
-/// read fails or has no bytes.
+/// Reads the same bytes a second time, probably from another replica. Returns the reader, its stream and the first
+/// chunk. Returns `None` if the read fails or returns no bytes.
 async fn second(
     cluster: &Arc<Cluster>,
     meta: &Meta,

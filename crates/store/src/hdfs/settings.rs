@@ -7,17 +7,18 @@ use std::path::PathBuf;
 /// Connection settings of HDFS that are not part of the URL.
 #[derive(Debug, Clone, Default)]
 pub struct HdfsSettings {
-    /// Folder of `core-site.xml` and `hdfs-site.xml`, which define name services, Kerberos and wire protection.
+    /// Folder of `core-site.xml` and `hdfs-site.xml`, which configure name services, Kerberos and encryption.
     pub conf_dir: Option<PathBuf>,
     /// User name for requests to clusters without authentication.
     pub user: Option<String>,
-    /// True if a tenant's settings name no user, so that hdfs-native would send requests as the process's user, who
-    /// belongs to another tenant.
+    /// True if the settings of a tenant (see `scoped_settings`) name no user, but the environment of the process does.
+    /// hdfs-native would then send the tenant's requests as the user of the process.
     pub(crate) is_strange: bool,
 }
 
 impl HdfsSettings {
-    /// Reads `HADOOP_CONF_DIR`, `HADOOP_HOME` (for its `etc/hadoop`) and `HADOOP_USER_NAME`, like every Hadoop client.
+    /// Reads `HADOOP_CONF_DIR`, `HADOOP_HOME` (for its folder `etc/hadoop`) and `HADOOP_USER_NAME`, as other Hadoop
+    /// clients do.
     pub(crate) fn from_env(variables: &HashMap<String, String>) -> Self {
         let text = |name: &str| variables.get(name).filter(|value| !value.is_empty());
         let home = || Some(PathBuf::from(text("HADOOP_HOME")?).join("etc/hadoop"));
@@ -28,8 +29,8 @@ impl HdfsSettings {
         }
     }
 
-    /// Adapts the settings to a tenant in a process with the variables `process`, because hdfs-native itself reads the
-    /// user from those variables.
+    /// Adapts the settings of a tenant. `process` contains the variables of the process, from which hdfs-native itself
+    /// reads a user name.
     pub(crate) fn beside(self, process: &HashMap<String, String>) -> Self {
         let names = ["HADOOP_USER_NAME", "HADOOP_PROXY_USER"];
         let is_named = names.iter().any(|name| process.get(*name).is_some_and(|value| !value.is_empty()));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Writes files: creates a temporary file in the same folder, sends the bytes through the DataNode pipeline, closes the
-//! file and renames it. Readers never see a partial object. After a failure, `Retry` sends the whole object again under
-//! another temporary name.
+//! Writes files. A write creates a temporary file in the same folder, sends the bytes through the DataNode pipeline,
+//! closes the file and renames it. Readers therefore never see a partial object. After a failure, `Retry` sends the
+//! whole object again with another temporary name.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,8 +17,8 @@ use crate::{Meta, Precondition, PutOptions, checksum};
 
 /// Number of bytes per write call. A write can be cancelled between two calls.
 const PIECE: usize = 1 << 20;
-/// A pipeline that does not accept one piece within this time has stalled. hdfs-native itself would wait a minute for
-/// each DataNode.
+/// If a pipeline does not accept one piece within this time, the write fails. hdfs-native itself would wait a minute
+/// for each DataNode.
 const STALLED: Duration = Duration::from_secs(20);
 
 pub(super) async fn put(cluster: &Arc<Cluster>, key: &Key, parts: Vec<Bytes>, options: &PutOptions) -> Result<Meta> {
@@ -47,8 +47,8 @@ pub(super) async fn put(cluster: &Arc<Cluster>, key: &Key, parts: Vec<Bytes>, op
         Precondition::None | Precondition::Absent => existing,
     };
     check(&options.precondition, existing.as_ref(), &place)?;
-    // The NameNode counts whole milliseconds. Without this correction, two writes of equal size within one millisecond
-    // would have the same version.
+    // The NameNode stores times in whole milliseconds. Without this change of the mtime, two writes of equal size
+    // within one millisecond would have the same version.
     if let Some(old) = &existing
         && old.modification_time >= written.modification_time
     {
@@ -77,7 +77,7 @@ fn check(precondition: &Precondition, existing: Option<&FileStatus>, place: &str
 async fn write(cluster: &Cluster, client: &Client, path: &str, parts: Vec<Bytes>, place: &str) -> Result<()> {
     let options = WriteOptions::default().create_parent(true);
     let mut file = match cluster.call(place, NAMENODE, client.create(path, options)).await {
-        // A file exists where the key needs a folder.
+        // A file exists where the key requires a folder.
         Err(Error::Precondition { place, .. }) => {
             let (key, root) = (place.clone(), cluster.root.to_string());
             let key = key.strip_prefix(&root).unwrap_or(&key).to_owned();
@@ -98,7 +98,7 @@ async fn write(cluster: &Cluster, client: &Client, path: &str, parts: Vec<Bytes>
     moving(cluster, place, file.close()).await
 }
 
-/// Runs one step of a write with a stall timeout.
+/// Runs one step of a write. Fails if the step takes longer than `STALLED`.
 async fn moving<T>(cluster: &Cluster, place: &str, work: impl Future<Output = hdfs_native::Result<T>>) -> Result<T> {
     let work = std::panic::AssertUnwindSafe(work).catch_unwind();
     match tokio::time::timeout(STALLED, work).await {
@@ -111,7 +111,7 @@ async fn moving<T>(cluster: &Cluster, place: &str, work: impl Future<Output = hd
     }
 }
 
-/// A temporary file, which is deleted unless it was renamed, even if the write is cancelled.
+/// A temporary file. Unless it was renamed, it is deleted when dropped, even if the write was cancelled.
 struct Temporary {
     client: Client,
     path: String,
@@ -128,7 +128,7 @@ impl Drop for Temporary {
     fn drop(&mut self) {
         if let (true, Ok(runtime)) = (self.is_ours, tokio::runtime::Handle::try_current()) {
             let (client, path) = (self.client.clone(), std::mem::take(&mut self.path));
-            // Errors are ignored, because listings skip temporary names.
+            // Ignore errors, because listings skip temporary names.
             runtime.spawn(async move { tokio::time::timeout(NAMENODE, client.delete(&path, false)).await });
         }
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Lists the files of a dataset through the Hub's `tree` endpoint, page by page. The pages of a commit never change, so
-//! a listing that was interrupted or throttled continues after its last page.
+//! Lists the files of a dataset page by page, through the Hub's `tree` endpoint. The pages of a commit never change. A
+//! listing that was interrupted or throttled therefore continues after the last page that it has read.
 
 use std::mem::take;
 use std::sync::Arc;
@@ -37,15 +37,15 @@ struct Lfs {
     size: u64,
 }
 
-/// Pages of a listing that were read so far.
+/// Pages of a listing that have been read so far.
 #[derive(Default)]
 pub(super) struct Listed {
     found: Vec<Meta>,
     tokens: PageTokens,
 }
 
-/// Attempt to list a folder. If an error or a timeout ends the attempt, the next attempt continues after its pages.
-/// Concurrent attempts do not share pages.
+/// Attempt to list a folder. If an error or a timeout ends the attempt, the next attempt continues after the pages that
+/// were read. Concurrent attempts do not share pages.
 struct Attempt<'a> {
     dataset: &'a Dataset,
     folder: &'a Key,
@@ -73,7 +73,7 @@ pub(super) fn stream(
         found.retain(|meta| {
             meta.key.as_bytes().starts_with(prefix.as_bytes()) && after.as_ref().is_none_or(|after| meta.key > *after)
         });
-        // The Hub does not document the order of its pages.
+        // Sort the files, because the Hub does not document the order of its pages.
         found.sort_unstable_by(|a, b| a.key.cmp(&b.key));
         found.dedup_by(|a, b| a.key == b.key);
         Ok::<_, Error>(stream::iter(found).map(Ok::<_, Error>))
@@ -83,7 +83,7 @@ pub(super) fn stream(
 }
 
 impl Dataset {
-    /// Returns the files in a folder and below it. A folder that does not exist has none.
+    /// Returns the files in a folder and its subfolders. Returns no files if the folder does not exist.
     async fn files(&self, folder: &Key, deadline: Deadline) -> Result<Vec<Meta>> {
         let listed = lock(&self.listed).remove(folder).unwrap_or_default();
         let mut attempt = Attempt { dataset: self, folder, listed };
@@ -94,7 +94,7 @@ impl Dataset {
         found
     }
 
-    /// Reads the pages of a folder that are not in `listed`, and returns all files.
+    /// Reads the pages of a folder that `listed` does not contain yet. Returns all files.
     async fn pages(&self, folder: &Key, listed: &mut Listed, deadline: Deadline) -> Result<Vec<Meta>> {
         let commit = self.commit(deadline).await?;
         let place = self.place(folder);
@@ -104,7 +104,7 @@ impl Dataset {
             let next = listed.tokens.next();
             let is_first = next.is_none();
             let uri: Uri = match next {
-                // Only the path and query of the link are used, so that the token reaches no other host.
+                // Use only the path and the query of the link, so that no other host receives the token.
                 Some(path) => format!("{}{path}", self.shown).parse().map_err(|_| odd(&place, "an invalid link"))?,
                 None => crate::transport::uri(&base, folder_key, "recursive=true&expand=false")?,
             };
@@ -112,7 +112,7 @@ impl Dataset {
             let sent = self.send(&Method::GET, Metric::Lists, (uri, &place), &headers, false, deadline).await;
             let answer = match sent {
                 Ok(sent) => sent.response,
-                // The folder is missing. If the whole commit is missing, the error names the revision instead.
+                // The folder is missing. If the commit were missing, the error would name the revision instead.
                 Err(Error::NotFound { place: missing }) if is_first && missing == place => return Ok(Vec::new()),
                 Err(error) => return Err(error),
             };
@@ -130,7 +130,7 @@ impl Dataset {
     }
 }
 
-/// Error for an invalid page. Another attempt would return the same page, because a commit does not change.
+/// Error for an invalid page. A retry would return the same page, because a commit does not change.
 fn odd(place: &str, what: &str) -> Error {
     Error::System { place: place.to_owned(), reason: format!("the listing has {what}") }
 }
@@ -141,7 +141,7 @@ impl Entry {
             Some(Lfs { oid, size }) => (Some(oid), size),
             None => (self.oid, self.size),
         };
-        // Older responses write `sha256:` before the hash.
+        // Older versions of the Hub return `sha256:` before the hash.
         let version = version.map(|oid| Version(oid.strip_prefix("sha256:").unwrap_or(&oid).to_owned()));
         meta_of(Key::from(self.path.as_str()), size, version)
     }

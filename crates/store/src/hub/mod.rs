@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Datasets of the Hugging Face Hub as read-only stores, through the Hub's HTTP API: `tree` lists the files, and
-//! `resolve` redirects to the server that has a file's bytes.
+//! Datasets of the Hugging Face Hub as read-only stores, through the Hub's HTTP API. The `tree` endpoint lists the
+//! files. The `resolve` endpoint redirects to the server that has the bytes of a file.
 //!
-//! This module sends the requests and follows redirects. The token is sent only to the Hub itself, never to the target
-//! of a redirect, and no error or `Debug` output contains it. All requests of a store read one commit: the one that the
-//! revision named at the first request. The version of a file is the hash of its content (SHA-256 for files in LFS, the
-//! Git object otherwise).
+//! This module sends the requests and follows the redirects. It sends the token only to the Hub itself, never to the
+//! target of a redirect. No error and no `Debug` output contains the token. All requests of a store read the same
+//! commit: the commit to which the revision referred at the first request. The version of a file is a hash of its
+//! content: SHA-256 for files in LFS, and the Git object ID for other files.
 
 mod list;
 mod settings;
@@ -35,9 +35,9 @@ use crate::{
     Capabilities, GetResult, ListStream, Meta, MultipartStore, ObjectRef, PutOptions, Store, Version, http_date,
 };
 
-/// Header with the content hash of a file; the Hub adds this header to its redirect.
+/// Header in the Hub's redirect that contains the hash of the file's content.
 const LINKED_ETAG: &str = "x-linked-etag";
-/// Header with the size of a file; the Hub adds this header to its redirect.
+/// Header in the Hub's redirect that contains the size of the file.
 const LINKED_SIZE: &str = "x-linked-size";
 /// Maximum size in bytes of the description of a revision. The description lists all files of the dataset.
 const REVISION_LIMIT: usize = 64 << 20;
@@ -54,9 +54,9 @@ pub struct Hub {
 
 pub(crate) struct Dataset {
     root: Url,
-    /// `ORG/NAME`.
+    /// Name of the dataset: `ORG/NAME`.
     name: String,
-    /// Revision in the URL, percent-encoded.
+    /// Revision from the URL, percent-encoded.
     revision: String,
     shown: String,
     authority: Authority,
@@ -66,11 +66,11 @@ pub(crate) struct Dataset {
     commit: OnceCell<String>,
     /// Pages of unfinished listings, by folder.
     listed: Mutex<HashMap<Key, Listed>>,
-    /// Targets of redirects, by key. They are signed URLs.
+    /// Targets of redirects by key. The targets are signed URLs.
     targets: Mutex<HashMap<Key, Target>>,
 }
 
-/// Where the bytes of a file are.
+/// Location of the bytes of a file.
 #[derive(Clone)]
 struct Target {
     uri: Uri,
@@ -118,17 +118,18 @@ impl Hub {
     }
 }
 
-/// Response of the Hub, or of the server that it redirects to.
+/// Response of the Hub, or of the server to which the Hub redirects.
 struct Answer {
     response: Response<Incoming>,
     /// Content hash from the Hub's own response.
     etag: Option<HeaderValue>,
-    /// URL of the request that received this response.
+    /// URL of the last request, after all redirects.
     uri: Uri,
 }
 
 impl Dataset {
-    /// Sends one request and follows redirects. With `stays`, a redirect to another host is returned as the response.
+    /// Sends one request and follows redirects. If `stays` is true, does not follow a redirect to another host but
+    /// returns it.
     async fn send(
         &self,
         method: &Method,
@@ -148,7 +149,7 @@ impl Dataset {
                 *request.method_mut() = method.clone();
                 *request.uri_mut() = uri.clone();
                 *request.headers_mut() = headers.clone();
-                // Request the stored bytes, without compression for the transfer.
+                // Request the bytes as they are stored, without compression for the transfer.
                 request.headers_mut().insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
                 if let Some(token) = self.token.as_ref().filter(|_| is_hub) {
                     request.headers_mut().insert(header::AUTHORIZATION, token.clone());
@@ -184,7 +185,7 @@ impl Dataset {
         within(deadline, &what, work).await.inspect_err(|error| count_error(&self.metrics, error))
     }
 
-    /// Converts a status to an error. The Hub names the reason in `X-Error-Code`.
+    /// Converts an HTTP status to an error. The Hub states the reason in `X-Error-Code`.
     fn error(
         &self,
         place: &str,
@@ -200,7 +201,7 @@ impl Dataset {
             (_, Some("GatedRepo")) => {
                 denied("the dataset is gated: accept its conditions on its page, with the account of the token")
             }
-            // The Hub hides whether a private dataset exists.
+            // For requests without access, the Hub does not reveal whether a private dataset exists.
             (401, _) | (_, Some("RepoNotFound")) if is_hub && self.token.is_none() => denied(
                 "the dataset does not exist, or is private: set HF_TOKEN, or log in with the Hub's own program (`hf auth login`)",
             ),
@@ -248,7 +249,7 @@ impl Dataset {
         uri(&format!("{}/datasets/{}/resolve/{commit}", self.shown, self.name), Some(key.as_bytes()), "")
     }
 
-    /// Returns the last redirect target of a file, if it is still usable.
+    /// Returns the cached redirect target of a file if it is still usable.
     fn target(&self, key: &Key) -> Option<Target> {
         lock(&self.targets).get(key).filter(|target| now() - target.since < REUSED).cloned()
     }
@@ -267,7 +268,7 @@ impl Dataset {
     }
 }
 
-/// Returns the version of a file from its ETag: the content hash.
+/// Returns the version of a file from its ETag, which is the hash of the content.
 fn version_of(etag: &str) -> Version {
     Version(unquoted(etag.strip_prefix("W/").unwrap_or(etag)).to_owned())
 }
@@ -277,7 +278,7 @@ fn digest_of(version: &Version) -> Option<Digest> {
     format!("sha256:{version}").parse().ok().filter(|digest: &Digest| digest.value.len() == 32)
 }
 
-/// Builds the metadata of a file of this version.
+/// Builds the metadata of a file with this version.
 fn meta_of(key: Key, size: u64, version: Option<Version>) -> Meta {
     let digests = version.iter().filter_map(digest_of).collect();
     Meta { key, size, version, digests, encoding: None, modified_s: None }
@@ -336,7 +337,7 @@ impl Remote for Dataset {
         if let Some(target) = self.target(key) {
             match self.send(&method, kind, (target.uri, &place), &headers, false, deadline).await {
                 Ok(answer) => found = Some(Answer { etag: target.etag, ..answer }),
-                // The signature expired; resolve the file again.
+                // The signature has expired, so ask the Hub for a new redirect.
                 Err(Error::Denied { .. } | Error::NotFound { .. }) => self.note_target(key, None),
                 Err(error) => return Err(error),
             }

@@ -16,7 +16,7 @@ const MAX_TOKEN_BYTES: u64 = 4096;
 /// Connection settings of the Hugging Face Hub. Its `Debug` output contains no token.
 #[derive(Clone, Default)]
 pub struct HubSettings {
-    /// Endpoint to use instead of the public Hub's.
+    /// Endpoint to use instead of the public Hub.
     pub endpoint: Option<String>,
     /// Allows plain HTTP to other machines.
     pub allows_http: bool,
@@ -34,9 +34,9 @@ impl fmt::Debug for HubSettings {
 }
 
 impl HubSettings {
-    /// Reads `HF_ENDPOINT`, `HF_TOKEN` (or `HUGGING_FACE_HUB_TOKEN`) and the path of the token file. That path is
-    /// `HF_TOKEN_PATH` if it is set, otherwise `token` in the folder `HF_HOME`, which defaults to `huggingface` in the
-    /// cache folder. `HF_HUB_DISABLE_IMPLICIT_TOKEN` disables the token. Source:
+    /// Reads `HF_ENDPOINT`, `HF_TOKEN` (or `HUGGING_FACE_HUB_TOKEN`) and the path of the token file. This path is
+    /// `HF_TOKEN_PATH`, or else the file `token` in the folder `HF_HOME`. If `HF_HOME` is not set, the folder is
+    /// `huggingface` in the cache folder. `HF_HUB_DISABLE_IMPLICIT_TOKEN` disables the token. Source:
     /// <https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables>.
     pub(crate) fn from_env(variables: &HashMap<String, String>) -> Self {
         let text = |name: &str| variables.get(name).map(|value| value.trim()).filter(|value| !value.is_empty());
@@ -57,8 +57,8 @@ impl HubSettings {
         }
     }
 
-    /// Returns the token from the environment or, if the environment has no token, from the token file. Returns `None`
-    /// if both are missing.
+    /// Returns the token from the environment. If the environment has no token, returns the token from the token file.
+    /// Returns `None` if both are missing.
     pub(super) fn token(&self) -> Result<Option<String>> {
         if self.token.is_some() {
             return Ok(self.token.clone());

@@ -45,7 +45,7 @@ _NEVER_INDEXED = ("arrow", "parquet", "zarr", "hdf5")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Schema:
-    """Content of the first records, and the fields derived from it. Prints as a table.
+    """Content of the first records, and the fields derived from these records. Prints as a table.
 
     `left_out` lists the parts that no field reads, each with the reason.
     """
@@ -74,12 +74,12 @@ class _Counts:
     schema: Schema | None = None
     scan: RecordScan | None = None
     known_columns: set[tuple[str, ...]] = field(default_factory=set)
-    """Parts of fields with a default that were found as a column of some file."""
+    """Parts of fields with a default that are a column of at least one file."""
     has_warned: bool = False
-    """Whether the parts that the default fields leave out were logged."""
+    """Whether a warning about the parts that the default fields leave out was logged."""
 
     def __reduce__(self) -> tuple[type[_Counts], tuple[_native.Counted | None, Schema | None]]:
-        return (_Counts, (self.found, self.schema))  # without the scan, which belongs to its process
+        return (_Counts, (self.found, self.schema))  # without the scan, which cannot be moved to another process
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -103,8 +103,8 @@ class Dataset(DatasetBase):
     def fields(self, /, **specs: FieldSpec) -> Dataset:
         """Return the dataset with these fields: `fields(x=tensor("int16", (128, 128, 128, 4)))`.
 
-        A field is read from the part of a record with the same name, unless the field uses `.of("part")`. Without this
-        call, the fields of `schema()` apply.
+        A field is read from the part of a record that has the same name as the field, or from the part in
+        `.of("part")`. Without this call, a batch has the fields of `schema()`.
         """
         for name, spec in specs.items():
             if not isinstance(spec, kinds.FieldSpec):
@@ -122,19 +122,21 @@ class Dataset(DatasetBase):
     ) -> Dataset:
         """Return the dataset with patches of its arrays as samples: `patches((128, 128, 128), stride=64)`.
 
-        A sample has the part `origin` (int64: index of the patch's first element along each axis), and the patch of
-        each array, by name. If the dataset has several HDF5 files, the part `file` is the number of the file in name
-        order. All arrays of a file must have one shape.
+        A sample has one part per array, which contains the patch, and the part `origin` (int64: index of the patch's
+        first element along each axis). If the dataset has several HDF5 files, the part `file` is the number of the file
+        in name order. All arrays of a file must have the same shape.
 
-        The order permutes blocks instead of objects. A block consists of the patches that start in one shard, or in one
+        A shuffle permutes blocks instead of objects. A block consists of the patches that start in one shard, or in one
         chunk if there are no shards. Blocks whose patches exceed 64 MiB are divided. A shuffle window has 16 blocks, or
         fewer if their patches would exceed 512 MiB. Each chunk is read at most once per window. If patches of different
-        shards overlap, several windows read the same chunks; a node cache (`cache()`) avoids that.
+        shards overlap, several windows read the same chunks. With a node cache (`cache()`), these chunks are fetched
+        only once.
 
         Args:
             shape: Shape of a patch. For 2-D patches of a volume, set the size along the other axis to 1.
             stride: Distance between the starts of neighbouring patches, for each axis or for all; by default `shape`.
-            edges: `drop` leaves out patches that extend beyond the array. `pad` fills their rest with zeros.
+            edges: `drop` leaves out patches that extend beyond the array. `pad` fills the part beyond the array with
+                zeros.
 
         Raises:
             ConfigError: An argument is not valid, a patch is larger than the arrays, or the arrays have unequal shapes.
@@ -154,23 +156,23 @@ class Dataset(DatasetBase):
     def shuffle(self, seed: int, window: int | None = None, *, scope: Literal["global", "node"] = "global") -> Dataset:
         """Return the dataset shuffled by `seed`. Each epoch has a different order.
 
-        Objects are permuted over the whole dataset, then samples within each `window` of consecutive objects of that
-        order. The sample at position p of epoch e is a pure function of seed, p and e: there is no shuffle buffer and
-        no random state.
+        All objects of the dataset are permuted first. Then the samples of each `window` of consecutive objects in the
+        new order are permuted. The sample at position p of epoch e is a pure function of seed, p and e, so there is no
+        shuffle buffer and no random state.
 
         Args:
             seed: 0 to 2^64 - 1.
             window: Number of objects whose samples are mixed; by default 16, or fewer (at least 2) if one of the first
                 16 objects of epoch 0 contains over 1,024 records.
-            scope: In a pool, `node` shuffles `local()`: this node reads only its own part, and samples never leave
-                their node. `global` mixes all samples, and the share of local reads is copies / nodes.
+            scope: Only in a pool. With `node`, each node reads and shuffles only the part of the dataset that it stores
+                (`local()`). `global` mixes the samples of all nodes; the share of local reads is then copies / nodes.
         """
         # `local` is accepted because it was the value of this parameter under its old name, `reach`.
         if scope not in ("global", "node", "local"):
             raise ConfigError(f"scope: `{scope}` is neither global nor node", where="scope")
         if scope != "global" and not self.is_local:
             return self.local().shuffle(seed, window)
-        # Convert to plain integers, so that a state can be written as JSON even if NumPy integers were given.
+        # Convert NumPy integers to plain integers, because a state must be valid JSON.
         seed, window = as_int("seed", seed), as_int_or_none("window", window)
         if not 0 <= seed < 2**64:
             raise ConfigError(f"seed: {seed} is not within 0 to 2^64 - 1", where="seed")
@@ -203,9 +205,9 @@ class Dataset(DatasetBase):
     def select(self, index: Any) -> Dataset:
         """Return the dataset with only some samples: `select([5, 17, 300])`, `select(mask)` or `select(slice(0, 1000))`.
 
-        Positions count the samples in stored order, after earlier `take`, `shard`, `select` and `filter`, even if the
-        dataset is already shuffled. Without `shuffle`, the samples have the order of `index`. With `shuffle`, each
-        selected sample occurs once per epoch, and a window still mixes the samples of the same number of objects.
+        Positions count the samples in stored order that earlier `take`, `shard`, `select` and `filter` have left, even
+        if the dataset is already shuffled. Without `shuffle`, the samples have the order of `index`. With `shuffle`,
+        each selected sample occurs once per epoch, and the number of objects in a window does not change.
 
         Args:
             index: A slice, or a one-dimensional array or list of integers (0 to samples - 1) or of booleans (one for
@@ -228,19 +230,21 @@ class Dataset(DatasetBase):
         """Return the dataset with only the samples for which `fn(sample)` returns True.
 
         `fn` takes a dict of NumPy views of one sample, as in `map`. When the order is first used, one process per node
-        calls `fn` once for each sample, after a log message; the other processes wait. The result, one bit per sample,
-        is stored beside the record indexes, and is reused for the same objects, fields, earlier steps and function.
-        Therefore, the length is exact, and a state resumes on any number of ranks.
+        logs a message and calls `fn` once for each sample; the other processes wait. The result, one bit per sample, is
+        stored beside the record indexes, and is reused for the same objects, fields, earlier steps and function. The
+        length of the dataset is therefore exact, and a state is valid on any number of ranks.
 
-        `fn` reads the fields of this dataset, without padding and its mask. To read less, filter with few fields and set
-        the others afterwards: `ds.fields(label=...).filter(fn).fields(image=..., label=...)`.
+        `fn` receives the fields of this dataset, without padding and without the mask of the padding. To read fewer
+        bytes, filter with few fields and set all fields afterwards:
+        `ds.fields(label=...).filter(fn).fields(image=..., label=...)`.
 
         Args:
             workers: Number of processes that call `fn`; 0 calls it in this process.
-            key: Text that identifies `fn` and everything that it depends on; by default a digest of its code, and of the
-                values, functions and classes of the user's modules that it uses. Installed packages count by version.
-            on_error: `skip` also leaves out the samples that cannot be read; not allowed with workers. A loader's
-                `on_error` does not apply here.
+            key: Text that identifies `fn` and everything that `fn` depends on. By default, this is a digest of the code
+                of `fn`, and of the values, functions and classes of the user's modules that `fn` uses. Of installed
+                packages, the digest covers only the version.
+            on_error: `skip` leaves out the samples that cannot be read, too; it is not allowed with workers. A loader's
+                `on_error` does not apply to `filter`.
         Raises:
             ConfigError: The dataset is unindexed; or, when the order is first used, `fn` keeps no sample.
             Corrupt, Mismatch: A sample cannot be read.
@@ -269,22 +273,23 @@ class Dataset(DatasetBase):
     ) -> Dataset:
         """Return the dataset with epochs that are drawn in proportion to weights, like torch's `WeightedRandomSampler`.
 
-        A sample with n times the weight occurs n times as often. The number of draws of a sample in an epoch is its
-        exact share, rounded down or up at random, so epochs vary less than with independent draws. The sample at a
-        position is a pure function of seed, epoch and position. Samples are drawn window by window, so each object is
-        read at most once per pass. The length is exact.
+        A sample with n times the weight of another occurs n times as often. The number of draws of a sample in an epoch
+        is proportional to its weight, and is rounded down or up at random, so epochs vary less than with independent
+        draws. The sample at a position is a pure function of seed, epoch and position. Samples are drawn window by
+        window, so each object is read at most once per pass. The number of samples in an epoch is exact.
 
         Args:
-            weights: One weight per sample (in stored order, after earlier steps), a dict from each class to the weight of
-                its samples, or `"balanced"` (each class equally often). At least 0.
-            labels: Classes of the samples, for a dict or `"balanced"`: the name of a field, which is read once and
-                cached; or an array of integers or texts. By default, the class folders of images.
-            samples: Number of samples per epoch; by default that of the dataset.
+            weights: One weight per sample (in stored order, after earlier steps), a dict from each class to the weight
+                of its samples, or `"balanced"` (each class is drawn equally often). A weight is at least 0.
+            labels: Classes of the samples; only with a dict or `"balanced"`. This is the name of a field, which is read
+                once and cached, or an array of integers or texts. By default, the class folders of images are used.
+            samples: Number of samples per epoch; by default the number of samples in the dataset.
             replacement: False draws each sample at most once per epoch; this requires `samples`.
             passes: Number of passes over the objects per epoch. Several passes spread the repetitions of a sample, but
-                read more objects. By default, enough that no pass contains a sample twice, but at most 16.
+                read objects several times. The default is the smallest number with which no pass contains a sample
+                twice, but at most 16.
             schedule: Weights of later epochs, as (first epoch, weights).
-            seed: Shuffle with this seed, if the dataset is not shuffled.
+            seed: Seed with which a dataset that is not shuffled yet is shuffled.
         Raises:
             ConfigError: An argument is invalid, or the dataset is unindexed. Invalid weights (NaN, negative, all 0, a
                 wrong number) are reported when the order is first used.
@@ -307,8 +312,8 @@ class Dataset(DatasetBase):
     def local(self) -> Dataset:
         """Return the part of a pool's dataset that this node stores, as a separate dataset.
 
-        Every object is in exactly one node's part. If a loader of this part has no explicit rank, only the ranks of
-        this node share the part. State, length and batches apply to the node's part only, and the number of batches can
+        Every object is in the part of exactly one node. If a loader of this part has no explicit rank, only the ranks
+        of this node share the part. State, length and batches then refer to this part, and the number of batches can
         differ between nodes.
 
         Raises:
@@ -331,7 +336,7 @@ class Dataset(DatasetBase):
             )
         declared, given = self.source.format, self.given_classes
         if class_folders.has_folder_labels(self.source) and class_folders.has_folders(self.source):
-            # This node may have no sample of some classes, so set the labels of the whole dataset explicitly.
+            # Set the labels of the whole dataset, because the part of this node can lack some classes.
             given = self.classes
             declared = json.dumps({"name": "images", "labels": class_folders.labels(self.source, given)})
         source = _native.Source.restore(json.dumps(listed).encode(), self.source.ignored, declared)
@@ -346,26 +351,26 @@ class Dataset(DatasetBase):
         transcode: node_cache.Transcode = "never",
     ) -> Dataset:
         """Return the dataset with a node cache, which stores objects unchanged on the node's own disk. `cache(False)`
-        disables it.
+        disables the cache.
 
         All ranks of a node share one copy, and each object is fetched once. When the cache is full, it evicts the
         object whose next use is farthest in the future. Without this call, a remote dataset is cached if a scratch
-        folder is found and the whole dataset fits.
+        folder exists and the whole dataset fits into it.
 
         Args:
-            folder: Folder in which the cache creates its folder; by default a scratch folder that is detected.
-            limit_bytes: Maximum size; by default 9/10 of the free space.
-            transcode: Whether to cache compressed objects as transposed copies (planes): "auto" (if planes are faster
-                for the first objects), "always" or "never". Later epochs read planes faster than they could decompress
-                the originals, but the first epoch costs more; planes pay off from about the twelfth epoch on. The
-                samples are the same.
+            folder: Parent of the cache's own folder; by default a scratch folder that is detected.
+            limit_bytes: Maximum size of the cache in bytes; by default 9/10 of the free space.
+            transcode: Whether to cache compressed objects as transposed copies (planes): "always", "never", or "auto"
+                (only if planes are faster for the first objects). The first epoch takes longer, because it writes the
+                planes. Later epochs are faster, because planes are read faster than the originals are decompressed.
+                Planes pay off from about the twelfth epoch on. The samples do not change.
         """
         return replace(self, requested_cache=node_cache.cache_request(folder, limit_bytes, transcode))
 
     def caches(self) -> list[node_cache.NodeCache | None]:
-        """Return the node cache of each dataset that this one consists of."""
+        """Return the node cache of this dataset, as a list of one element."""
         if self.locality is not None and self.requested_cache == node_cache.AUTO:
-            return [None]  # the pool replaces the node cache
+            return [None]  # the pool stores the objects on nodes, so a node cache is not needed
         if not self.indexed:
             if self.requested_cache.is_on:
                 raise ConfigError("cache: the node cache does not support unindexed datasets", where="cache")
@@ -403,20 +408,21 @@ class Dataset(DatasetBase):
 
     @property
     def class_to_idx(self) -> dict[str, int]:
-        """Label of each class folder, by name. Raises the same errors as `classes`."""
+        """Label of each class folder, by the name of the folder. Raises the same errors as `classes`."""
         return {name: number for number, name in enumerate(self.classes)}
 
     @property
     def known_columns(self) -> set[tuple[str, ...]]:
-        """Parts that were found as a column of some file, for fields with a default. The set grows with each check."""
+        """Parts of fields with a default that are a column of at least one file. Each check adds to this set."""
         return self._counts.known_columns
 
     def schema(self) -> Schema:
-        """Return the content of the first records, and the default fields derived from it. Reads one object, or its
-        start. For a dataset that `penstock.write` wrote, the fields come from its manifest, and no object is read.
+        """Return the content of the first records, and the default fields derived from these records. Reads one object,
+        or its first bytes. If `penstock.write` wrote the dataset, the fields come from its manifest, and no object is
+        read.
 
-        Examines up to 100 records. Parts of varying length become `ragged`, and so do numeric parts that some records
-        lack. Byte parts that some records lack get the default `b""`. If later records differ, set the fields with
+        Examines up to 100 records. Numeric parts become `ragged` fields if their length varies or if some records lack
+        them. Byte parts that some records lack get the default `b""`. If later records differ, set the fields with
         `fields()`.
         """
         if self._counts.schema is None and self.source.fields is not None:
@@ -429,7 +435,7 @@ class Dataset(DatasetBase):
         return self._counts.schema
 
     def batch_fields(self) -> dict[str, Any]:
-        """Return the fields of a batch: the fields that `fields()` has set, otherwise those of `schema()`."""
+        """Return the fields of a batch: the fields that `fields()` has set, otherwise the fields of `schema()`."""
         if self.specs:
             optional_parts.refuse_unknown([self])
             return whole_record.resolve(self)
@@ -441,8 +447,8 @@ class Dataset(DatasetBase):
         return dict(schema.specs)
 
     def counted(self) -> _native.Counted:
-        """Return the record counts from the first source that has them (declared, manifest, indexes, sizes, scan). They
-        are computed once. A scan is logged before it starts.
+        """Return the record counts, which are computed once. They come from the first of these sources that has them:
+        declared number, manifest, indexes, sizes, scan. A message is logged before a scan starts.
         """
         if not self.indexed:
             raise ConfigError(
@@ -466,8 +472,8 @@ class Dataset(DatasetBase):
         return self._counts.found is not None or self._counts.scan is None or not self._counts.scan.is_running
 
     def scan(self) -> RecordScan | None:
-        """Return the scan that counts the records; it has not necessarily started. None if the counts are known without
-        reading objects, or if each object contains its count.
+        """Return the scan that counts the records, which may not have started yet. None if the counts are known without
+        reading objects, or if each object contains its record count.
         """
         if self._counts.found is not None or self.format in _NEVER_INDEXED:
             return None
@@ -480,7 +486,7 @@ class Dataset(DatasetBase):
         return self._counts.scan
 
     def awaits_scan(self) -> bool:
-        """Whether the number of samples depends on a scan that is not complete."""
+        """Whether the number of samples is unknown until a scan is complete."""
         scan = self.scan() if self.indexed else None
         return scan is not None and not scan.is_complete()
 
@@ -488,10 +494,10 @@ class Dataset(DatasetBase):
         self, batch: int, make: Callable[[_native.Sampler | None], _native.Feed]
     ) -> FirstEpochFeed | None:
         """Return a feed that starts before all records are counted. None if all records are counted, or if an epoch
-        needs all counts. `batch` is the global batch size; `make` creates the feed of a sampler, or of the whole
-        dataset.
+        cannot start without all counts. `batch` is the global batch size. `make` creates the feed of a sampler or, for
+        None, of the whole dataset.
         """
-        # A take needs only the first samples; other steps need the number of all samples.
+        # `take` needs only the first samples; other steps need the total number of samples.
         can_start = self.indexed and all(name == "take" for name, _, _ in self.steps)
         scan = self.scan() if can_start else None
         return None if scan is None else FirstEpochFeed(self, scan, batch, make)
@@ -542,10 +548,10 @@ class Dataset(DatasetBase):
         return None if found is None else found.rung
 
     def index(self) -> _native.Counted:
-        """Read each object that has no index yet, and store its record positions in the cache.
+        """Read each object that has no index yet, and store the positions of its records in the cache.
 
-        With an index, ranged reads can fetch single records of uncompressed objects. If indexes of other programs
-        exist, this call is unnecessary.
+        With an index, ranged reads can fetch single records of uncompressed objects. This call is unnecessary if
+        indexes of other programs exist.
         """
         found = self._indexed()
         if found is None:
@@ -565,8 +571,8 @@ class Dataset(DatasetBase):
     def part_with(self, state: Mapping[str, Any]) -> Dataset | None:
         """Return the part of this dataset that `state` was saved from, if all of its objects still exist.
 
-        The old objects are either the first by name or the oldest. The fingerprint in the state shows which of the two
-        applies.
+        The old objects are either the first objects by name, or the oldest by time. The fingerprint in the state shows
+        which rule applies.
         """
         old = state.get("objects")
         if any(name in STORED_STEPS for name, _, _ in self.steps):
@@ -590,8 +596,8 @@ class Dataset(DatasetBase):
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the object names (without codec suffix) and the record counts. A staged or decompressed copy has the
-        same hash.
+        """Hash of the object names (without codec suffix) and the record counts. A staged or decompressed copy of a
+        dataset has the same hash as the original.
         """
         return self.counted().fingerprint
 
@@ -607,7 +613,7 @@ class Dataset(DatasetBase):
 
     @property
     def needed_bytes(self) -> int | None:
-        """For patches, the stored size in bytes of all chunks that contain a part of a patch, each counted once.
-        Otherwise None.
+        """For a dataset of patches, the total stored size in bytes of the chunks that patches read, each chunk counted
+        once. Otherwise None.
         """
         return self.source.needed_bytes

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Base class of datasets and mixtures: take, shard, repeat, map and decode, and the properties that a loader reads.
 
-Implements the steps that turn a sample order into the positions of an epoch, and estimates the object reads per batch.
-All steps are computed; no step reads a sample.
+Implements the steps that convert a sample order to the positions of an epoch, and estimates the object reads per batch.
+These steps do not read samples.
 """
 
 from __future__ import annotations
@@ -35,22 +35,23 @@ _MAX_STEPS_CHARS = 400
 under 1 KB."""
 
 Step = tuple[str, Any, int]
-"""One requested step: ("take", n, 0), ("shard", index, count), ("repeat", times, 0) or ("shuffle", 0, 0). The value of
-select, filter and resample is an object whose `repr` describes it, and whose `str` identifies it in a state.
+"""One requested step: ("take", n, 0), ("shard", index, count), ("repeat", times, 0) or ("shuffle", 0, 0). For select,
+filter and resample, the second element is an object, whose `repr` describes the step in messages, and whose `str`
+identifies the step in a state.
 """
 
 STORED_STEPS = ("select", "filter", "resample")
-"""Steps that choose samples in stored order, wherever they are relative to `shuffle`."""
+"""Steps that choose samples in stored order, even if they are called after `shuffle`."""
 
 
 def expected_reads(samples: int, objects: float, window: int, batch: float, world: int) -> float:
     """Average number of objects that a global batch reads, over all ranks.
 
-    A rank reads an object once per window if the object contains any of the rank's samples. A window has w samples, and
-    a rank's slice of a batch has b. The slices of r ranks overlap the window on average, where r = (w - g) / b + 1,
-    limited to the number of ranks, and g is the greatest common divisor of w and b. Each of these ranks needs n = w / r
-    samples of the window, spread evenly. An object of m samples contains none of them with probability C(w - m, n) /
-    C(w, n).
+    A rank reads an object once per window if the object contains any of the rank's samples. Let w be the number of
+    samples in a window, b the number in a rank's slice of a batch, and g the greatest common divisor of w and b. On
+    average, the slices of r = (w - g) / b + 1 ranks (at most all ranks) overlap a window. Each of these ranks needs
+    n = w / r random samples of the window. An object of m samples contains none of these n samples with probability
+    C(w - m, n) / C(w, n).
     """
     if samples == 0 or objects == 0 or batch <= 0:
         return 0.0
@@ -69,7 +70,7 @@ def expected_reads(samples: int, objects: float, window: int, batch: float, worl
 
 @dataclass(slots=True)
 class _Computed:
-    """Cached values that are computed once. A copy in another process computes them again."""
+    """Cache of values that are computed once. Pickled copies do not contain the values."""
 
     course: _native.Sampler | None = None
     identity: dict[str, Any] | None = None
@@ -89,7 +90,7 @@ class DatasetBase:
     _made: _Computed = field(default_factory=_Computed, init=False, repr=False, compare=False)
 
     def __getitem__(self, index: object) -> Any:
-        """Not supported: a dataset only describes the data. Python calls this also for iteration."""
+        """Not supported, because a dataset only describes the data. Python also calls this method for iteration."""
         raise Unsupported(
             f"a dataset without a loader supports neither iteration nor indexing (got {index!r})",
             hint="read batches by penstock.Loader(dataset, batch_size=...); for a torch DataLoader, use "
@@ -99,8 +100,8 @@ class DatasetBase:
     def take(self, count: int) -> Self:
         """Return the first `count` samples of each epoch, or all samples if there are fewer.
 
-        Before `shuffle`, these are the first samples in stored order, the same in every epoch. After `shuffle`, they
-        are the first samples in each epoch's order.
+        Before `shuffle`, these are the first samples in stored order, which are the same in every epoch. After
+        `shuffle`, these are the first samples in the order of each epoch.
         """
         count = as_int("count", count)
         if not 0 <= count < 2**63:
@@ -108,12 +109,12 @@ class DatasetBase:
         return self._step("take", count, 0)
 
     def shard(self, index: int, count: int) -> Self:
-        """Return part `index` of `count` contiguous parts. They cover all samples, and their sizes differ by at most
-        one.
+        """Return part `index` of `count` contiguous parts. The parts cover all samples, and their sizes differ by at
+        most one sample.
 
-        Before `shuffle`, the part is fixed, in stored order (for example, for a validation set). After `shuffle`, it is
-        a part of each epoch's order, with different samples every epoch. Do not use it for ranks: a `Loader` already
-        slices batches by rank.
+        Before `shuffle`, the part has the same samples in every epoch (for example, for a validation set). After
+        `shuffle`, it is a part of each epoch's order, and contains different samples in each epoch. Do not divide a
+        dataset among ranks with `shard`, because a `Loader` already divides each batch among ranks.
         """
         index, count = as_int("index", index), as_int("count", count)
         if not 0 <= index < count < 2**63:
@@ -123,8 +124,8 @@ class DatasetBase:
         return self._step("shard", index, count)
 
     def repeat(self, times: int) -> Self:
-        """Join `times` epochs into one: epoch e of the result is epochs e x times to (e + 1) x times - 1, each in its
-        own order.
+        """Join `times` epochs into one. Epoch e of the result consists of the epochs e x times to (e + 1) x times - 1
+        of this dataset, each in its own order.
         """
         times = as_int("times", times)
         if not 1 <= times < 2**63:
@@ -136,9 +137,9 @@ class DatasetBase:
 
         `fn(sample)` takes a dict of NumPy views of one sample and returns a dict. In a batch, arrays and numbers of
         equal shape become an array; lists, bytes and text become a list. Each sample has its own seed in each epoch,
-        independent of ranks and workers. If `fn` has a parameter named `seed`, it receives the seed. Otherwise, the
-        generators of `random`, NumPy and torch are seeded before each call. Several maps run one after another, in the
-        same process.
+        which does not depend on ranks or workers. If `fn` has a parameter named `seed`, `fn` receives the seed.
+        Otherwise, the generators of `random`, NumPy and torch are seeded before each call. If `map` is called several
+        times, the functions run one after another in the same process.
 
         Args:
             workers: Number of processes per rank; 0 runs `fn` in this process.
@@ -158,29 +159,30 @@ class DatasetBase:
         rebatch: bool = False,
         timeout_s: float = 600.0,
     ) -> Self:
-        """Decode every sample by `fn` before batching. `fn` may drop a sample, or make several of it.
+        """Decode every sample with `fn` before batching. `fn` can return one sample, none, or several.
 
         `fn(sample)` takes a dict as in `map`, or only the record's `bytes` if the whole record is the only field. It
         returns a dict (one sample), None (no sample), or an iterable of dicts (any number of samples). Seeds, the kinds
-        of values and later functions are as in `map`. In threads, the global random generators are not seeded; take
-        `seed` instead.
+        of values and later functions are as in `map`. In threads, the global random generators are not seeded, so `fn`
+        should have a parameter `seed`.
 
-        Without `rebatch`, batch k contains the outputs for the samples of the usual batch k, so its size varies if `fn`
-        drops or adds samples. The number of batches does not change, and a state is still equal on all ranks and valid
-        for any number of ranks. With `rebatch`, every batch has the usual number of outputs instead. Then ranks have
-        different numbers of batches, a loader has no length, and a state is valid only for the same rank, world size
-        and global batch.
+        Without `rebatch`, batch k contains the outputs for the samples that batch k would have without `decode`. The
+        size of a batch then varies if `fn` drops or adds samples, but the number of batches does not change, and a
+        state is equal on all ranks and valid for any number of ranks. With `rebatch`, every batch has the requested
+        number of outputs. Ranks then have different numbers of batches, a loader has no length, and a state is valid
+        only for the same rank, world size and global batch.
 
-        If `fn` raises, the loader's `on_error` decides: `raise` ends the pass with the record and the traceback; `skip`
-        leaves the sample out and counts it in the report; `substitute` is the same as `skip` with `rebatch`, because
-        the next output takes the sample's place, and the same as `raise` without `rebatch`.
+        If `fn` raises an exception, the loader's `on_error` applies. `raise` ends the pass with an error that names the
+        record and contains the traceback. `skip` leaves the sample out and counts it in the report. With `rebatch`,
+        `substitute` has the same effect as `skip`, because the next output takes the sample's place. Without `rebatch`,
+        `substitute` has the same effect as `raise`.
 
         Args:
-            workers: Number of processes per rank, for Python code. 0 runs `fn` in this process.
-            threads: Number of threads instead, for functions that release the GIL.
+            workers: Number of processes per rank, for functions that hold the GIL. 0 runs `fn` in this process.
+            threads: Number of threads per rank, for functions that release the GIL. Give either `workers` or `threads`.
             rebatch: Form batches of equal size from the outputs.
-            timeout_s: Time limit of one sample in seconds; requires workers or threads. If it is exceeded, the pass
-                ends with an error.
+            timeout_s: Time limit of one sample in seconds; requires workers or threads. If a sample takes longer, the
+                pass ends with an error.
         """
         from penstock.feed.map_step import MapStep
 
@@ -209,8 +211,8 @@ class DatasetBase:
         special_tokens: bool = True,
         key: str | None = None,
     ) -> Self:
-        """Replace a text field by its tokens: a ragged field `into`. The sample order does not change. `padded` makes
-        one array of a batch's tokens.
+        """Replace a text field by its tokens, a ragged field with the name `into`. The sample order does not change.
+        `padded` converts the tokens of a batch to one array.
 
         A thread tokenizes the next batches while the caller works on the current one. A state contains a digest of the
         tokenizer, and a loader with another tokenizer rejects the state.
@@ -245,18 +247,18 @@ class DatasetBase:
     ) -> Self:
         """Pad the tokens of each batch to one array, samples x tokens: `ds.tokenize(tokenizer).padded(multiple_of=8)`.
 
-        The thread of `tokenize` pads. Stored fields are padded by their own `padded`, such as
+        The thread that tokenizes also pads. To pad a stored field, call `padded` of the field, such as
         `ragged("int32").padded()`.
 
         Args:
-            to: Number of tokens per row; or `longest`, the longest sample of the batch on this rank.
+            to: Number of tokens per row; or `longest`, the length of the longest sample in this rank's batch.
             multiple_of: With `longest`, the number of tokens is rounded up to a multiple of this.
             value: Padding value, for all token fields or by field name (such as -100 for labels).
             mask: Name of a second array (bool, samples x tokens): True for tokens, False for padding. If the tokenizer
-                returns several fields, this is the mask of the first. None: no mask.
-            truncate: Cut longer samples to their first tokens. Otherwise, such a sample is an error.
+                returns several fields, this is the mask of the first field. With None, there is no mask.
+            truncate: Cut samples that are longer than a row to their first tokens. If False, such a sample is an error.
         Raises:
-            ConfigError: An argument is invalid, or the dataset is not tokenized, or already padded or packed.
+            ConfigError: An argument is invalid, or the dataset is not tokenized, already padded, or already packed.
         """
         from penstock.feed.token_padding import TokenPadding
 
@@ -290,27 +292,27 @@ class DatasetBase:
         batches.
 
         A batch has the packed fields and three fields with one value per token. `segment_ids` (int32) is the number of
-        the token's document in the window, from 1 on, and 0 for padding. `position_ids` (int32) is the index in the
-        document or, if the document began in an earlier window, in the window. `mask` (bool) is False for padding. For
-        a mixture with `source=True`, `source` (int32) is the number of each token's part, and -1 for padding. Other
-        fields are left out.
+        the token's document in the window: 1 for the first document, and 0 for padding. `position_ids` (int32) is the
+        index of the token in the document or, if the document began in an earlier window, in the window. `mask` (bool)
+        is False for padding. For a mixture with `source=True`, `source` (int32) is the number of each token's dataset,
+        and -1 for padding. Other fields are left out.
 
         By default, each rank packs the documents of its own slices, so ranks have different numbers of batches, and a
-        loader has no length. A state is at most 1 KB, can point into a document, and is valid only for the same rank
-        and number of ranks, but for any `batch_size`.
+        loader has no length. A state takes at most 1 KB, and can refer to a token inside a document. It is valid for
+        any `batch_size`, but only for the same rank and number of ranks.
 
-        With `count_tokens`, the windows are cut from the whole epoch: batches are the same on any number of ranks, a
-        loader has a length, and a state is valid on any number of ranks. The first time, all documents are read and
-        tokenized to count their tokens, and the counts are cached.
+        With `count_tokens`, the documents of all ranks are packed together. Batches are then the same on any number of
+        ranks, a loader has a length, and a state is valid on any number of ranks. Before the first pass, all documents
+        are read and tokenized to count their tokens; the counts are cached.
 
         Args:
             length: Number of tokens in a window.
             fields: Ragged field of tokens, or several fields of equal lengths (such as tokens and labels).
-            bos, eos: Tokens to add before and after each document; only with one field.
+            bos, eos: Tokens to add before (`bos`) and after (`eos`) each document; only with one field.
             pad: Padding value, for all fields or by field name.
-            dtype: Type of packed integers.
-            split: Continue a document in the next window. Otherwise, a document that does not fit begins a new window,
-                and only documents longer than a window are split.
+            dtype: Type of the packed fields, if they are integers.
+            split: Continue a document in the next window if it does not fit. If False, such a document begins a new
+                window, and only documents longer than a window are split.
             documents: Number of samples that a rank reads at a time, at most 2^24 - 1. Without `count_tokens`, this
                 number also determines which documents a rank gets.
             count_tokens: Count the tokens of all documents first. Takes about 36 bytes of memory per document. Not
@@ -383,7 +385,7 @@ class DatasetBase:
 
     @property
     def indexed(self) -> bool:
-        """True if records are counted, so that samples have positions."""
+        """True unless record counts are disabled (`indexed=False`). Samples then have positions."""
         return True
 
     @property
@@ -392,7 +394,7 @@ class DatasetBase:
         raise NotImplementedError
 
     def batch_fields(self) -> dict[str, Any]:
-        """Return the fields of a batch: those that were set, otherwise the default fields."""
+        """Return the fields of a batch: the fields that were set, otherwise the default fields."""
         return dict(self.specs)
 
     @property
@@ -452,7 +454,7 @@ class DatasetBase:
         raise NotImplementedError
 
     def _base(self) -> _native.Sampler:
-        """Return the sampler before `steps` are applied. (Only steps after a shuffle are applied.)"""
+        """Return the sampler to which the steps after the first `stored_steps(self.steps)` steps are applied."""
         raise NotImplementedError
 
     def _gets(self, batch: float, world: int) -> float:
@@ -501,7 +503,9 @@ class DatasetBase:
 
     @property
     def source_numbers(self) -> list[int] | None:
-        """For each dataset of the sampler, its number in the field `source`; None for batches without this field."""
+        """Number of each dataset in the field `source`, in the order of the sampler; None for batches without this
+        field.
+        """
         return None
 
     @property
@@ -535,7 +539,8 @@ class DatasetBase:
     def expected_gets(self, batch: float, world: int = 1) -> float:
         """Average number of object reads for a global batch, over all ranks. It increases with `window`.
 
-        An object above 16 MiB is read in parts of 8 MiB, with one request each. A cache reduces the number of reads.
+        An object above 16 MiB is read in parts of 8 MiB, with one request per part. A cache reduces the number of
+        reads.
         """
         return self._gets(batch, world)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One pass over an epoch: takes batches from the native run, delivers them, and measures the time spent.
 
-Owns the native run, and ends the run. The loader decides where an epoch starts, and the `Delivery` converts batches.
+Owns and ends the native run. The loader chooses the position at which a pass starts, and a `Delivery` converts batches.
 """
 # ruff: noqa: SLF001 - Epoch and BaseLoader form one unit and use each other's private members
 
@@ -28,7 +28,9 @@ Batch = TypeVar("Batch")
 
 
 class BatchRun(Protocol):
-    """A pass that returns batches: the native run, or one whose batches go through functions."""
+    """Interface of a run, which returns the batches of a pass: the native run, or a run that changes the batches of
+    another.
+    """
 
     def next(self) -> tuple[dict[str, Any], int, int] | None:
         """Return the next batch as (fields, rows, cursor), or None after the last."""
@@ -37,7 +39,7 @@ class BatchRun(Protocol):
         """True if `next` would not wait."""
 
     def timing(self) -> dict[str, float]:
-        """Return seconds spent waiting, by cause, and busy seconds of the threads."""
+        """Return the seconds of waiting by cause, and the busy seconds of the threads."""
 
     def error_counts(self) -> tuple[int, int, list[str]]:
         """Return the number of skipped and of substituted samples, and the first errors."""
@@ -47,8 +49,8 @@ class BatchRun(Protocol):
 
 
 class Delivery(Generic[Batch]):
-    """Converts one pass's batches to the consumer's form. This base class returns a framework's tensors over the feed's
-    memory.
+    """Converts the batches of one pass to the consumer's form. This base class returns tensors of the framework that
+    use the feed's memory.
     """
 
     takes_ahead = False
@@ -62,13 +64,15 @@ class Delivery(Generic[Batch]):
         return self._adapt(tensors)
 
     def hand_over(self, adapted: Any) -> tuple[Batch, float, float]:
-        """Return the consumer's form of a batch from `adapt`, the seconds waited for copies, and the seconds waited for
-        the consumer's own work.
+        """Return the consumer's form of a batch from `adapt`, the seconds of waiting for copies, and the seconds of
+        waiting for the consumer's earlier work on the device.
         """
         return adapted, 0.0, 0.0
 
     def end(self) -> None:
-        """Called when the pass ends, from any thread of the process that started the pass."""
+        """Release resources when the pass ends. Any thread of the process that started the pass can call this
+        method.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,20 +113,20 @@ class Epoch(Generic[Batch]):
         self._before = feed.metrics()
         self._delivery = loader._delivery()
         self._run: BatchRun | None = loader._run(feed, epoch, cursor)
-        # Result of the next step, taken in advance: a batch, the end or an error.
+        # Result of the next step, which was computed in advance: a batch, the end or an error.
         self._ahead: Future[_Taken | None] | None = None
         self._left_at = time.perf_counter()
         self._measured.wait_s = self._left_at - self._began
 
     @property
     def is_untouched(self) -> bool:
-        """True if no batch was requested from this pass in this process. Such a pass can begin at another position
-        instead.
+        """True if no batch was requested from this pass in this process. Such a pass can still be moved to another
+        position.
         """
         return self._run is not None and self._pid == os.getpid() and not self._is_touched
 
     def begin_elsewhere(self, feed: AnyFeed, epoch: int, cursor: int) -> None:
-        """Begin at another epoch and cursor instead. Only for a pass from which no batch was requested."""
+        """Move the start of the pass to another epoch and cursor. Only for a pass from which no batch was requested."""
         self.close()
         self._begin(feed, epoch, cursor)
 
@@ -131,7 +135,7 @@ class Epoch(Generic[Batch]):
 
     def __next__(self) -> Batch:
         if self._pid != os.getpid():
-            # After a fork, this process has none of the threads, and the lock might never be released.
+            # A forked child has no threads of the run, and another thread of the parent may have held the lock.
             self._raise_if_ended()
             raise ConfigError(
                 f"iterator: belongs to process {self._pid}; create a new one in this process with iter(loader)",
@@ -205,8 +209,8 @@ class Epoch(Generic[Batch]):
         return _Taken(adapted, rows, cursor, bytes_out)
 
     def _take_ahead(self) -> None:
-        """Take the batch after the delivered one if it is ready. An error is stored until that batch is requested, and
-        then raised.
+        """Take the batch after the delivered batch from the run, if it is ready. If the run raises an error, store it,
+        and raise it when that batch is requested.
         """
         run, ahead = self._run, Future[_Taken | None]()
         try:
@@ -218,7 +222,7 @@ class Epoch(Generic[Batch]):
         self._ahead = ahead if self._run is not None else None
 
     def measure(self) -> None:
-        """Update the pass's measurements. If a thread currently waits for a batch, they stay as of the last batch."""
+        """Update the pass's measurements. If a thread currently waits for a batch, the measurements do not change."""
         if self._pid == os.getpid() and self._turn.acquire(blocking=False):
             try:
                 self._measure()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs that give all ranks the same number of batches, none of them empty, as collectives of a process group require.
+"""Runs that give all ranks the same number of non-empty batches, as the collective calls of a training step require.
 
 `FilledRun` leaves out a batch with fewer samples than ranks. `EqualRun` ends the pass on all ranks when the first rank
 has no more batches. It is for datasets in which a rank learns its number of batches only at the end.
@@ -20,7 +20,7 @@ _Got = tuple[dict[str, Any], int, int] | None
 
 
 class Answer(Protocol):
-    """Result of a collective call that is under way."""
+    """Result of a collective call that may still be in progress."""
 
     def done(self) -> bool:
         """True if `wait` would not wait."""
@@ -30,7 +30,7 @@ class Answer(Protocol):
 
 
 class _Wrapped:
-    """A run over another one. Has the same interface as the native run."""
+    """Base class of runs that take their batches from another run. Has the same interface as the native run."""
 
     def __init__(self, run: BatchRun) -> None:
         self._run = run
@@ -40,7 +40,7 @@ class _Wrapped:
         return self._run.timing()
 
     def error_counts(self) -> tuple[int, int, list[str]]:
-        """Return the errors that the run skipped or substituted."""
+        """Return the numbers of skipped and substituted samples, and the first errors."""
         return self._run.error_counts()
 
     def close(self) -> None:
@@ -49,7 +49,9 @@ class _Wrapped:
 
 
 class FilledRun(_Wrapped):
-    """Leaves out each batch with fewer than `min_rows` samples over all ranks. Cursors must count samples."""
+    """Leaves out each batch with fewer than `min_rows` samples over all ranks. The cursors of the run must count
+    samples.
+    """
 
     def __init__(self, run: BatchRun, cursor: int, min_rows: int) -> None:
         super().__init__(run)
@@ -69,12 +71,12 @@ class FilledRun(_Wrapped):
 
 
 class EqualRun(_Wrapped):
-    """Returns a batch if every rank has one. Before a batch is returned, this rank reads its next batch. While the
-    consumer works, the ranks exchange whether each has a next batch.
+    """Returns a batch only if every rank has one. Before this rank returns a batch, it reads the next one. While the
+    consumer works, the ranks exchange whether each rank has a next batch.
     """
 
     def __init__(self, run: BatchRun, exchange: Callable[[bool], Answer]) -> None:
-        """`exchange(mine)` starts a collective call whose answer is true if `mine` is true on all ranks."""
+        """`exchange(mine)` starts a collective call, whose result is true if `mine` is true on all ranks."""
         super().__init__(run)
         self._exchange = exchange
         self._held: _Got = None
@@ -83,7 +85,7 @@ class EqualRun(_Wrapped):
         self._is_exhausted = False
 
     def next(self) -> _Got:
-        """Return the next batch, or None after the last one that all ranks have."""
+        """Return the next batch, or None as soon as one rank has no further batch."""
         if self._all_have is None:
             self._all_have = self._read()
         if self._is_exhausted or not self._all_have.wait():
@@ -96,8 +98,8 @@ class EqualRun(_Wrapped):
         return held
 
     def _read(self) -> Answer:
-        """Read the next batch. An error is stored until this batch is requested, so that the other ranks do not wait
-        for this rank.
+        """Read the next batch. If the run raises an error, store it until this batch is requested, so that the other
+        ranks do not wait for this rank.
         """
         try:
             self._held = self._run.next()

@@ -61,8 +61,8 @@ _FORMATS = {
 
 @dataclass(frozen=True, slots=True)
 class FieldSpec:
-    """Base class of all field kinds. `parts` are the names of the record parts from which a field can be read.
-    `presence` (the argument `mask`) is the name of another field of the batch, which is True for the samples that have
+    """Base class of all kinds of fields. `parts` are the names of the record parts from which the field can be read.
+    `presence` (the argument `mask`) is the name of a boolean field of the batch, which is True for samples that have
     the value.
     """
 
@@ -74,7 +74,7 @@ class FieldSpec:
         return self
 
     def of(self, names: str) -> Self:
-        """Return the field, read from the first of these parts that a record has: `.of("jpg;jpeg;png")`.
+        """Return the field, to be read from the first of these parts that a record has: `.of("jpg;jpeg;png")`.
 
         Without this call, a field is read from the part that has the field's name.
         """
@@ -90,7 +90,7 @@ class FieldSpec:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec(FieldSpec):
-    """Field of fixed element type (NumPy's name) and shape, which are the same in every sample. C order."""
+    """Field whose element type (a NumPy name) and shape are the same in every sample. Values are in C order."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -122,7 +122,7 @@ class TensorSpec(FieldSpec):
 
 @dataclass(frozen=True, slots=True)
 class RaggedSpec(FieldSpec):
-    """Field with any number of items per sample. Each item has this element type and shape."""
+    """Field of any number of items per sample. Each item has the given element type and shape."""
 
     dtype: str
     shape: tuple[int, ...] = ()
@@ -132,8 +132,8 @@ class RaggedSpec(FieldSpec):
     audio: AudioDecoding | None = field(default=None, kw_only=True)
 
     def like(self, name: str) -> Self:
-        """Return the field with one item for each box of the field `name`. The items of boxes that a crop removes are
-        removed too: `labels=ragged("int64").like("boxes")`.
+        """Return the field with one item for each box of the field `name`. If a crop removes a box, the item of the box
+        is removed, too. Example: `labels=ragged("int64").like("boxes")`.
         """
         return replace(self, follows=name)
 
@@ -163,22 +163,23 @@ class RaggedSpec(FieldSpec):
         mask: str | None = None,
         truncate: bool = False,
     ) -> PaddedSpec:
-        """Return the field as one array per batch, with rows padded to a common number of items:
+        """Return the field as one array per batch, whose rows are padded to the same number of items:
         `ragged("int32").padded(multiple_of=8, mask="tokens_mask")`.
 
-        The feed's threads pad, so no Python code runs per sample. Boxes and fields that follow them are padded after the
-        crop: `boxes("xyxy").like("image").padded(100, mask="is_box", truncate=True)`.
+        The feed's threads add the padding, so no Python code runs per sample. Boxes, and fields that follow boxes, are
+        padded after the crop: `boxes("xyxy").like("image").padded(100, mask="is_box", truncate=True)`.
 
         Args:
-            to: Number of items per row, `longest` or `bucket`. `longest` is the longest sample of the batch on this
-                rank. `bucket` is the largest length of the batch's bucket (`Loader(batch_by=)`), so that there are few
-                shapes; in a bucket without an upper bound, it is the same as `longest`.
+            to: Number of items per row, `longest` or `bucket`. `longest` is the length of the longest sample in this
+                rank's batch. `bucket` is the largest length of the batch's bucket (`Loader(batch_by=)`), so that
+                batches have few different shapes. In a bucket without an upper bound, `bucket` has the same effect as
+                `longest`.
             multiple_of: With `longest` and `bucket`, the number of items is rounded up to a multiple of this.
             value: Value of the padding.
             mask: Name of a second array in the batch (bool, rows x items): True for items of the sample, False for
-                padding. Without a name, there is no mask.
-            truncate: Cut samples that are longer than their row to its first items. Otherwise, such a sample is an
-                error (see `on_error`).
+                padding. With None, there is no mask.
+            truncate: Cut samples that are longer than a row to their first items. If False, such a sample is an error
+                (see `on_error`).
         Raises:
             ConfigError: A number is invalid, or the value is not of the field's type.
         """
@@ -193,7 +194,9 @@ class RaggedSpec(FieldSpec):
 
 @dataclass(frozen=True, slots=True)
 class PaddedSpec(FieldSpec):
-    """Field of any number of items per sample, padded to one array per batch. Created by `RaggedSpec.padded`."""
+    """Field of any number of items per sample, which a batch contains as one padded array. Created by
+    `RaggedSpec.padded`.
+    """
 
     items: RaggedSpec
     to: int | str = "longest"
@@ -218,11 +221,11 @@ class PaddedSpec(FieldSpec):
         return self.items
 
     def of(self, names: str) -> Self:
-        """Return the field, read from the first of these parts that a record has."""
+        """Return the field, to be read from the first of these parts that a record has."""
         return replace(self, items=self.items.of(names))
 
     def like(self, name: str) -> Self:
-        """Return the field with its items following the field `name`: see `RaggedSpec.like`."""
+        """Return the field with one item for each item of the field `name`, as `RaggedSpec.like` does."""
         return replace(self, items=self.items.like(name))
 
     def to_dict(self) -> dict[str, Any]:
@@ -286,8 +289,8 @@ class RawListSpec(FieldSpec):
 
 @dataclass(frozen=True, slots=True)
 class NestedSpec(FieldSpec):
-    """Field of nested lists with at least 2 levels (`depth`). The items have this element type and shape; without an
-    element type, they are byte strings or, if `errors` is set, texts. Created by `penstock.list`.
+    """Field of nested lists with `depth` levels (at least 2). The items have the given element type and shape. Without
+    an element type, the items are byte strings or, if `errors` is set, texts. Created by `penstock.list`.
     """
 
     dtype: str | None
@@ -314,7 +317,7 @@ class NestedSpec(FieldSpec):
 
 @dataclass(frozen=True, slots=True)
 class PresentSpec(FieldSpec):
-    """Field of one boolean: True if the sample has the value. Made from the `mask=` of another field."""
+    """Field of one boolean: True if the sample has a value for the field whose `mask=` names this field."""
 
     parts: tuple[str, ...] = ()
     dtype = "bool"
@@ -344,9 +347,9 @@ class TextSpec(FieldSpec):
 
 
 def dtype_name(dtype: object) -> str:
-    """Return the name of a dtype of NumPy or torch, or the given name."""
-    # `numpy.int16` is a class with the name of the dtype, and `str(torch.int16)` ends with it, so neither library needs
-    # to be imported.
+    """Return the name of a NumPy or torch dtype. Names are returned unchanged."""
+    # `numpy.int16` is a class with the name of the dtype, and `str(torch.int16)` ends with that name. Therefore,
+    # neither library must be imported here.
     return dtype.__name__ if isinstance(dtype, type) else str(dtype).removeprefix("torch.")
 
 
@@ -363,7 +366,7 @@ def _shape(shape: Sequence[SupportsIndex]) -> tuple[int, ...]:
 
 
 def or_default(default: object, mask: str | None) -> str:
-    """Return the end of a field's description: its default and its mask."""
+    """Return the text about default and mask at the end of a field's description."""
     return ("" if default is None else f", default {default!r}") + ("" if mask is None else f", mask {mask}")
 
 
@@ -391,14 +394,14 @@ def tensor(
     dtypes.
 
     Args:
-        default: Value of every element if the sample has no value: a feature that is missing or empty in a tf.Example
-            (as with `FixedLenFeature(default_value=)`), a member that is missing in a tar, a column that is missing in
-            some files, or a null.
-        mask: Name of a boolean field that is added to the batch: True for the samples that have the value. The
-            default is then 0.
+        default: Value of every element if the sample has no value. This applies to a feature that is missing or empty
+            in a tf.Example (as with `FixedLenFeature(default_value=)`), a member that is missing in a tar, a column
+            that is missing in some files, and a null.
+        mask: Name of a boolean field that is added to the batch, which is True for samples that have the value. Without
+            an explicit `default`, the default is then 0.
     Raises:
-        ConfigError: A dimension is not an integer of at least 0, or the default is not a value of dtype. The loader,
-            not this function, rejects an unknown dtype.
+        ConfigError: A dimension is not an integer of at least 0, or the default is not a value of dtype. An unknown
+            dtype is rejected later, by the loader.
     """
     default = 0 if mask is not None and default is None else default
     spec = TensorSpec(dtype_name(dtype), _shape(shape), default=default, presence=mask)
@@ -409,12 +412,12 @@ def tensor(
 def ragged(
     dtype: object, shape: Sequence[SupportsIndex] = (), *, default: tuple[()] | None = None, mask: str | None = None
 ) -> RaggedSpec:
-    """Create a field of any number of items per sample, each of this type and shape. Batches contain a `Ragged`.
+    """Create a field of any number of items per sample, each of the given type and shape. Batches contain a `Ragged`.
 
     A sample without a value (a missing feature of a tf.Example, a missing member of a tar, a null) has no items.
 
     Args:
-        default: `()`: samples of files without the column have no items.
+        default: `()` means that samples of files without the column have no items.
         mask: As in `tensor`. The default is then `()`.
     Raises:
         ConfigError: A dimension is not an integer of at least 1, or the default is not `()`.
@@ -426,15 +429,15 @@ def ragged(
 
 
 def raw(*, default: bytes | None = None, mask: str | None = None, record: bool = False) -> RawSpec:
-    """Create a field of stored bytes: one `bytes` object per sample, and a list of these in batches.
+    """Create a field of stored bytes. A batch contains a list of one `bytes` object per sample.
 
     A field that is named `record` contains the whole record, unless the dataset has a part with that name.
 
     Args:
         default: Value if the sample has none, as in `tensor`.
         mask: As in `tensor`. The default is then `b""`.
-        record: Deliver the whole record, under any name: the payload of a TFRecord, a file, an MDS sample. Samples of
-            tar, Parquet, Zarr and HDF5 consist of separate parts, so they have no such bytes.
+        record: Deliver the whole record, such as the payload of a TFRecord, a file or an MDS sample; the field can have
+            any name. Not available for tar, Parquet, Zarr and HDF5, because their samples consist of separate parts.
     Raises:
         ConfigError: The default is not `bytes`, or is combined with `record`.
     """
@@ -445,10 +448,10 @@ def raw(*, default: bytes | None = None, mask: str | None = None, record: bool =
 
 
 def text(*, errors: str = "strict", default: str | None = None, mask: str | None = None) -> TextSpec:
-    """Create a field of UTF-8 text: one `str` per sample, and a list of these in batches.
+    """Create a field of UTF-8 text. A batch contains a list of one `str` per sample.
 
-    It reads strings of JSON lines, Parquet and Arrow, cells of CSV, members of a tar, and byte features of a
-    tf.Example. Of JSON, it also reads lists of numbers, nested lists and objects, as JSON text. `list(text())` reads
+    The field reads strings of JSON lines, Parquet and Arrow, cells of CSV, members of a tar, and byte features of a
+    tf.Example. Lists of numbers, nested lists and objects in JSON lines are read as JSON text. `list(text())` reads
     lists of strings.
 
     Args:
@@ -459,7 +462,7 @@ def text(*, errors: str = "strict", default: str | None = None, mask: str | None
         default: Value if the sample has none, as in `tensor`.
         mask: As in `tensor`. The default is then `""`.
     Raises:
-        ConfigError: `errors` is not one of these, or the default is not a `str` that UTF-8 can represent.
+        ConfigError: `errors` has another value, or the default is not a `str` that UTF-8 can represent.
     """
     if errors not in ("strict", "replace", "ignore"):
         raise ConfigError(f"errors: `{errors}` is not one of strict, replace, ignore", where="fields")
@@ -469,9 +472,9 @@ def text(*, errors: str = "strict", default: str | None = None, mask: str | None
 
 
 def raw_list(*, default: tuple[()] | None = None, mask: str | None = None) -> RawListSpec:
-    """Create a field of any number of byte strings: a list of `bytes` per sample, and a list of such lists in batches.
+    """Create a field of any number of byte strings per sample. A batch contains one list of `bytes` per sample.
 
-    It reads Parquet's lists of strings or binaries, the `bytes_list` of a tf.Example, and a feature list of a
+    The field reads Parquet's lists of strings or binaries, the `bytes_list` of a tf.Example, and a feature list of a
     tf.SequenceExample whose steps contain one byte string each. `default` and `mask` are as in `ragged`.
     """
     return RawListSpec(default=_empty(default, mask), presence=mask)
@@ -480,10 +483,11 @@ def raw_list(*, default: tuple[()] | None = None, mask: str | None = None) -> Ra
 def padded_length(
     to: SupportsIndex | str, multiple_of: SupportsIndex, mask: object, names: tuple[str, ...], where: str
 ) -> tuple[Any, int]:
-    """Check the length and `multiple_of` of `padded`, and return both. The length can be one of `names`.
+    """Check the length and `multiple_of` of `padded`, and return both. Instead of a number, the length can be one of
+    `names`.
 
     Raises:
-        ConfigError: One of them is invalid.
+        ConfigError: An argument is invalid.
     """
     length = to if isinstance(to, str) else as_int("to", to)
     multiple = as_int("multiple_of", multiple_of)
@@ -499,7 +503,7 @@ def padded_length(
 
 
 def with_masks(specs: dict[str, FieldSpec]) -> dict[str, FieldSpec]:
-    """Return the fields, each followed by its mask and, for audio, by the fields of its properties.
+    """Return the fields, each followed by its mask and, for audio, by the fields that `mask=` and `rate=` name.
 
     Raises:
         ConfigError: A mask or a property has the name of another field.
@@ -524,7 +528,7 @@ def to_json(specs: Iterable[tuple[str, FieldSpec]]) -> str:
 
 
 def from_json(text: str) -> tuple[tuple[str, FieldSpec], ...]:
-    """Convert the core's JSON to fields."""
+    """Convert JSON of the core to fields."""
 
     def spec(spec_dict: dict[str, Any]) -> FieldSpec:
         parts = tuple(spec_dict["of"])

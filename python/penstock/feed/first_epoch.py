@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""First epoch of a dataset whose records are still being counted: reads the part of the order that is already known,
-part after part, until the scan is complete.
+"""First epoch of a dataset whose records are still being counted: reads the known parts of the sample order one after
+another until the scan is complete.
 
 The order of objects in an epoch does not depend on the counts, and the position of a sample depends only on the counts
-of the objects up to the end of its window. Therefore, the positions in the first windows are final as soon as the
-objects of these windows are counted. Each part is a native feed over a prefix of the epoch that ends at a batch
-boundary; the last part is the feed of the whole dataset.
+of the objects up to the end of its window. Therefore, positions are final as soon as the objects of their window and of
+all earlier windows are counted. Each part is a native feed over a prefix of the epoch that ends at a batch boundary;
+the last part is the feed of the whole dataset.
 
 A shuffled batch has records of all objects of a window. A feed of the whole window would read all these objects before
 the first batch. Therefore, the first parts of a shuffled epoch have only a few batches, and read single records if
@@ -33,8 +33,8 @@ MAX_DEFAULT_WINDOW = 16
 
 
 _GROWTH = 8
-"""In a shuffled epoch, the first part has one batch, and each of the next parts has this many times the batches of the
-part before.
+"""Growth of the parts of a shuffled epoch. The first part has one batch, and each later part has this many times as
+many batches as the part before it.
 """
 
 
@@ -44,11 +44,11 @@ class Part(NamedTuple):
     feed: _native.Feed
     is_last: bool
     next_from: int | None
-    """Cursor at the end of this part; None if the batches after it are not known."""
+    """Cursor at the end of this part; None if the batches after this part are not known yet."""
 
 
 class _Known(NamedTuple):
-    """The sampler of a known prefix; see `Part`."""
+    """The sampler of a known prefix of the epoch. The other attributes are those of `Part`."""
 
     sampler: _native.Sampler | None = None
     is_last: bool = True
@@ -86,7 +86,7 @@ class FirstEpochFeed:
         return total
 
     def start(self, epoch: int, cursor: int) -> FirstEpochRun:
-        """Start an epoch at a cursor."""
+        """Start a pass over an epoch at a cursor."""
         return FirstEpochRun(self, epoch, cursor)
 
     def next_part(self, epoch: int, cursor: int) -> Part:
@@ -99,7 +99,7 @@ class FirstEpochFeed:
         return self.part
 
     def _known(self, epoch: int, cursor: int) -> _Known | None:
-        """Return the sampler of the known prefix; None if everything is counted."""
+        """Return the sampler of the known prefix; None if all records are counted."""
         dataset, scan = self.dataset, self.scan
         order = dataset.source.object_order(dataset.seed, epoch)
         window = self._window()
@@ -130,8 +130,7 @@ class FirstEpochFeed:
                     return _Known(leaf.range(0, near), is_last=False, next_from=near)
                 return _Known(leaf.range(0, stop), is_last)
             if end == len(order):
-                # The remaining samples do not fill a batch, or none remain. All objects are counted, so the scan is
-                # about to complete.
+                # The remaining samples do not fill a batch. All objects are counted, so the scan ends soon.
                 scan.wait()
                 return None
             scan.read_first(order[end : end + window] if pauses else order[end:], then_pauses=pauses)
@@ -141,7 +140,7 @@ class FirstEpochFeed:
                 return None
 
     def _window(self) -> int | None:
-        """Return the shuffle window. The default window depends on the counts of a few objects. None if everything is
+        """Return the shuffle window. The default window depends on the counts of a few objects. None if all records are
         counted.
         """
         dataset, scan = self.dataset, self.scan
@@ -155,7 +154,7 @@ class FirstEpochFeed:
         scan.start()
 
         def is_known() -> bool:
-            # 2 is the smallest possible window, so the other counts cannot change it.
+            # 2 is the smallest possible window, so the remaining counts cannot reduce it.
             return scan.is_counted(objects) or scan.counts.so_far(objects).window(seed) == 2
 
         scan.wait_until(is_known)
@@ -185,9 +184,9 @@ class FirstEpochRun:
             if got is not None:
                 self._cursor = got[2]
                 if not self._is_last:
-                    self._feed.scan.go_on()  # only now, so that the first batch does not compete with the scan
+                    self._feed.scan.go_on()  # the scan paused, so that it did not compete with the first batch
                 if self._cursor == self._next_from:
-                    # Let the next part read while the consumer works on this batch.
+                    # Start the next part now, so that it reads while the consumer works on this batch.
                     self._end_part()
                     self._begin_part()
                 return got
@@ -235,7 +234,7 @@ class FirstEpochRun:
         self._feed.scan.end_pause()
         run, self._run = self._run, None
         if run is not None:
-            run.close()  # the times are dropped, because a forked child cannot read them
+            run.close()  # ignore the times, because a forked child cannot read them
 
 
 def _sum(a: tuple[int, int, list[str]], b: tuple[int, int, list[str]]) -> tuple[int, int, list[str]]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Formats for `penstock.open(url, format=...)`: state properties that cannot be detected from an object.
+"""Formats for `penstock.open(url, format=...)`, for properties that cannot be detected from an object.
 
 Each function returns a `Format`. A string with the name of a function selects its format without arguments.
 """
@@ -68,8 +68,8 @@ def tfrecord(*, compression: str | None = None) -> Format:
     which is then the default.
 
     Args:
-        compression: Compression (`gzip`, `zstd` or `lz4`) of objects whose names lack the suffix for it, as
-            `tf.io.TFRecordWriter(path, "GZIP")` writes them.
+        compression: Compression (`gzip`, `zstd` or `lz4`) of objects whose names do not have the usual suffix. For
+            example, `tf.io.TFRecordWriter(path, "GZIP")` writes such objects.
     Raises:
         ConfigError: The compression is not one of these.
     """
@@ -112,15 +112,15 @@ def tokens(
     """A flat file of tokens (nanoGPT's `.bin`), read as windows. A record has the part `tokens`.
 
     Args:
-        length: Number of tokens in a window. If targets are the inputs shifted by one, set it to the context length
-            plus one, and `stride` to the context length.
+        length: Number of tokens in a window. If the targets are the inputs shifted by one, set `length` to the context
+            length plus one, and `stride` to the context length.
         dtype: Stored element type of a token.
         stride: Number of tokens from one window's start to the next; by default `length`, so that windows do not
             overlap.
         header_bytes: Number of bytes before the first token.
-        eos: Last token of each document. With it, a record also has the parts `segment_ids` (int32: 1 for tokens of the
-            window's first document, 2 for tokens of the second, ...) and `position_ids` (int32: index of each token in
-            its document or, for the first one, in the window).
+        eos: Last token of each document. If `eos` is set, a record also has the parts `segment_ids` (int32: 1 for
+            tokens of the window's first document, 2 for tokens of the second, ...) and `position_ids` (int32: index of
+            each token in its document or, for the window's first document, in the window).
     """
     facts = {"dtype": str(dtype), "header_bytes": _bytes(header_bytes), **_windows(length, stride, eos)}
     return Format("tokens", facts)
@@ -133,7 +133,7 @@ def megatron(*, length: int | None = None, stride: int | None = None, eos: int |
     The element type is read from the index of the first file.
 
     Args:
-        length: Read windows of this many tokens instead of documents. Windows do not end at documents.
+        length: Read windows of this many tokens instead of documents. A window can contain tokens of several documents.
         stride, eos: As in `tokens`; only with `length`.
     Raises:
         ConfigError: `stride` or `eos` is given without `length`. `open` raises `NotFound` if an index is missing.
@@ -166,13 +166,13 @@ def jsonl() -> Format:
 def csv(*, delimiter: str | None = None, header: bool = True, columns: Sequence[str] = ()) -> Format:
     """Delimited text (CSV, TSV): a record is a row, and its parts are the cells by column.
 
-    Cells may be quoted, and quoted cells may contain line ends. Columns whose first cells are all numbers become int64
-    or float64 tensors, others become text. An empty cell counts as missing, so that a `default` applies to it.
+    Cells can be quoted, and quoted cells can contain line ends. Columns whose first cells are all numbers become int64
+    or float64 tensors; other columns become text. An empty cell counts as missing, so the field's `default` applies.
 
     Args:
         delimiter: One character; by default a tab for `.tsv` files and a comma for others.
         header: The first row of each file contains the names of the columns.
-        columns: Names of the columns, which replace those of the header.
+        columns: Names of the columns, which replace the names in the header.
     Raises:
         ConfigError: There is neither a header nor column names.
     """
@@ -214,7 +214,7 @@ def npy(*, rows: bool = False) -> Format:
     """NumPy arrays, one per object. A record has one part, `array`.
 
     Args:
-        rows: Make each row of an array (along its first axis) a record, instead of the whole array.
+        rows: If True, each row of an array (along its first axis) is a record. If False, each array is a record.
     """
     return Format("npy", {"rows": bool(rows)})
 
@@ -227,8 +227,9 @@ def npz() -> Format:
 def parquet() -> Format:
     """Parquet. A record is a row, and its parts are columns, which are named by their path (`image.bytes`).
 
-    Numbers become tensors. Lists become ragged fields, or tensors if all have the same length. Strings and binaries
-    become raw bytes or images. Files are fetched whole, but only the columns that fields use are decoded.
+    Numbers become tensors. Lists become ragged fields, or tensors if all lists of a column have the same length.
+    Strings and binaries become raw bytes or images. Files are fetched whole, but only the columns that fields use are
+    decoded.
     """
     return Format("parquet")
 
@@ -242,19 +243,19 @@ def images(
 ) -> Format:
     """Image files (JPEG, PNG, WebP, TIFF), each of which is one record. Its parts are `image`, `label` and `__key__`.
 
-    If every file is in a class folder, the label is the index of the folder, in name order. Otherwise, labels come from
-    a file, which is read once when the dataset is opened. That file must list every image.
+    If every file is in a class folder, the label is the index of the folder, in name order. Labels can also come from a
+    label file, which is read once when the dataset is opened and must list every image.
 
     Args:
-        labels: A CSV file with a header, or a Parquet file: a path relative to the dataset's folder, an absolute path, or a
-            URL.
+        labels: Label file: a CSV file with a header, or a Parquet file. Give an absolute path, a path relative to the
+            dataset's folder, or a URL.
         key: Column with the images' paths, relative to the dataset's folder.
         label: Column with the labels: integers, floats, or text (which `penstock.raw()` reads).
-        classes: Names of the class folders in the order of their labels, as `Dataset.classes` returns them. With the
-            training set's classes, a validation folder that lacks some classes still gets the same labels.
+        classes: Names of the class folders in the order of their labels, as `Dataset.classes` returns them. For a
+            validation folder that lacks some classes, give the classes of the training set to get the same labels.
     Raises:
-        ConfigError: Both labels and classes are given, or classes is not a list of different names. `open` also raises
-            it if a class folder is not in classes.
+        ConfigError: Both labels and classes are given, or classes is not a list of different names. `open` raises
+            ConfigError if a class folder is not in classes.
     """
     if classes is None:
         return Format("images", labels=None if labels is None else LabelFile(os.fsdecode(labels), key, label))
@@ -278,25 +279,26 @@ def files() -> Format:
 
 
 def zarr(*arrays: str) -> Format:
-    """Zarr, versions 2 and 3. Sample i is index i along the first axis. Each array of a group is a part with the
-    array's name; a single array is the part `array`.
+    """Zarr, versions 2 and 3. Sample i consists of the elements at index i of each array's first axis. Each array of a
+    group is a part with the array's name; a single array is the part `array`.
 
     Args:
-        arrays: Names of the arrays to read from a group; by default all. They must have the same number of rows. For
-            several groups or arrays in one folder or bucket, the names are paths below this folder or bucket
+        arrays: Names of the arrays to read from a group; by default all. The arrays must have the same number of rows.
+            For several groups or arrays in one folder or bucket, the names are paths below this folder or bucket
             (`"a.zarr/amplitude"`).
     """
     return Format("zarr", {"arrays": list(arrays)})
 
 
 def hdf5(*datasets: str) -> Format:
-    """HDF5 datasets, chunked or contiguous. Sample i is index i along the first axis. Each dataset is a part with the
-    dataset's name.
+    """HDF5 datasets, chunked or contiguous. Sample i consists of the elements at index i of each dataset's first axis.
+    Each dataset is a part with the dataset's name.
 
-    When the files are opened, h5py reads only the positions of chunks. The core reads the samples.
+    When a dataset is opened, h5py reads only the positions of the chunks in the files. The core reads the samples.
 
     Args:
-        datasets: Paths of the datasets in each file (`"/images"`). They must have the same number of rows.
+        datasets: Paths of the datasets in each file, such as `"/images"`. The datasets must have the same number of
+            rows.
     Raises:
         ConfigError: No dataset is named.
     """

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Digest of a Python function and of all the user's code that it uses. Results are stored under this digest, so two
-functions whose results can differ must have different digests.
+"""Digest of a Python function and of all the user's code that it uses. Results are stored under the digest, so two
+functions must have different digests if their results can differ.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _WRAPPERS: dict[type, tuple[str, ...]] = {
     functools.cached_property: ("func", "attrname"),
     type(functools.cache(len)): ("__wrapped__",),
 }
-"""Types that cannot be pickled, and their attributes that affect a result."""
+"""Types that cannot be pickled, with the attributes that can affect a function's result."""
 
 _IGNORED_MEMBERS = frozenset(
     {
@@ -42,13 +42,17 @@ _IGNORED_MEMBERS = frozenset(
         *("_abc_impl", "__abstractmethods__"),
     }
 )
-"""Members of a class that do not affect a result, and differ between processes or cannot be pickled."""
+"""Class members that are left out, because they do not affect a function's result, and differ between processes or
+cannot be pickled.
+"""
 
 _DYNAMIC = frozenset({"eval", "exec", "globals", "__import__"})
-"""Built-in functions that can use any global name."""
+"""Built-in functions with which code can access any global name."""
 
 _IS_HEAP_TYPE = 1 << 9
-"""`Py_TPFLAGS_HEAPTYPE`: set for all classes except the static ones of C code, which may have other names."""
+"""`Py_TPFLAGS_HEAPTYPE`: set for all classes except static types of C code, whose names can differ from their names in
+the module.
+"""
 
 _PYTHON = f"Python {sys.version}"
 
@@ -56,9 +60,9 @@ _PYTHON = f"Python {sys.version}"
 def function_digest(function: Callable[..., Any]) -> str | None:
     """Return a digest of a function, or None if it uses a value that cannot be hashed.
 
-    The digest covers code, defaults, closure, and the globals that the function uses. For the user's modules and the
-    function's package, it covers the used functions, classes and values; for other packages, only the version. It
-    differs between versions of Python.
+    The digest covers code, defaults, closure, and the globals that the function uses. Of the user's modules and the
+    function's own package, it covers the functions, classes and values that are used; of other packages, only the
+    version. The digest differs between versions of Python.
     """
     root = function
     while isinstance(root, functools.partial):
@@ -72,7 +76,7 @@ def function_digest(function: Callable[..., Any]) -> str | None:
 
 
 class _Hash:
-    """Hash of values. `seen` contains the objects that are already hashed, each with its number."""
+    """Hash of Python values. `seen` contains the objects that are already hashed, each with its number."""
 
     def __init__(self, package: str, seen: dict[int, tuple[int, Any]]) -> None:
         self.digest = hashlib.blake2b(digest_size=16)
@@ -82,7 +86,7 @@ class _Hash:
         """Add a value.
 
         Raises:
-            Exception: The value cannot be pickled, or uses unknown parts of the user's modules.
+            Exception: The value cannot be pickled, or can use any part of one of the user's modules.
         """
         kind = type(value)
         if kind in _SCALARS:
@@ -90,7 +94,7 @@ class _Hash:
         elif (known := self._seen.get(id(value))) is not None:
             self._put("seen", str(known[0]))
         else:
-            # Do not record objects of these types: equal constants are sometimes one object, and sometimes several.
+            # Do not record objects of these types, because Python sometimes merges equal constants into one object.
             if kind not in (bytes, tuple, frozenset, CodeType):
                 self._seen[id(value)] = (len(self._seen), value)
             self._add_object(value, kind)
@@ -134,7 +138,7 @@ class _Hash:
             self._add_pickled(value, kind)
 
     def _digest_of(self, item: Any) -> bytes:
-        """Return the digest of an item of a set, which does not depend on the other items."""
+        """Return the digest of one item of a set. The other items of the set do not affect it."""
         hashed = _Hash(self._package, {} if type(item) in _SCALARS else dict(self._seen))
         hashed.add(item)
         return hashed.digest.digest()
@@ -148,8 +152,7 @@ class _Hash:
         return isinstance(value, ModuleType) and self._is_own(value.__name__)
 
     def _is_own_class(self, kind: type) -> bool:
-        # Also True for a class that cannot be found in its package, because a function such as `make_dataclass` has
-        # created it.
+        # Also True for a class that cannot be found in its module, such as a class that `make_dataclass` has created.
         return self._is_own(kind.__module__) or (bool(kind.__flags__ & _IS_HEAP_TYPE) and not _is_found(kind))
 
     def _add_version(self, module: str) -> None:
@@ -181,7 +184,7 @@ class _Hash:
             self._add_import("." * level + name, function.__globals__.get("__package__"), names)
 
     def _add_path(self, value: Any, path: tuple[str, ...]) -> None:
-        """Add a value. If it is one of the user's modules, add what `path` refers to in this module instead."""
+        """Add a value. If the value is one of the user's modules, add only the object at `path` in this module."""
         if "import_module" in path or value is importlib.import_module:
             raise TypeError("import_module may import anything")
         for name in path:
@@ -225,8 +228,7 @@ class _Hash:
         self.add((kind, str(value.dtype), tuple(value.shape), value.requires_grad, data, vars(value)))
 
     def _add_pickled(self, value: Any, kind: type) -> None:
-        """Add the parts of an object that pickle stores. For an instance of the user's classes, also add all
-        attributes.
+        """Add the parts of an object that pickle stores. If the object's class is the user's, also add all attributes.
         """
         reduce = copyreg.dispatch_table.get(kind)
         made = value.__reduce_ex__(4) if reduce is None else reduce(value)
@@ -237,7 +239,7 @@ class _Hash:
             self._put("named", made)
             self._add_version(module)
             return
-        # Items 3 and 4 are iterators, so convert them to lists.
+        # Items 3 and 4 of the reduced value are iterators, so convert them to lists.
         self.add((kind, *(list(part) if at in (3, 4) and part is not None else part for at, part in enumerate(made))))
         if self._is_own_class(kind):
             self.add(getattr(value, "__dict__", None))
@@ -282,7 +284,7 @@ def _cells(function: FunctionType) -> dict[str, Any]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             found[name] = cell.cell_contents
-        except ValueError:  # not assigned yet
+        except ValueError:  # the variable is not assigned yet
             continue
     return found
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! JSON forms of images and their annotations, by which Python describes the fields.
+//! JSON documents by which Python describes image fields and annotations.
 
 use penstock_record::image::{Augment, BoxFormat, BoxesSpec, Crop, ImageSpec, KeypointsSpec, Layout, MaskSpec, OpKind};
 use penstock_types::{DType, Error, Result};
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::audio_documents::AudioFact;
 use super::follows::Annotation;
 
-/// JSON form of an image field's specification, as written by Python.
+/// Specification of an image field, in the JSON that Python writes.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ImageDocument {
@@ -27,20 +27,20 @@ pub(super) struct ImageDocument {
     max_pixels: u64,
     #[serde(default)]
     exact: bool,
-    /// Fill value of the crop `pad`.
+    /// Fill value for the crop mode `pad`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     fill: Option<u8>,
     #[serde(default)]
     augment: Vec<AugmentDocument>,
 }
 
-/// JSON form of an augmentation step, as written by Python.
+/// One augmentation step, in the JSON that Python writes.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct AugmentDocument {
     op: String,
-    /// For `jitter`, 4 ranges; for `randaugment`, count, magnitude and bins; for `trivialaugment`, bins; otherwise a
-    /// range.
+    /// Values of the step. For `jitter`, 4 ranges. For `randaugment`, count, magnitude and bins. For `trivialaugment`,
+    /// bins. For all other steps, one range.
     values: Vec<f64>,
     p: f64,
     fill: u8,
@@ -139,7 +139,7 @@ impl ImageDocument {
     }
 }
 
-/// JSON form of an annotation, as written by Python.
+/// An annotation, in the JSON that Python writes.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
 pub(super) enum AnnotationDocument {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Feed: reads the records of a dataset in the order of an epoch, and delivers them in batches. The consumer may keep
+//! Feed: reads the records of a dataset in the order of an epoch, and delivers them in batches. The consumer may hold
 //! the memory of a batch for any length of time.
 //!
 //! Owns the path from the store to the batch: record counts, batch plan, fetches, decoding threads, batch memory, the
@@ -100,25 +100,26 @@ use read_scheduling::{AccessPattern, read_ahead_for};
 /// Name of the field that a padded tail adds. Its value is 1 for a sample, and 0 for a repeated sample.
 pub const WEIGHT: &str = "weight";
 
-/// Name of the field with the number of a sample's source in a mixture.
+/// Name of the field that contains, in a mixture, the number of the sample's source.
 pub const SOURCE: &str = "source";
 
-/// Default memory budget in bytes, unless the batches need more.
+/// Default memory budget in bytes. The budget is larger if the batches need more.
 const DEFAULT_MEMORY: u64 = 1 << 30;
 
-/// Maximum number of positions to plan ahead if records are read one by one. Each position takes about 100 bytes of
-/// memory and 1 µs.
+/// Maximum number of positions to plan ahead if records are read one by one. To plan a position takes about 100 bytes
+/// of memory and 1 µs.
 const MAX_PLANNED: u64 = 1 << 21;
 
-/// Maximum number of positions to plan ahead if records are read one by one in stored order. In this order, a limit
-/// below `MAX_PLANNED` causes no second read of an object.
+/// Maximum number of positions to plan ahead if records are read one by one in stored order. In stored order, a limit
+/// below `MAX_PLANNED` does not cause a second read of any object.
 const MAX_PLANNED_IN_ORDER: u64 = 1 << 20;
 
-/// Number of spare slots of a pool whose size does not follow from the read-ahead. More would waste memory.
+/// Number of spare slots of the pool for variable-length fields. The read-ahead does not determine the size of this
+/// pool; a larger pool would waste memory.
 const SPARE_SLOTS: usize = 4;
 
-/// Assumed compression ratio if the fields do not determine the size. The ratio of text and integers is not much
-/// higher.
+/// Assumed compression ratio if the fields do not determine the decompressed size. Text and integers rarely compress
+/// much better.
 const LIKELY_RATIO: u64 = 4;
 
 /// A dataset with its order, fields and limits, ready to run. Threads and requests exist only during a [`Run`].
@@ -127,24 +128,25 @@ pub struct Feed {
     sources: Vec<Arc<Source>>,
     leaves: Arc<[DatasetView]>,
     course: Arc<Sampler>,
-    /// Rule of the batches; `None` for batches of a constant size.
+    /// Batching rule; `None` for batches of a constant size.
     by: Option<Arc<BatchBy>>,
-    /// Maximum distance, in positions, between the records of one object that are read together.
+    /// Maximum distance, in positions, between records of one object that are read by the same task.
     horizon: u64,
     fields: Vec<Field>,
-    /// True if decoding a record takes as long as reading megabytes, as for images and audio.
+    /// True if the fields are images or audio. To decode such a record takes as long as to read megabytes.
     decodes_media: bool,
     weighted: bool,
-    /// For each source, its number in the field [`SOURCE`], if batches have this field.
+    /// For each source, its number in the field [`SOURCE`]. `None` if batches do not have this field.
     source_numbers: Option<Vec<i32>>,
     layout: Arc<Layout>,
     pool: Arc<Pool>,
-    /// Memory pool for fields of variable length.
+    /// Pool of memory for fields of variable length.
     loose: Arc<Pool>,
-    /// Maximum bytes that a batch takes of the budget, so that all batches of a shuffle window fit.
+    /// Maximum number of bytes that a batch takes from the budget. With this limit, all batches of a shuffle window
+    /// fit.
     max_batch_bytes: u64,
-    /// Bytes per row of variable-length fields: initially the stored size of a sample, then the largest mean of a batch
-    /// so far.
+    /// Number of bytes per row that variable-length fields take. The first value is the stored size of a sample; then
+    /// it is the largest average of any batch so far.
     value_bytes: AtomicU64,
     /// True if variable-length fields may be many times larger than their stored size.
     inflates_values: bool,
@@ -163,24 +165,24 @@ pub struct Feed {
     limit: u64,
     object_timeout: Duration,
     prefetch_next_epoch: bool,
-    /// Part of the budget for prefetching the next epoch, in bytes. The rest is enough for that epoch's first shuffle
-    /// window.
+    /// Part of the budget for prefetching the next epoch, in bytes. The rest of the budget is enough for the first
+    /// shuffle window of that epoch.
     ahead_bytes: u64,
     ahead: Mutex<Option<epoch_prefetch::EpochPrefetch>>,
     gathered: random_access::Cache,
     /// Memory for values that are decompressed one by one.
     part_memory: PartMemory,
-    /// Lock for decompressing a large object. Only its holder may exceed a thread's share of memory.
+    /// Lock for decompressing a large object. Only the holder of the lock may exceed a thread's share of memory.
     large_object: Mutex<()>,
 }
 
 impl Feed {
-    /// Creates a feed for batches with the shape that `steps` sets; the cursor of `steps` is ignored.
+    /// Creates a feed. `steps` sets the shape of the batches; its cursor is ignored.
     ///
-    /// `sources` and `leaves` each have one element per leaf of the sampler, in the same order.
+    /// `sources` and `leaves` each have one element per leaf of the sampler, in the order of the leaves.
     ///
-    /// Returns `BudgetExceeded` if the budget cannot hold the minimum: the batches that overlap one shuffle window, one
-    /// stored object, and the decompressed content of one thread.
+    /// Returns `BudgetExceeded` if the budget is below the minimum. The minimum is the memory for the batches that
+    /// overlap one shuffle window, for one stored object, and for the decompressed content of one thread.
     pub fn new(
         sources: Vec<Arc<Source>>,
         leaves: Vec<DatasetView>,
@@ -192,7 +194,7 @@ impl Feed {
         Self::with_batches(sources, leaves, course, fields, steps, settings, None)
     }
 
-    /// Like [`Self::new`], but for batches that follow a rule `by`. The global batch of `steps` is then ignored.
+    /// Like [`Self::new`], but the batches follow the rule `by`. With a rule, the global batch of `steps` is ignored.
     pub fn with_batches(
         sources: Vec<Arc<Source>>,
         leaves: Vec<DatasetView>,
@@ -263,23 +265,24 @@ impl Feed {
             }
             let compressed = (0..objects.len() as u64).any(|object| source.codec(object) != Codec::None);
             inflates |= compressed || source.framing().is_table() || source.framing().inflates_parts();
-            // An estimate: the exact decompressed size of an object is not known yet, but its fields account for nearly
-            // all of it.
+            // This is an estimate. The exact decompressed size of an object is not known yet, but its fields account
+            // for nearly all of the size.
             let inflated = leaf.counts().most().saturating_mul(sample_bytes + 64).max(largest);
             let inflated = if has_loose { inflated.max(largest.saturating_mul(LIKELY_RATIO)) } else { inflated };
             // An object whose records can be read one by one is read in parts of at most this size.
             stored = stored.max(if grain.is_partial { largest.min(part) } else { largest });
             scratch = scratch.max(if compressed { inflated } else { 0 });
         }
-        // Number of batches that `span` positions overlap. The first position may be the last sample of a batch.
+        // Number of batches that `span` consecutive positions overlap. The first position may be the last sample of a
+        // batch.
         let batches = |span: u64| match &by {
             None => (1 + (span.max(1) - 1).div_ceil(mean_rows)).min(steps.count().max(1)),
-            // This is an average. If more batches are open, `run_ahead` exceeds the budget instead of waiting for ever.
+            // This is an average. If more batches are open, `run_ahead` exceeds the budget instead of waiting forever.
             Some(by) => 2 + span.saturating_add(by.waiting_rows()).div_ceil(mean_rows),
         };
         let span = course.span(&leaves).min(course.samples().max(1));
-        // With uneven weights, a mixture spreads its windows over many batches. If half of the budget cannot hold these
-        // batches, objects are read more than once instead.
+        // If the weights of a mixture differ, its windows extend over many batches. If these batches do not fit in half
+        // of the budget, objects are read more than once.
         let room = (settings.memory_bytes.unwrap_or(DEFAULT_MEMORY) / 2).checked_div(slot + 4096).unwrap_or(1);
         let fits = room.saturating_sub(1).saturating_mul(mean_rows).max(1);
         // If all objects are read in ranges, planning further ahead would only delay the first batch.
@@ -311,7 +314,7 @@ impl Feed {
             need,
             budget: memory_bytes,
         })?;
-        // If memory is too small for the chunks that blocks share, some chunks are read more than once in a window.
+        // If memory is too small for all shared chunks, some chunks are read more than once in a shuffle window.
         let kept_chunks = shared_all.min(rest / 2);
         for (source, bytes) in sources.iter().zip(shared) {
             let share = u128::from(kept_chunks) * u128::from(bytes) / u128::from(shared_all.max(1));
@@ -325,7 +328,7 @@ impl Feed {
         let most = settings.max_in_flight.max(1);
         let (max_in_flight, read_ahead) = read_ahead_for(&patterns, most, threads, usual_rows, slot, rest / 4);
         let read_ahead = settings.read_ahead.unwrap_or(read_ahead);
-        // One spare slot per batch in progress, so that each delivered batch's memory is reused by the next batch.
+        // One spare slot per batch in progress. The memory of each delivered batch is then reused by the next batch.
         let spare = (rest / 4).checked_div(slot.max(1)).unwrap_or(0).min(read_ahead.saturating_add(2));
         let kept = ((1 + more_threads) * scratch).saturating_add(spare * slot).saturating_add(parts + kept_chunks);
         let budget = MemoryBudget::new(memory_bytes.saturating_sub(kept).max(need - scratch));
@@ -372,33 +375,34 @@ impl Feed {
         SamplerCursor::new(self.course.clone(), self.leaves.clone())
     }
 
-    /// Batches of an epoch after the cursor of `steps`.
+    /// Batches of an epoch that come after the cursor of `steps`.
     fn batches(&self, epoch: u64, steps: Steps) -> Result<Arc<EpochBatches>> {
         EpochBatches::new(steps, self.by.as_ref(), epoch)
     }
 
-    /// Tasks for the batches of an epoch.
+    /// Tasks that fill the batches of an epoch.
     fn tasks(&self, epoch: u64, batches: Arc<EpochBatches>) -> Result<Tasks> {
         Ok(Tasks::new(self.walk()?, epoch, self.course.samples(), batches, self.horizon))
     }
 
-    /// Fields of a batch. With a padded tail, the last one is the weight.
+    /// Fields of a batch. With a padded tail, the last field is the weight.
     pub fn fields(&self) -> &[Field] {
         &self.fields
     }
 
-    /// Fields that are read from records, which excludes the source number and the weight.
+    /// Fields that are read from records: all fields except the source number and the weight.
     fn record_fields(&self) -> &[Field] {
         let others = usize::from(self.source_numbers.is_some()) + usize::from(self.weighted);
         &self.fields[..self.fields.len() - others]
     }
 
-    /// Column and values of the field [`SOURCE`], if batches have it.
+    /// Column number and values of the field [`SOURCE`]. `None` if batches do not have this field.
     fn source_column(&self) -> Option<(usize, &[i32])> {
         self.source_numbers.as_deref().map(|numbers| (self.record_fields().len(), numbers))
     }
 
-    /// For each source: whether its node cache creates transposed copies, and why.
+    /// For each source: one sentence on whether and why its node cache creates transposed copies. `None` before the
+    /// decision.
     pub fn transcoding(&self) -> Vec<Option<String>> {
         self.sources.iter().map(|source| source.transcoding()).collect()
     }
@@ -413,14 +417,15 @@ impl Feed {
         self.threads
     }
 
-    /// Bytes that a batch of `rows` rows takes of the budget. Limited so that the batches of a shuffle window, one
-    /// object and its decompressed content together fit in the budget.
+    /// Number of bytes that a batch of `rows` rows takes from the budget. The number is limited, so that the batches of
+    /// a shuffle window, one object and its decompressed content fit in the budget together.
     fn batch_bytes(&self, rows: usize) -> u64 {
         let values = self.value_bytes.load(Ordering::Relaxed).saturating_mul(rows as u64);
         (self.layout.bytes as u64).saturating_add(values).min(self.max_batch_bytes)
     }
 
-    /// Number of batches in progress besides `next`. It starts small if batch sizes are known only after decoding.
+    /// Number of batches in progress after batch `next`. If batch sizes are known only after decoding, the number is
+    /// small at first and doubles with each batch.
     fn ahead_of(&self, next: u64) -> u64 {
         if self.inflates_values { self.read_ahead.min(1 << next.min(32)) } else { self.read_ahead }
     }
@@ -435,12 +440,12 @@ impl Feed {
         Run::over(self.clone(), runtime, epoch, steps)
     }
 
-    /// Returns a decompression buffer, which may be empty or contain old data.
+    /// Returns a decompression buffer. The buffer may be empty or contain old data.
     fn scratch(&self) -> Vec<u8> {
         let kept = lock(&self.scratches).pop();
         kept.unwrap_or_else(|| {
             let mut scratch = Vec::new();
-            // If this fails, each decoder requests the memory that it needs, or returns an error.
+            // If the reservation fails, each decoder requests the memory that it needs, or returns an error.
             if scratch.try_reserve_exact(self.scratch_bytes).is_ok() {
                 penstock_store::advise_huge(scratch.as_mut_ptr(), scratch.capacity());
             }

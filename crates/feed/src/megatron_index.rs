@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Megatron-LM's indexes of a dataset: finds the `.idx` file of each `.bin` file, and reads the element type.
+//! Index files of Megatron-LM datasets: finds the `.idx` file of each `.bin` file, and reads the element type from the
+//! first one.
 
 use futures::{StreamExt, TryStreamExt, stream};
 use penstock_record::megatron::{HEADER_LEN, header};
@@ -10,16 +11,16 @@ use super::sidecar_indexes::names_of;
 use super::source::Source;
 use penstock_dataset::manifest::{Entry, Manifest};
 
-/// Maximum number of concurrent requests for sizes.
+/// Maximum number of concurrent requests for the sizes of index files.
 const IN_FLIGHT: usize = 64;
 
 impl Source {
-    /// Returns the indexes of Megatron files, and the format with the element type that the first index states. If a
-    /// window length is given, it is the format of token windows. `known` are the indexes that the listing contains.
-    /// Returns `None` for other formats.
+    /// Returns the format and the index files of a Megatron dataset. The element type comes from the first index. If a
+    /// window length is given, the format is `Tokens`. `known` are the index files that the listing contains. Returns
+    /// `None` for other formats.
     ///
     /// # Errors
-    /// `NotFound` if an index is missing.
+    /// `NotFound` if an index file is missing.
     pub async fn megatron(
         &self,
         known: Option<Manifest>,
@@ -35,7 +36,7 @@ impl Source {
                 async move {
                     match found {
                         Some(found) => Ok(found),
-                        // The listing of a single object or of a pattern does not contain its index.
+                        // The listing of a single object or of a pattern does not contain the index file.
                         None => self.beside(second.as_slice(), deadline).await,
                     }
                 }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Memory limits for data whose size is known only during decoding: values of variable length, and values that are
-//! decompressed one by one. Memory is reserved here before it is allocated.
+//! decompressed one by one. Memory for such data is reserved here before it is allocated.
 
 use std::cell::Cell;
 use std::sync::{Condvar, Mutex, PoisonError};
 
 use penstock_types::{Error, Result, lock};
 
-/// Limits the bytes of variable-length values in one batch.
+/// Limit on the bytes of variable-length values in one batch.
 #[derive(Debug)]
 pub(crate) struct Values {
     limit: u64,
@@ -20,7 +20,8 @@ impl Values {
         Self { limit, used: Mutex::default() }
     }
 
-    /// Counts `new` bytes for a row instead of its `old` bytes. Returns `BudgetExceeded` if the limit is exceeded.
+    /// Replaces the `old` bytes that were counted for a row by `new` bytes. Returns `BudgetExceeded` if the total
+    /// exceeds the limit.
     pub fn admit(&self, old: usize, new: usize, field: &str) -> Result<()> {
         let mut used = lock(&self.used);
         let need = used.saturating_sub(old as u64).saturating_add(new as u64);
@@ -32,8 +33,8 @@ impl Values {
         Ok(())
     }
 
-    /// Counts `rows` rows of a field that was padded to `width` items of `size` bytes, instead of its values. Returns
-    /// `BudgetExceeded` if they exceed the limit.
+    /// Counts a padded field: `rows` rows of `width` items of `size` bytes each. The field's values before padding are
+    /// not counted in addition. Returns `BudgetExceeded` if the padded field exceeds the limit.
     pub fn admit_padded(&self, rows: usize, width: usize, size: usize, field: &str) -> Result<()> {
         let need = (rows as u64).saturating_mul(width as u64).saturating_mul(size as u64);
         if need > self.limit {
@@ -45,13 +46,13 @@ impl Values {
         Ok(())
     }
 
-    /// Average number of bytes per row, for `rows` rows.
+    /// Average number of bytes per row, if the batch has `rows` rows.
     pub fn per_row(&self, rows: usize) -> u64 {
         *lock(&self.used) / rows.max(1) as u64
     }
 }
 
-/// Memory for values that are decompressed one by one, shared by the decoding threads.
+/// Memory for values that are decompressed one by one. The decoding threads share this memory.
 #[derive(Debug)]
 pub(crate) struct PartMemory {
     total: u64,
@@ -61,8 +62,8 @@ pub(crate) struct PartMemory {
 }
 
 impl PartMemory {
-    /// Limits the reserved bytes to `total`. A single value may have up to `limit` bytes; if it exceeds `total`, it
-    /// reserves all of `total`.
+    /// Limits the reserved bytes of all threads to `total`, and the size of a single value to `limit`. A value that is
+    /// larger than `total` reserves all of `total`.
     pub fn new(total: u64, limit: u64) -> Self {
         Self { total, limit, free: Mutex::new(total), freed: Condvar::new() }
     }
@@ -73,7 +74,8 @@ impl PartMemory {
     }
 }
 
-/// Memory reserved by one thread for the value that it is decompressing. Dropping it releases the memory.
+/// Memory that one thread reserves for the value that it is decompressing. Dropping the reservation releases the
+/// memory.
 #[derive(Debug)]
 pub(crate) struct PartHold<'a> {
     memory: &'a PartMemory,
@@ -81,8 +83,8 @@ pub(crate) struct PartHold<'a> {
 }
 
 impl PartHold<'_> {
-    /// Reserves memory for a value of `bytes` bytes, and releases the memory of the previous value. Waits until other
-    /// threads release enough; a waiting thread holds no memory.
+    /// Releases the memory of the previous value, and reserves memory for a value of `bytes` bytes. Waits until other
+    /// threads have released enough memory. A waiting thread holds no memory.
     pub fn take(&self, what: &str, bytes: u64) -> Result<()> {
         self.give_back();
         if bytes > self.memory.limit {

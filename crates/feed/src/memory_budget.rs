@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Memory budget: limits the bytes in flight. A task reserves bytes before it allocates them; dropping the reservation
-//! releases them.
+//! Memory budget: limits the bytes in flight. A task reserves bytes before it allocates them. Dropping the reservation
+//! releases the bytes.
 
 use std::sync::Arc;
 
 use penstock_types::{Error, Result};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Page size in bytes. Reservations are counted in pages, so that the number of permits for a terabyte fits in 32 bits.
+/// Page size in bytes. Reservations are counted in pages, so the number of permits for a terabyte fits in 32 bits.
 const PAGE: u64 = 4096;
 
 /// A shared memory budget. Requests are served in order of arrival.
@@ -17,7 +17,7 @@ pub struct MemoryBudget {
     pages: Arc<Semaphore>,
 }
 
-/// Reserved bytes. Dropping it releases them.
+/// Reserved bytes. Dropping this value releases the bytes.
 #[derive(Debug, Default)]
 pub struct Reservation(#[expect(dead_code, reason = "held for its drop")] Option<OwnedSemaphorePermit>);
 
@@ -28,7 +28,7 @@ impl MemoryBudget {
         Self { bytes, pages: Arc::new(Semaphore::new(pages)) }
     }
 
-    /// Total size of the budget.
+    /// Total size of the budget in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -38,7 +38,8 @@ impl MemoryBudget {
         self.pages.available_permits() as u64 * PAGE
     }
 
-    /// Waits until `bytes` bytes are free, and reserves them. Returns an error immediately if the budget is smaller.
+    /// Waits until `bytes` bytes are free, and reserves them. Returns an error immediately if the whole budget is
+    /// smaller.
     pub async fn reserve(&self, what: &str, bytes: u64) -> Result<Reservation> {
         if bytes == 0 {
             return Ok(Reservation(None));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Next-use oracle for the node cache: computes from the sample order when this node will next read each object.
 //!
-//! The cache uses it to choose which entry to evict.
+//! The cache evicts the entry whose next use is the latest.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,25 +20,25 @@ use penstock_dataset::manifest::{Entry, Manifest};
 use penstock_dataset::order::Place;
 use penstock_dataset::sampler::DatasetView;
 
-/// Number of epochs to look ahead. In a job of many nodes, several epochs may pass before a node rereads an object.
+/// Number of epochs to look ahead. In a job of many nodes, a node may read an object again only after several epochs.
 const EPOCHS_AHEAD: u64 = 4;
 
-/// Maximum number of records per object for which each record is looked up. With more records, every node is assumed to
-/// read the object in its shuffle window.
+/// Maximum number of records per object for which the oracle looks up each record. If an object has more records, the
+/// oracle assumes that every node reads the object in the object's shuffle window.
 const FEW_RECORDS: u64 = 16;
 
-/// Computes when one node reads the objects of one dataset. A time is a position counted over all epochs.
+/// Computes when one node reads the objects of one dataset. A time is a position, counted over all epochs.
 #[derive(Debug)]
 pub(super) struct NextUse {
     /// Listing of the objects in the store.
     listing: Arc<Manifest>,
     /// Prefix of the listing's keys in the store.
     base: Key,
-    /// Only for arrays: the ranges that each block reads.
+    /// Only for arrays: the ranges that the blocks read.
     readers: Option<Readers>,
     leaf: DatasetView,
-    /// Batches that assign reads to ranks. `None` if the sampler is a mixture or selects positions, because the
-    /// assignment is then unknown.
+    /// Batches that assign reads to ranks. If the sampler is a mixture or selects positions, the assignment is unknown,
+    /// and this is `None`.
     steps: Option<Steps>,
     /// Ranks of this node.
     node: Range<u64>,
@@ -48,7 +48,7 @@ pub(super) struct NextUse {
     orders: Mutex<Vec<(u64, Arc<EpochView>)>>,
 }
 
-/// A block's read of one range of an object.
+/// One range of an object that a block reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct BlockRead {
     object: u32,
@@ -63,7 +63,7 @@ impl BlockRead {
     }
 }
 
-/// Ranges that the blocks of arrays read. Stored in a sorted vector, because there may be millions.
+/// Ranges that the blocks of arrays read. They are stored in a sorted vector, because there may be millions of ranges.
 #[derive(Debug)]
 struct Readers {
     stretches: Vec<BlockRead>,
@@ -95,8 +95,8 @@ impl Readers {
 }
 
 impl NextUse {
-    /// Creates an oracle for the ranks `node` of a job with the batches `steps`. The cursor and rank of `steps` are
-    /// ignored.
+    /// Creates an oracle for the ranks `node`, in a job whose batches `steps` describes. The cursor and rank of `steps`
+    /// are ignored.
     pub fn new(listing: Arc<Manifest>, base: Key, leaf: DatasetView, steps: Option<Steps>, node: Range<u64>) -> Self {
         let steps = steps.map(|steps| Steps { cursor: 0, ..steps });
         let (epoch, front, orders) = Default::default();
@@ -118,7 +118,8 @@ impl NextUse {
 
     /// Records that the run of `epoch` has reached the position `front`.
     pub fn reached(&self, epoch: u64, front: u64) {
-        // A loader has one run. Two runs at the same time would only cause a poor choice of entries to evict.
+        // A loader has one run. If there were two at the same time, the cache would only choose entries to evict less
+        // well.
         self.epoch.store(epoch, Ordering::Relaxed);
         self.front.store(front, Ordering::Relaxed);
     }
@@ -135,7 +136,8 @@ impl NextUse {
         order
     }
 
-    /// First position after `front` at which this node reads an object.
+    /// Returns the first position after `front` at which this node reads an object. Without `front`, the first position
+    /// of the epoch.
     fn position(&self, epoch: u64, object: u64, front: Option<u64>) -> Option<u64> {
         let view = self.epoch_order(epoch);
         let order = &view.order;
@@ -163,7 +165,7 @@ impl NextUse {
         (first..last).contains(&position)
     }
 
-    /// Time of the next read of an object of the sample order.
+    /// Time of the next read of an object, given by its index in the sample order.
     fn next_read(&self, object: u64) -> u64 {
         let Some(object) = self.leaf.selected(object) else { return u64::MAX };
         let (epoch, front) = (self.epoch.load(Ordering::Relaxed), self.front.load(Ordering::Relaxed));
@@ -200,7 +202,7 @@ impl AccessPlan for NextUse {
         let size = self.entry(key)?.1.size;
         match (&self.readers, ranges) {
             (None, _) => Some(CachedRange { range: ByteRange::WHOLE, size }),
-            // A read of an array is cached as exactly that range.
+            // A read of an array caches exactly the range that it reads.
             (Some(_), [range]) => Some(CachedRange { range: *range, size }),
             (Some(_), _) => None,
         }

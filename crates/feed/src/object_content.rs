@@ -11,7 +11,7 @@ use penstock_dataset::record_index::Span;
 /// Ranges of an object to read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Reads {
-    /// Ascending ranges with gaps between them; `None` for the whole object.
+    /// Ascending ranges that do not touch each other. `None` for the whole object.
     pub ranges: Option<Vec<ByteRange>>,
     /// Total size of the ranges in bytes.
     pub bytes: u64,
@@ -28,14 +28,14 @@ pub(crate) enum Content {
     Ranges(Vec<(u64, Bytes)>),
 }
 
-/// How to verify gzip's own CRC-32. It is skipped if every record has a checksum, because verifying it takes a second
-/// pass over the bytes.
+/// States how gzip's own CRC-32 is verified. To verify it takes a second pass over the bytes. It is not verified if
+/// every record has a checksum of its own.
 pub(super) fn gzip_check(framing: &dyn Framing) -> GzipCheck {
     if framing.checks_itself() { GzipCheck::SizeOnly } else { GzipCheck::Full }
 }
 
 impl Content {
-    /// Returns the stored bytes at a span; `None` if they were not read.
+    /// Returns the stored bytes of a span. Returns `None` if these bytes were not read.
     pub fn slice(&self, span: &Span) -> Option<&[u8]> {
         let (start, bytes) = match self {
             Self::Whole(bytes) => (0, bytes),
@@ -49,7 +49,7 @@ impl Content {
         bytes.get(from..from.checked_add(usize::try_from(span.len).ok()?)?)
     }
 
-    /// Decompresses a whole object into `out`. The result may have at most `limit` bytes.
+    /// Decompresses a whole object into `out`. Returns an error if the result has more than `limit` bytes.
     pub fn decompress_into(
         &self,
         codec: Codec,

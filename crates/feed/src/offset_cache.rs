@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Offset cache: positions of records in large objects without an index.
+//! Offset cache: stores the positions of records in large objects that have no index.
 //!
-//! The offsets of framed records are stored when their object is first read in full; from the next epoch on, the object
-//! is read in parts. If an object consists of a header and very many rows, its row offsets are computed from the header
-//! before the first epoch. The cache is in memory only and lives as long as its source, whose object versions are
-//! pinned.
+//! When an object with framed records is first read completely, the offsets of its records are stored. From the next
+//! epoch on, the object is read in parts. If an object consists of a header and very many rows, the row offsets are
+//! computed from the header before the first epoch. The cache is only in memory and lives as long as its source. The
+//! source pins the versions of its objects.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,10 +14,10 @@ use bytes::Bytes;
 use super::format::HeadRows;
 use penstock_dataset::record_index::Span;
 
-/// Minimum object size in bytes. Smaller objects are always read whole.
+/// Minimum object size in bytes. Smaller objects are always read completely.
 const MIN_BYTES: u64 = 8 << 20;
 
-/// Maximum number of objects in the dataset. The cache of a larger dataset stores nothing.
+/// Maximum number of objects in the dataset. For a larger dataset, the cache stores nothing.
 const MAX_OBJECTS: usize = 1 << 16;
 
 /// Maximum memory for all offsets, in bytes.
@@ -31,7 +31,7 @@ enum Layout {
     Rows(HeadRows, Bytes),
 }
 
-/// Cache of the record offsets of each object; see the module documentation.
+/// Cache of the record offsets of each object (see the module documentation).
 #[derive(Debug)]
 pub(crate) struct OffsetCache {
     /// One cell per object. Empty if the dataset has too many objects.
@@ -46,15 +46,15 @@ impl OffsetCache {
         Self { layouts: (0..objects).map(|_| OnceLock::new()).collect(), bytes: AtomicU64::new(0) }
     }
 
-    /// Stores the positions of all records of an object of `size` bytes. Stores nothing if that would exceed the memory
-    /// limit.
+    /// Stores the positions of all records of an object of `size` bytes. Stores nothing if the positions would exceed
+    /// the memory limit.
     pub fn note(&self, object: u64, size: u64, spans: &[Span]) {
         if size >= MIN_BYTES && spans.len() >= 2 {
             self.keep(object, size_of_val(spans) as u64, || Layout::Spans(spans.into()));
         }
     }
 
-    /// Stores the positions of an object's rows, and the header from its `first` bytes.
+    /// Stores the positions of an object's rows, and the header. `first` are the object's first bytes.
     pub fn note_rows(&self, object: u64, rows: HeadRows, first: &[u8]) {
         if let Some(head) = first.get(..rows.head as usize) {
             self.keep(object, rows.head, || Layout::Rows(rows, Bytes::copy_from_slice(head)));
@@ -72,7 +72,7 @@ impl OffsetCache {
         self.layouts.get(object as usize)?.get()
     }
 
-    /// Returns the position of a record, if it is stored.
+    /// Returns the position of a record. Returns `None` if it is not stored.
     pub fn span(&self, object: u64, record: u64) -> Option<Span> {
         match self.layout(object)? {
             Layout::Spans(spans) => spans.get(record as usize).copied(),
@@ -80,7 +80,7 @@ impl OffsetCache {
         }
     }
 
-    /// Returns the object's bytes before its rows, if they are stored.
+    /// Returns the object's bytes before its first row. Returns `None` if they are not stored.
     pub fn head(&self, object: u64) -> Option<&[u8]> {
         match self.layout(object)? {
             Layout::Spans(_) => None,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Error policy for samples that cannot be read: end the epoch, skip the sample, or replace it with another one.
+//! Error policy for samples that cannot be read: end the epoch, skip the sample, or replace it with a substitute.
 //!
-//! The replacement depends only on the data, so it is the same for every rank, number of ranks and path. Skipping a
-//! sample shortens the batch of its rank, but never changes the number of batches.
+//! The substitute depends only on the data. It is the same for every rank, for any number of ranks, and for every path.
+//! To skip a sample makes the batch of its rank smaller, but never changes the number of batches.
 
 use std::sync::{Mutex, MutexGuard};
 
@@ -20,18 +20,18 @@ use penstock_dataset::sampler::DatasetView;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnError {
-    /// End the epoch with the error, at the batch of the sample.
+    /// End the epoch with the error at the batch that contains the sample.
     #[default]
     Raise,
-    /// Leave the sample's row out of the batch. With a padded tail, keep the row as zeros with weight 0.
+    /// Leave the sample's row out of the batch. With a padded tail, keep the row, filled with zeros and weight 0.
     Skip,
-    /// Fill the row with another sample: the next record of the same object or, if the whole object cannot be read, a
+    /// Fill the row with another sample: the next record of the same object. If the whole object cannot be read, use a
     /// record of the next object.
     Substitute,
 }
 
-/// True for errors in a sample's bytes, such as a damaged record or an unsupported kind of image. All other errors,
-/// such as a failing store or a changed object, always end the epoch.
+/// True for errors in the bytes of a sample, for example a damaged record or an unsupported kind of image. All other
+/// errors, for example a failing store or a changed object, always end the epoch.
 pub(crate) fn is_about_data(error: &Error) -> bool {
     match error {
         Error::Corrupt { .. } | Error::Mismatch { .. } => true,
@@ -40,15 +40,15 @@ pub(crate) fn is_about_data(error: &Error) -> bool {
     }
 }
 
-/// Maximum number of substitutes to try before the error is returned. If this many samples in a row are bad, the fields
-/// or the dataset are wrong.
+/// Maximum number of substitutes that are tried for a sample before the error is returned. If this many consecutive
+/// samples are bad, the fields or the dataset are wrong.
 pub(crate) const MAX_TRIES: u32 = 16;
 
-/// Number of substitutes, out of `MAX_TRIES`, that are taken from the same object.
+/// Number of the `MAX_TRIES` substitutes that are taken from the object of the bad sample.
 const TRIES_INSIDE: u32 = 8;
 
-/// Returns the substitute for a record that cannot be read, as its object and request. It is one of the samples that
-/// `leaf` has chosen. `tries` is the number of substitutes that were tried before.
+/// Returns the substitute for a record that cannot be read, as its object and request. The substitute is one of the
+/// samples that `leaf` selects. `tries` is the number of substitutes that were tried before.
 pub(crate) fn substitute(
     object: u64,
     want: &RowRequest,
@@ -61,8 +61,8 @@ pub(crate) fn substitute(
     (next.object, RowRequest { record: next.record, ..*want })
 }
 
-/// Fetches of substitutes, which no caller waits for. Each holds the decoding threads' queue open. They are cancelled
-/// at the end of the epoch, because a store may hang until their deadline.
+/// Fetches of substitutes. No caller waits for them. Each fetch keeps the queue of the decoding threads open. The
+/// fetches are cancelled at the end of the epoch, because a store may hang until the deadline of a fetch.
 #[derive(Debug)]
 pub(crate) struct Retries(Mutex<Option<JoinSet<()>>>);
 
@@ -91,15 +91,15 @@ impl Retries {
     }
 }
 
-/// Maximum number of error messages stored for the report.
+/// Maximum number of error messages that are stored for the report.
 const KEPT: usize = 8;
 
-/// Counts of unreadable samples in an epoch, and the first errors.
+/// Number of unreadable samples in an epoch, and the first errors.
 #[derive(Debug, Clone, Default)]
 pub struct ErrorCounts {
-    /// Number of rows left out of batches.
+    /// Number of rows that were left out of batches.
     pub skipped: u64,
-    /// Number of rows filled with another sample.
+    /// Number of rows that were filled with a substitute.
     pub substituted: u64,
     /// Messages of the first few errors.
     pub errors: Vec<String>,

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Record counts that grow while objects are scanned, so that an epoch can start before all objects are counted.
+//! Record counts that grow while objects are scanned. An epoch can start before all objects are counted.
 //!
-//! Objects without a count are treated as empty. The sample order depends on the counts only through their running sums
-//! in each epoch's object order. Therefore, up to the first shuffle window with an uncounted object, the order from
-//! partial counts equals the complete order.
+//! An object without a count is treated as empty. The sample order depends on the counts only through their running
+//! sums in each epoch's object order. Up to the first shuffle window that contains an uncounted object, the order from
+//! partial counts therefore equals the order from complete counts.
 //!
-//! Owns the counts and the positions of records, which are stored in an unnamed file until the index is complete.
+//! Owns the counts and the positions of records. The positions are stored in an unnamed file until the index is
+//! complete.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -28,17 +29,17 @@ use super::source::Source;
 use penstock_dataset::order::Counts;
 use penstock_dataset::record_index::{IndexWriter, RecordIndex, Span, stamp};
 
-/// Bytes of one record's position in the file.
+/// Size in bytes of one record's position in the file.
 const ROW: usize = 24;
 
-/// Maximum number of records whose positions are held for a part of an epoch; 64 MiB.
+/// Maximum number of records whose positions are in memory for a part of an epoch. They take 64 MiB.
 const MAX_RECORDS: u64 = 4 << 20;
 
-/// Number of records of an object, and their positions.
+/// Number of records of an object, and the location of their positions.
 #[derive(Debug, Clone, Copy)]
 struct Known {
     records: u64,
-    /// Offset of the positions in the file; `None` if they are not stored.
+    /// Offset in the file of the records' positions. `None` if the positions are not stored.
     at: Option<u64>,
     /// False if only the object's first records are counted.
     complete: bool,
@@ -51,11 +52,11 @@ struct State {
     complete: usize,
     file: Option<File>,
     end: u64,
-    /// Positions of the first records of objects that are not counted completely.
+    /// For objects that are not counted completely: positions of their first records.
     starts: BTreeMap<u64, Vec<Span>>,
 }
 
-/// Counts of the objects of a dataset that were scanned so far.
+/// Record counts of the objects of a dataset that were scanned so far.
 #[derive(Debug)]
 pub struct PartialCounts {
     cache: Option<PathBuf>,
@@ -64,15 +65,15 @@ pub struct PartialCounts {
 }
 
 impl PartialCounts {
-    /// Creates counts, starting with those of an index in the folder `cache`, if it has one. Record positions are
-    /// stored in an unnamed file in that folder, and later the complete index. Without a folder, positions are not
-    /// stored.
+    /// Creates the counts. If the folder `cache` contains an index, the counts start with those of the index. While
+    /// objects are scanned, record positions are stored in an unnamed file in that folder; at the end, the complete
+    /// index is stored there. Without a folder, no positions are stored.
     pub fn new(source: &Source, cache: Option<&Path>) -> Self {
         let open = |folder: &Path| -> Option<File> {
             std::fs::create_dir_all(folder).ok()?;
             let (folder, _) = owned::parent_of(&folder.join("x")).ok()?;
             let temporary = OwnedFile::create(&folder, ".spans-").ok()?;
-            // The file has no name from now on, so that it disappears with the process.
+            // From now on, the file has no name. It disappears when the process ends.
             temporary.remove();
             temporary.file().try_clone().ok()
         };
@@ -95,13 +96,14 @@ impl PartialCounts {
         lock(&self.state).complete
     }
 
-    /// Complete count of an object, if it is known.
+    /// Complete count of an object. `None` if the complete count is not known.
     pub fn count(&self, object: u64) -> Option<u64> {
         let known = lock(&self.state).known.get(object as usize).copied().flatten();
         known.filter(|known| known.complete).map(|known| known.records)
     }
 
-    /// True if single records of all these objects can be read: their positions are stored, and they are not compressed.
+    /// True if single records of all these objects can be read: their positions are stored, and the objects are not
+    /// compressed.
     pub fn reads_ranges(&self, source: &Source, objects: &[u64]) -> bool {
         let state = lock(&self.state);
         objects.iter().all(|&object| source.codec(object) == Codec::None && state.at(object as usize).is_some())
@@ -116,7 +118,7 @@ impl PartialCounts {
         let mut state = lock(&self.state);
         let state = &mut *state;
         let before = state.known.get(object as usize).copied();
-        // An object that is out of range, or already complete, does not change.
+        // Ignore an object that is out of range, or that is already counted completely.
         if before.is_none_or(|before| before.is_some_and(|before| before.complete)) {
             return;
         }
@@ -129,7 +131,7 @@ impl PartialCounts {
                 .flat_map(|span| [span.offset, span.len, u64::from(span.crc)])
                 .flat_map(u64::to_le_bytes)
                 .collect();
-            // If the disk is full, the counts alone are used.
+            // If the disk is full, only the counts are used.
             if file.write_all_at(&bytes, state.end).is_ok() {
                 at = Some(state.end);
                 state.end += bytes.len() as u64;
@@ -142,9 +144,9 @@ impl PartialCounts {
         state.known[object as usize] = Some(Known { records, at, complete });
     }
 
-    /// Reads these objects once, and counts their records. Objects that are counted completely are not read again. If
-    /// an object cannot be read, the others are counted, and an index of all counted objects is stored. Returns
-    /// `Interrupted` after [`PartialCounts::stop`].
+    /// Reads each of these objects once, and counts its records. Does not read objects that are already counted
+    /// completely. If an object cannot be read, the other objects are still counted, and an index of all counted
+    /// objects is stored. Returns `Interrupted` after [`PartialCounts::stop`].
     pub async fn scan(&self, source: &Arc<Source>, objects: Vec<u64>, deadline: Deadline) -> Result<()> {
         tokio::select! {
             biased;
@@ -153,7 +155,7 @@ impl PartialCounts {
         }
     }
 
-    /// Ends the current scan. If no scan is running, the next one ends immediately.
+    /// Ends the current scan. If no scan is running, the next scan ends immediately.
     pub fn stop(&self) {
         self.stopped.notify_one();
     }
@@ -187,8 +189,8 @@ impl PartialCounts {
         }
     }
 
-    /// Reads the start of an object until it contains at least `records` whole records, and counts these. A compressed
-    /// object is read in full. Returns the number of records.
+    /// Reads the start of an object until it contains at least `records` whole records, and counts the whole records.
+    /// Reads a compressed object completely. Returns the number of records.
     pub async fn scan_start(&self, source: &Arc<Source>, object: u64, records: u64, deadline: Deadline) -> Result<u64> {
         let size = source.entry(object).size;
         let mut bytes = FIRST;
@@ -207,8 +209,9 @@ impl PartialCounts {
         Ok(self.count(object).unwrap_or(0))
     }
 
-    /// Returns the counts of `objects`, and a count of 0 for every other object. The index has the record positions of
-    /// `objects[first_indexed..]`. To get a prefix of the complete order, pass the first objects of an epoch.
+    /// Returns the counts of `objects`, and a count of 0 for every other object. The index contains the record
+    /// positions of `objects[first_indexed..]`. If `objects` are the first objects of an epoch, the order from these
+    /// counts is a prefix of the complete order.
     pub fn so_far(&self, source: &Source, objects: &[u64], first_indexed: usize) -> Result<Counted> {
         let state = lock(&self.state);
         let entries = &source.manifest().objects;
@@ -236,7 +239,7 @@ impl PartialCounts {
     }
 
     /// Returns the complete counts, and stores the index in the cache. Returns a `Bug` error if an object is not
-    /// counted.
+    /// counted completely.
     pub fn finish(&self, source: &Source) -> Result<Counted> {
         let state = lock(&self.state);
         let records = state.known.iter().map(|known| known.filter(|known| known.complete).map(|known| known.records));
@@ -244,7 +247,8 @@ impl PartialCounts {
         let records = records.ok_or_else(|| Error::bug("not all objects are counted"))?;
         let index = match index_path(source, self.cache.as_deref())? {
             Some(path) if (0..records.len()).all(|object| state.at(object).is_some()) => state.index(source, &path),
-            // Another process scanned some of the objects, and stored the index if it shares the folder.
+            // Another process scanned some of the objects. If that process uses the same folder, it stored the index
+            // there.
             _ => kept(source, self.cache.as_deref())?.and_then(|counted| counted.index),
         };
         Counted::new(source, &records, CountSource::Scan, index)
@@ -252,7 +256,7 @@ impl PartialCounts {
 }
 
 impl State {
-    /// Offset of the positions of an object that is counted completely.
+    /// Offset in the file of the positions of an object that is counted completely.
     fn at(&self, object: usize) -> Option<u64> {
         self.known.get(object).copied().flatten().filter(|known| known.complete)?.at
     }
@@ -271,7 +275,7 @@ impl State {
         Some(bytes.chunks_exact(ROW).map(span).collect())
     }
 
-    /// Writes an index of the objects that are counted completely; `None` if it cannot be written.
+    /// Writes an index of the objects that are counted completely. Returns `None` if the index cannot be written.
     fn index(&self, source: &Source, path: &Path) -> Option<Arc<RecordIndex>> {
         let entries = &source.manifest().objects;
         let mut writer = IndexWriter::create(path, entries.len()).ok()?;
@@ -285,7 +289,7 @@ impl State {
     }
 }
 
-/// Number of bytes that are read first from the start of an object. A few requests of this size take no longer than one
+/// Number of bytes of the first read from the start of an object. A few requests of this size take no longer than one
 /// round trip.
 const FIRST: u64 = if cfg!(test) { 1 << 10 } else { 1 << 20 };
 
@@ -293,7 +297,7 @@ const FIRST: u64 = if cfg!(test) { 1 << 10 } else { 1 << 20 };
 fn starts(framing: &dyn Framing, head: &[u8], place: &str) -> Vec<Span> {
     let mut spans = Vec::new();
     if let Some(frames) = framing.frames(head, place) {
-        // Damage is reported when the damaged record is read.
+        // An error is reported later, when the damaged record is read.
         if let Ok(mut frames) = frames {
             let _ = frames.push(head, &mut |span, crc| {
                 spans.push(Span { offset: span.offset, len: frame_len(span.len), crc });
@@ -302,7 +306,7 @@ fn starts(framing: &dyn Framing, head: &[u8], place: &str) -> Vec<Span> {
         return spans;
     }
     let _ = framing.spans(head, place, &mut spans);
-    // The last record may continue after these bytes.
+    // The last record may be incomplete.
     spans.pop();
     spans
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Health of a pool: nodes that failed recently, and lost objects that were put back.
+//! Health of a pool: nodes that failed recently, and lost objects that were put back into the pool.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard};
@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use penstock_types::{Error, Key, lock, now};
 
-/// Back-off of a node after its first failure, if the pool has an origin. It doubles with each further failure.
+/// Back-off of a node after its first failure. It doubles with each further failure, up to [`MAX_REST`]. Only a pool
+/// with an origin uses back-offs.
 const FIRST_REST: Duration = Duration::from_secs(5);
 const MAX_REST: Duration = Duration::from_secs(300);
-/// Back-off after a failure of the engine's directory.
+/// Back-off after a failure of the engine's directory service.
 const ENGINE_REST: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Default)]
@@ -21,11 +22,11 @@ pub(super) struct Health {
 #[derive(Debug, Default)]
 struct State {
     away: HashMap<u32, Backoff>,
-    /// Time at which the back-off of the engine's directory ends.
+    /// Time at which the back-off of the engine's directory service ends.
     engine: Option<Instant>,
     /// Lost objects that were put back into the pool.
     back: HashSet<Key>,
-    /// Files of this node that no longer exist.
+    /// Files of this node that were found to be missing.
     gone: HashSet<Key>,
 }
 
@@ -34,7 +35,7 @@ struct State {
 struct Backoff {
     until: Instant,
     rest: Duration,
-    /// True if the back-off has ended and one read is trying the node.
+    /// True if the back-off has ended and one read is now trying the node.
     is_asked: bool,
 }
 
@@ -43,9 +44,9 @@ impl Health {
         lock(&self.state)
     }
 
-    /// True if reads of an object on these nodes should be skipped: all of the nodes failed recently or, if `nodes` is
-    /// `None`, the engine did. When a back-off ends, one caller gets false and tries the node. The other callers skip
-    /// it for another `timeout`, or until that attempt has a result.
+    /// True if reads of an object on these nodes should be skipped, because all these nodes failed recently. If `nodes`
+    /// is `None`, true if the engine failed recently. When the back-off of a node ends, one caller gets false and tries
+    /// the node. All other callers skip the node for another `timeout`, or until the attempt has a result.
     pub fn are_away(&self, nodes: Option<&[u32]>, timeout: Duration) -> bool {
         let Some(nodes) = nodes else { return self.is_engine_away() };
         let mut state = self.state();
@@ -62,14 +63,14 @@ impl Health {
         is_resting
     }
 
-    /// True if a read from this node failed, and none has succeeded since.
+    /// True if a read from this node failed, and no later read succeeded.
     pub fn is_away(&self, node: u32) -> bool {
         self.state().away.contains_key(&node)
     }
 
     /// Records a failed read from these nodes. Concurrent failures count once. An error that concerns only the object
-    /// is ignored, because the nodes may be fine. If the nodes are unknown, only an engine that does not respond gets a
-    /// back-off: an immediate error costs no time.
+    /// is ignored, because the nodes may be healthy. If the nodes are unknown, the engine gets a back-off, but only if
+    /// it did not respond: an immediate error costs no time.
     pub fn failed(&self, nodes: Option<&[u32]>, error: &Error) {
         match error {
             Error::NotFound { .. } | Error::Changed { .. } | Error::Corrupt { .. } | Error::Denied { .. } => return,
@@ -87,8 +88,8 @@ impl Health {
         }
     }
 
-    /// Records a successful read from these nodes. If all of them were in back-off, their back-off ends. If only some
-    /// were, the read may have been served by another node, so nothing changes.
+    /// Records a successful read from these nodes. If all these nodes were in back-off, their back-off ends. If only
+    /// some of them were in back-off, nothing changes, because another node may have served the read.
     pub fn answered(&self, nodes: Option<&[u32]>) {
         let (mut state, nodes) = (self.state(), nodes.unwrap_or_default());
         if nodes.iter().all(|node| state.away.contains_key(node)) {
@@ -112,7 +113,7 @@ impl Health {
         self.state().back.contains(key)
     }
 
-    /// Records that an object that was put back still cannot be read.
+    /// Records that an object cannot be read, although it was put back into the pool.
     pub fn lost_again(&self, key: &Key) {
         self.state().back.remove(key);
     }

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads objects of a pool: first from the node's own files, then through the engine's protocol, then from the pool's
-//! origin bucket.
+//! Reads objects of a pool. The sources are tried in this order: the node's own files, the engine's protocol, and the
+//! pool's origin bucket.
 //!
-//! Owns the choice of the source, and the repair of lost objects: an object that the pool has lost is fetched from the
-//! origin, decompressed if the stage had decompressed it, and put back into the pool. Independent of the engine: the
-//! caller passes the locations of objects ([`Placements`]). A read returns exactly the size in the pool's listing, or
-//! an error.
+//! Owns the choice of the source, and the repair of lost objects. If the pool has lost an object, it is fetched from
+//! the origin and put back into the pool. If the stage had decompressed the object, it is decompressed first.
+//! Independent of the engine: the caller passes the locations of objects ([`Placements`]). A read returns exactly the
+//! size in the pool's listing, or an error.
 //!
-//! A node that does not respond costs one timeout. After the timeout, the node's objects are read from the origin for a
-//! while. One process of the pool, chosen by the object's name, fetches a lost object first. The other processes wait a
-//! moment until this process has put the object back.
+//! A node that does not respond costs one timeout. For a while after the timeout, the node's objects are read from the
+//! origin. The first fetch of a lost object is done by one process of the pool, which the object's name determines. The
+//! other processes wait a moment for this process to put the object back.
 
 mod health;
 mod origin;
@@ -40,24 +40,25 @@ use penstock_dataset::manifest::Manifest;
 
 /// Time that a process waits for each process ahead of it, before it fetches a lost object itself.
 const TURN: Duration = Duration::from_millis(500);
-/// Maximum number of processes that a process waits for.
+/// Maximum number of processes for which a process waits.
 const TURNS: u32 = 3;
-/// Polling interval while waiting for a lost object to be put back.
+/// Polling interval while a process waits for a lost object to be put back.
 const GLANCE: Duration = Duration::from_millis(100);
-/// Maximum number of nodes per pool, and of processes per node.
+/// Maximum number of nodes per pool, and maximum number of processes per node.
 const MAX_READERS: u32 = 1 << 15;
 
-/// Locations of a pool's objects, as known to one node.
+/// Locations of a pool's objects, as one node knows them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Placements {
     /// URL of the pool's origin bucket. Without an origin, objects that the pool loses cannot be read.
     #[serde(default)]
     pub bucket: Option<String>,
-    /// Locations by key relative to the dataset's folder. An object that is missing here is read through the engine.
+    /// Location of each object, by its key relative to the dataset's folder. An object without an entry is read through
+    /// the engine.
     #[serde(default)]
     pub objects: HashMap<String, Placement>,
-    /// Identity of this process. If it is unknown, the process fetches lost objects at once.
+    /// Identity of this process. A process without an identity fetches lost objects immediately.
     #[serde(default)]
     pub reader: Option<Reader>,
 }
@@ -80,16 +81,16 @@ pub struct Reader {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Placement {
-    /// Path of a plain file on this node with exactly the object's bytes.
+    /// Path of a plain file on this node that contains exactly the object's bytes.
     #[serde(default)]
     pub own: Option<PathBuf>,
-    /// Indices of the nodes that hold a copy; `None` if the engine does not report them.
+    /// Indices of the nodes that store a copy. `None` if the engine does not report these nodes.
     #[serde(default)]
     pub nodes: Option<Vec<u32>>,
 }
 
 impl Placements {
-    /// Parses JSON. Returns a `Config` error if it is invalid.
+    /// Parses the JSON. Returns a `Config` error if it is invalid.
     pub fn from_json(text: &str) -> Result<Self> {
         let routes: Self = serde_json::from_str(text).map_err(|error| Error::config("routes", error.to_string()))?;
         match routes.reader {
@@ -103,7 +104,7 @@ impl Placements {
         }
     }
 
-    /// True if this node has the object with this key as a plain file.
+    /// True if this node has the object as a plain file.
     pub fn has_own(&self, key: &Key) -> bool {
         key.as_str().and_then(|key| self.objects.get(key)).is_some_and(|placed| placed.own.is_some())
     }
@@ -114,7 +115,7 @@ impl Placements {
     }
 }
 
-/// Store that reads the objects of a pool; see the module documentation. Cheap to clone.
+/// Store that reads the objects of a pool (see the module documentation). Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct PoolStore {
     shared: Arc<Shared>,
@@ -133,20 +134,20 @@ struct Shared {
     metrics: Arc<Metrics>,
 }
 
-/// Known facts about an object.
+/// Known properties of an object.
 #[derive(Debug)]
 struct ObjectState {
     size: u64,
-    /// Path of this node's own file, relative to the root of the file system.
+    /// Path of the object's file on this node, relative to the root of the file system.
     own: Option<Key>,
     nodes: Option<Vec<u32>>,
-    /// Version of the origin object that this object was made from, if the listing records it.
+    /// Version of the origin object from which the stage made this object. `None` if the listing does not record it.
     made_from: Option<Version>,
 }
 
 impl ObjectState {
-    /// Timeout of an engine request for this object. It is longer if the object has several copies, because the engine
-    /// tries them one after another.
+    /// Timeout of an engine request for this object. The timeout is longer if the object may have several copies,
+    /// because the engine tries one copy after another.
     fn timeout(&self) -> Duration {
         match self.nodes.as_ref().map(Vec::len) {
             Some(0 | 1) => Duration::from_secs(2),
@@ -156,9 +157,9 @@ impl ObjectState {
 }
 
 impl PoolStore {
-    /// Creates a store for the pool's objects in `manifest`, whose keys are below `pool.prefix`. `governor` limits the
-    /// rate of the pool's requests, and `routes` contains the locations of the objects. `bucket` is the opened store of
-    /// `routes.bucket`, already rate-limited if necessary.
+    /// Creates a store for the pool's objects in `manifest`. Their keys are below `pool.prefix`. `governor` limits the
+    /// rate of requests to the pool. `routes` contains the locations of the objects. `bucket` is the opened store of
+    /// `routes.bucket`, with a rate limit of its own if it needs one.
     pub fn new(
         pool: Opened,
         governor: Option<Arc<AdaptiveLimit>>,
@@ -189,8 +190,7 @@ impl PoolStore {
         if let Some(governor) = governor {
             pool = Arc::new(LimitStore::new(pool, governor));
         }
-        // The piece size is that of the largest single request, so that such a read arrives in one chunk and is not
-        // copied again.
+        // With a piece size equal to the largest single request, a read arrives in one chunk and is not copied again.
         let local = Local::new(std::path::Path::new("/"))?.with_reads(reads).with_piece(crate::MAX_AT_ONCE);
         let shared = Shared {
             known,
@@ -207,8 +207,8 @@ impl PoolStore {
 }
 
 impl Shared {
-    /// True if the object is lost, so that no read from the engine is needed: all nodes with a copy have failed, and
-    /// the object was not put back.
+    /// True if the object is lost: all nodes with a copy have failed, and the object was not put back. A lost object
+    /// need not be read from the engine.
     async fn is_lost(&self, object: &ObjectRef, known: &ObjectState, deadline: Deadline) -> bool {
         let key = &object.key;
         if self.bucket.is_none() || !self.health.are_away(known.nodes.as_deref(), known.timeout()) {
@@ -223,7 +223,7 @@ impl Shared {
         !self.is_put_back(object, deadline).await
     }
 
-    /// True if the engine holds a different version of the object than the lost one.
+    /// True if the engine stores another version of the object than `object` states.
     async fn is_put_back(&self, object: &ObjectRef, deadline: Deadline) -> bool {
         let (key, version) = (&object.key, object.version.as_ref());
         match self.pool.head(key, deadline).await {
@@ -235,7 +235,7 @@ impl Shared {
                 is_back
             }
             Err(Error::NotFound { .. }) => false,
-            // The caller's own deadline has passed, so the engine may be fine.
+            // The caller's own deadline has passed, so the engine may be healthy.
             Err(_) if deadline.passed() => false,
             Err(_) => {
                 self.health.engine_failed();
@@ -245,19 +245,19 @@ impl Shared {
     }
 
     /// Index of this process in the order in which the pool's processes fetch a lost object. The order depends on the
-    /// object, and leaves out nodes that are down.
+    /// object. Nodes that are down are left out.
     fn turn(&self, key: &Key) -> u32 {
         let Some(Reader { node, nodes, local, locals }) = self.reader else { return 0 };
         let draw = |at: u32| xxh3_64_with_seed(key.as_bytes(), at.into());
         let before = (0..nodes).filter(|&other| other != node && !self.health.is_away(other));
         let before = before.filter(|&other| (draw(other), other) < (draw(node), node)).count() as u32;
-        // Rotate the order of the node's processes, so that a different one is first for each object.
+        // Rotate the order of the node's processes, so that for each object, another process is first.
         let local = (u64::from(local) + draw(node) % u64::from(locals)) % u64::from(locals);
         before + local as u32 * nodes
     }
 
-    /// Waits for another process to put a lost object back, and returns true as soon as one does. Returns false when
-    /// the time of the processes before this one is over.
+    /// Waits for another process to put a lost object back. Returns true as soon as one has done so. Returns false
+    /// after the time of the processes ahead of this one.
     async fn is_healed(&self, object: &ObjectRef, deadline: Deadline) -> bool {
         let wait = TURN * self.turn(&object.key).min(TURNS);
         let until = now() + wait;
@@ -279,7 +279,7 @@ impl Store for PoolStore {
         let Some(known) = self.shared.known.get(&object.key) else {
             return self.shared.pool.get_ranges(object, ranges, deadline).await;
         };
-        // Reject invalid ranges without a request.
+        // Reject invalid ranges before any request is sent.
         penstock_store::plan(ranges, known.size, &penstock_store::place(self.root(), &object.key))?;
         let meta = Meta {
             key: object.key.clone(),

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Origin of a pool: reads a lost object from the pool's source, in the form that the object had in the pool.
+//! Origin of a pool: reads a lost object from the source of the pool's data, in the form that the object had in the
+//! pool.
 
 use std::collections::HashMap;
 
@@ -17,9 +18,9 @@ use penstock_dataset::manifest::{Entry, index};
 pub(super) struct OriginStore {
     url: Url,
     opened: Opened,
-    /// Folder of the pool that keys are relative to.
+    /// Folder of the pool to which keys are relative.
     base: Key,
-    /// Origin objects, indexed by the names that they may have in the pool. Listed when the first object is lost.
+    /// Origin objects, by each name that they may have in the pool. The origin is listed when the first object is lost.
     listed: OnceCell<HashMap<Vec<u8>, Entry>>,
 }
 
@@ -28,12 +29,13 @@ impl OriginStore {
         Self { url: url.as_folder(), opened, base, listed: OnceCell::new() }
     }
 
-    /// Returns the origin object of a pool's object. If the listing records a version, checks that the origin has the
-    /// same one.
+    /// Returns the origin object for a pool's object. If the pool's listing records a version, returns an error if the
+    /// origin has another version.
     async fn entry(&self, key: &Key, known: &ObjectState, deadline: Deadline) -> Result<&Entry> {
         let lists = || async {
             let listed = index(&*self.opened.store, &self.opened.prefix, &self.url, deadline).await?;
-            // An object with exactly this name takes precedence over one whose codec suffix was removed.
+            // An object with exactly this name takes precedence over an object that has this name only without its
+            // codec suffix.
             let names = |strips: bool| listed.objects.iter().map(move |entry| (strips, entry));
             let named = names(true).chain(names(false)).map(|(strips, entry)| {
                 let name = if strips { entry.logical_name() } else { entry.key.as_bytes() };
@@ -53,7 +55,7 @@ impl OriginStore {
         }
     }
 
-    /// Key of the object relative to the pool's folder.
+    /// Key of the object, relative to the pool's folder.
     fn name(&self, key: &Key) -> Key {
         key.strip_prefix(&self.base).unwrap_or_else(|| key.clone())
     }
@@ -62,8 +64,8 @@ impl OriginStore {
         ObjectRef { key: self.opened.prefix.as_folder().join(entry.key.as_bytes()), version: entry.version.clone() }
     }
 
-    /// Reads ranges of a pool's object, if the origin object has the same name and size. Returns `None` if the sizes
-    /// differ, because the origin object may have to be decompressed.
+    /// Reads ranges of a pool's object from the origin object with the same name. Returns `None` if the sizes of the
+    /// two objects differ, because the origin object may have to be decompressed.
     pub async fn ranges(
         &self,
         key: &Key,
@@ -78,13 +80,13 @@ impl OriginStore {
         }
     }
 
-    /// Fetches the whole object that the pool had under this key.
+    /// Fetches the whole object that had this key in the pool.
     pub async fn fetch(&self, key: &Key, known: &ObjectState, deadline: Deadline) -> Result<Bytes> {
         let (entry, size) = (self.entry(key, known, deadline).await?, known.size);
         let (meta, stored) =
             read_whole(&*self.opened.store, &self.reference(entry), Some(entry.size), deadline).await?;
         let place = format!("{}{}", self.url, entry.key);
-        // If the listing shows no codec, detects it from the response and the bytes, as the stage did.
+        // If the listing does not show a codec, the codec is detected from the response and the bytes, as in the stage.
         let codec = match entry.codec_as_read() {
             Codec::None => detect(self.name(key).as_bytes(), meta.encoding.as_deref(), &stored)
                 .map_or(Codec::None, |(codec, _)| codec),
@@ -104,7 +106,7 @@ impl OriginStore {
     }
 }
 
-/// Decompresses an object on a blocking thread, so that the threads that transfer data are not delayed.
+/// Decompresses an object on a blocking thread, so that it does not delay the runtime's threads.
 async fn inflated(codec: Codec, stored: Bytes, size: u64, place: String) -> Result<Bytes> {
     let work = move || {
         let mut out = Vec::new();

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads one object of a pool. If a source fails, the read continues from the next source, at the byte that it had
-//! reached.
+//! Reads one object of a pool. If a source fails, the next source continues the read at the byte that was reached.
 
 use std::sync::Arc;
 
@@ -44,12 +43,12 @@ pub(super) struct Read {
     object: ObjectRef,
     size: u64,
     ranges: Vec<Progress>,
-    /// Indices in `ranges` of the ranges in the current request.
+    /// Ranges of the current request, as indices into `ranges`.
     running: Vec<usize>,
     way: ReadPath,
-    /// True after waiting for the other processes to put the object back.
+    /// True if the read has already waited for other processes to put the object back.
     has_waited: bool,
-    /// Last chunk from the current source, which is not delivered yet.
+    /// Last chunk from the current source. It is not delivered yet.
     held: Option<Chunk>,
     /// True if a chunk from the current source was delivered.
     has_given: bool,
@@ -66,7 +65,7 @@ impl Read {
         Self { shared, object, size, ranges, running, way, has_waited, held, has_given, is_lost, deadline }
     }
 
-    /// Streams the bytes from whichever source has them.
+    /// Streams the bytes. If a source fails, continues with the next source.
     pub fn chunks(self) -> impl Stream<Item = Result<Chunk>> + Send + 'static {
         stream::try_unfold((self, None), |(read, chunks)| read.next(chunks))
     }
@@ -102,8 +101,8 @@ impl Read {
         }
     }
 
-    /// Records the progress of a chunk, and returns the previous chunk. The last chunk is held back until the source
-    /// reports success, because a change of the object or a wrong checksum is detected only after the last byte.
+    /// Records the progress of a chunk, and returns the previous chunk. A chunk is held until the next chunk arrives or
+    /// the source reports success. A change of the object or a wrong checksum is detected only after the last byte.
     fn took(&mut self, mut chunk: Chunk) -> Result<Option<Chunk>> {
         let index = self
             .running
@@ -129,7 +128,7 @@ impl Read {
         Some(chunk)
     }
 
-    /// Returns the remaining ranges, which the next request reads.
+    /// Returns the rest of each unfinished range. The next request reads these ranges.
     fn rest(&mut self) -> Vec<ByteRange> {
         self.running = (0..self.ranges.len()).filter(|&i| self.ranges[i].at < self.ranges[i].end).collect();
         let range = |&i: &usize| {
@@ -173,8 +172,8 @@ impl Read {
         Ok(chunks)
     }
 
-    /// Reads from the origin. A large object is streamed if the origin has the same bytes. Any other object is fetched
-    /// whole, and put back into the pool.
+    /// Reads from the origin. If the object is large and the origin has the same bytes, streams the object. Otherwise,
+    /// fetches the whole object and puts it back into the pool.
     async fn asked_of_bucket(&self, ranges: &[ByteRange]) -> Result<Chunks> {
         let (key, bucket) = (&self.object.key, self.shared.bucket.as_ref());
         let (Some(known), Some(bucket)) = (self.known(), bucket) else {
@@ -186,7 +185,7 @@ impl Read {
         {
             return self.of_size(got);
         }
-        // If the nodes are unknown, the pool's copy may be fine, and is not replaced.
+        // If the nodes are unknown, the pool's copy may be intact, and it is not replaced.
         let is_put_back = self.is_lost || known.nodes.is_some();
         let whole = self.shared.refetched(key, known, (is_part, is_put_back), self.deadline).await?;
         let cut = |(range, asked): (usize, &ByteRange)| {
@@ -199,13 +198,13 @@ impl Read {
         Ok(stream::iter(ranges.iter().enumerate().map(cut).collect::<Vec<_>>()).boxed())
     }
 
-    /// Path of the node's own file, unless the file is missing.
+    /// Path of the object's file on this node. `None` if the file does not exist.
     fn own(&self) -> Option<Key> {
         let own = self.known()?.own.clone()?;
         (!self.shared.health.is_file_gone(&own)).then_some(own)
     }
 
-    /// Reads from the pool. An object that was put back has another version, so only its size is checked.
+    /// Reads from the pool. An object that was put back has another version, so only the object's size is checked.
     async fn asked_of_pool(&self, ranges: &[ByteRange]) -> Result<Chunks> {
         let pool = &self.shared.pool;
         let got = match pool.get_ranges(&self.object, ranges, self.deadline).await {
@@ -228,8 +227,8 @@ impl Read {
         }
     }
 
-    /// Switches to the next source, or returns the error if none remains. A held chunk is discarded and requested
-    /// again.
+    /// Switches to the next source. Returns the error if no source remains. The held chunk is discarded, and its bytes
+    /// are requested again.
     fn turn_away(&mut self, error: Error) -> Result<()> {
         if self.deadline.passed() {
             return Err(error);

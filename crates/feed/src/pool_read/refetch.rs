@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Fetches whole lost objects from the origin and puts them back into the pool. Each object is fetched once for all
-//! waiting readers, within a memory budget.
+//! readers that wait for it, within a memory budget.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -14,28 +14,30 @@ use tokio::sync::{OnceCell, Semaphore};
 use super::{GLANCE, ObjectState, Shared};
 use crate::memory_budget::{MemoryBudget, Reservation};
 
-/// Maximum total size of objects that are fetched whole or cached for other readers. A larger object is fetched whole
-/// only if the origin has it in another form, and then no other object is fetched. Objects that are being written to
-/// the pool ([`REFILLS`]) are not counted.
+/// Maximum total size, in bytes, of objects that are fetched completely or cached for other readers. A larger object is
+/// fetched completely only if the origin has it in another form, and only while no other object is fetched. An object
+/// that is being written to the pool ([`REFILLS`]) is not counted.
 pub(super) const AT_ONCE: u64 = 256 << 20;
 
-/// Time for which a whole object is cached after a range of it was requested, for readers of other ranges.
+/// Time for which a whole object is cached after a range of it was requested. Readers of other ranges use the cached
+/// object.
 const KEPT: Duration = Duration::from_secs(10);
 
-/// Maximum number of objects that are put back concurrently. Other objects are put back when they are read again.
+/// Maximum number of objects that are put back at the same time. An object above this limit is put back when it is read
+/// again.
 const REFILLS: usize = 4;
 
-/// Deadline for putting an object back.
+/// Time limit for putting an object back.
 const REFILL: Duration = Duration::from_secs(60);
 
 /// Bytes of one object, shared by all readers that wait for them.
 type Cell = OnceCell<Bytes>;
 
-/// Fetches from the origin, and writes back to the pool, that are in progress.
+/// Fetches from the origin and writes to the pool that are in progress.
 #[derive(Debug)]
 pub(super) struct Refetches {
     cells: Mutex<HashMap<Key, Weak<Cell>>>,
-    /// Cached objects with their memory reservations, oldest first.
+    /// Cached objects with their memory reservations, the oldest first.
     kept: Mutex<VecDeque<(Arc<Cell>, Reservation)>>,
     budget: MemoryBudget,
     refills: Arc<Semaphore>,
@@ -47,12 +49,12 @@ impl Refetches {
         Self { cells: Mutex::default(), kept: Mutex::default(), budget, refills }
     }
 
-    /// Maximum size of an object that is fetched whole to serve some of its ranges.
+    /// Maximum size, in bytes, of an object that is fetched completely to serve some of its ranges.
     pub fn at_once(&self) -> u64 {
         self.budget.bytes()
     }
 
-    /// Returns the shared cell for an object's bytes. The cell is dropped with its last holder.
+    /// Returns the shared cell for an object's bytes. The cell is dropped when its last holder drops it.
     fn cell(&self, key: &Key) -> Arc<Cell> {
         let mut cells = lock(&self.cells);
         if let Some(cell) = cells.get(key).and_then(Weak::upgrade) {
@@ -68,8 +70,8 @@ impl Refetches {
         lock(&self.kept)
     }
 
-    /// Reserves memory for an object. Drops cached objects first, including those that other readers add while this one
-    /// waits.
+    /// Reserves memory for an object. Drops cached objects until the memory is free, including objects that other
+    /// readers add while this reader waits.
     async fn room(&self, bytes: u64, deadline: Deadline) -> Result<Reservation> {
         let what = "a lost object of a pool";
         let bytes = bytes.min(self.budget.bytes());
@@ -86,8 +88,8 @@ impl Refetches {
 }
 
 impl Shared {
-    /// Fetches the whole object from the origin. Concurrent readers share one fetch. The object is cached for a while
-    /// if `is_kept`, and put back into the pool if `is_put_back`.
+    /// Fetches the whole object from the origin. Concurrent readers share one fetch. If `is_kept`, the object is cached
+    /// for a while. If `is_put_back`, it is put back into the pool.
     pub(super) async fn refetched(
         self: &Arc<Self>,
         key: &Key,
@@ -110,7 +112,7 @@ impl Shared {
         }
         if is_put_back && let Ok(permit) = self.refetches.refills.clone().try_acquire_owned() {
             let (shared, key, body) = (self.clone(), key.clone(), bytes.clone());
-            // The task holds the cell, so that it serves reads until the pool has the object again.
+            // The task holds the cell, which serves other reads until the pool has the object again.
             tokio::spawn(async move {
                 let put = shared.pool.put(&key, vec![body], &PutOptions::default(), Deadline::within(REFILL)).await;
                 if put.is_ok() {

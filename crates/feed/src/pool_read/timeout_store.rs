@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Store wrapper with short timeouts for a pool's engine, which may take minutes to notice that a node is down.
+//! Store wrapper that adds short timeouts. A pool's engine may take minutes to detect that a node is down.
 //!
-//! It is placed inside the concurrency limit, so that the time in the queue does not count towards the timeout.
+//! The wrapper is inside the concurrency limit, so the time that a request waits in the queue does not count towards
+//! the timeout.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,15 +18,15 @@ use super::ObjectState;
 /// Timeout of a metadata request to the engine.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// Store wrapper with short timeouts; see the module documentation. Requests for objects that are not in `known` keep
-/// their full deadline.
+/// Store wrapper that adds short timeouts (see the module documentation). A request for an object that is not in
+/// `known` keeps its full deadline.
 #[derive(Debug)]
 pub(super) struct TimeoutStore {
     pub inner: Arc<dyn Store>,
     pub known: Arc<HashMap<Key, ObjectState>>,
 }
 
-/// Runs `work` with a timeout. Returns `Unreachable` if it does not finish in time.
+/// Runs `work` with a timeout. Returns `Unreachable` if `work` does not finish in time.
 async fn within<T>(timeout: Duration, place: &str, work: impl Future<Output = Result<T>>) -> Result<T> {
     tokio::time::timeout(timeout, work).await.unwrap_or_else(|_| {
         let reason = format!("no data received for {} s", timeout.as_secs());

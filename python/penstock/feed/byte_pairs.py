@@ -87,8 +87,7 @@ class BytePairEncoder:
 
 
 def of(tokenizer: Any, described: str, special_tokens: bool) -> BytePairEncoder | None:  # noqa: FBT001 - two callers
-    """Return an encoder that replaces `tokenizer`, or None if the core does not support it. `described` is its JSON.
-    """
+    """Return an encoder that replaces `tokenizer`, or None if the core does not support it. `described` is its JSON."""
     core = _native.BytePairs.of_json(described)
     if core is None:
         return None

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Class folders of image datasets: their names, and labels for a given list of classes. Uses only the objects' keys.
-"""
+"""Class folders of image datasets: their names, and labels for a given list of classes. Uses only the objects' keys."""
 
 from __future__ import annotations
 

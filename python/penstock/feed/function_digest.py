@@ -228,8 +228,7 @@ class _Hash:
         self.add((kind, str(value.dtype), tuple(value.shape), value.requires_grad, data, vars(value)))
 
     def _add_pickled(self, value: Any, kind: type) -> None:
-        """Add the parts of an object that pickle stores. If the object's class is the user's, also add all attributes.
-        """
+        """Add the parts of an object that pickle stores. If the object's class is the user's, also add all attributes."""
         reduce = copyreg.dispatch_table.get(kind)
         made = value.__reduce_ex__(4) if reduce is None else reduce(value)
         if isinstance(made, str):

@@ -14,10 +14,10 @@ __all__ = ["drew_since", "seed_all", "torch_seeding"]
 
 
 class _TorchSeeding:
-    """Import hook that seeds torch if a function imports it first. Without the hook, torch would not be seeded for that
-    sample.
+    """Import hook that seeds torch if a function is the first to import it. Without the hook, torch would not be seeded
+    for that sample.
 
-    The hook is in `sys.meta_path` while functions run, until torch is imported.
+    While functions run, the hook is in `sys.meta_path` until torch is imported.
     """
 
     seed = 0
@@ -51,7 +51,7 @@ torch_seeding = _TorchSeeding()
 
 
 def seed_all(seed: int) -> None:
-    """Seed all global generators. If torch is not imported yet, it is seeded when it is imported."""
+    """Seed all global generators. If torch is not imported yet, its generators are seeded when it is imported."""
     import random
 
     import numpy as np
@@ -64,13 +64,13 @@ def seed_all(seed: int) -> None:
     elif torch.cuda.is_initialized():
         torch.manual_seed(seed)
     else:
-        # `torch.manual_seed` would format a stack trace, and append it to a list that is emptied only when CUDA is
-        # initialised.
+        # Do not call `torch.manual_seed`: before CUDA is initialised, each call formats a stack trace and stores it in
+        # a list.
         torch.default_generator.manual_seed(seed)
 
 
 def drew_since(seed: int) -> bool:
-    """Return whether a global generator was used since it was seeded with `seed`. Seeds all generators again."""
+    """Return whether a global generator was used after it was seeded with `seed`. Seeds all generators again."""
     before = _states()
     seed_all(seed)
     return before != _states()

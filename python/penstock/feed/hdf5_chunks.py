@@ -25,10 +25,10 @@ T = TypeVar("T")
 # Maximum number of chunks in all files. Each chunk takes about 100 bytes of memory while the dataset is open.
 _MAX_CHUNKS = 1 << 22
 
-# Read-ahead size in bytes. Chunk tables are mostly contiguous, so a large read saves requests.
+# Read-ahead size in bytes. Chunk tables are mostly contiguous in the file, so a large read saves requests.
 _READ_AHEAD = 256 << 10
 
-# Exceptions that h5py raises for a damaged file. The class depends on the h5py call that reads the damaged part.
+# Exceptions that h5py raises for a damaged file. Different calls of h5py raise different classes.
 _DAMAGE = (OSError, RuntimeError, KeyError, IndexError, TypeError, ValueError, ArithmeticError, MemoryError)
 
 
@@ -67,7 +67,7 @@ def with_file(files: _native.Files, entry: dict[str, Any], place: str, work: Cal
 
     Args:
         entry: Object of a listing: `key`, `size` and, if it has one, `version`.
-        place: URL of the object, for errors.
+        place: URL of the object, for error messages.
 
     Raises:
         Corrupt: The object is not HDF5, or the part that h5py reads is damaged; the message quotes h5py's message.
@@ -91,14 +91,14 @@ def with_file(files: _native.Files, entry: dict[str, Any], place: str, work: Cal
         except PenstockError as error:
             failed = error
         except _DAMAGE as error:
-            # h5py may have replaced the store's error with its own message, so prefer the store's error.
+            # If the store failed, h5py raises an error of its own, so raise the store's error instead.
             failed = content.error or Corrupt(
                 f"{place} cannot be read as HDF5: {type(error).__name__}: {error}",
                 where=place,
                 hint="download the object again, or compare it with its source",
             )
-    # Raise here, without context. h5py's frames hold handles, and an uncaught error keeps its own frames and those of
-    # its context alive until exit. HDF5 would then free the handles after Python has ended, and crash.
+    # Raise here, so that the error has no context. An uncaught error keeps the frames of its context alive until exit.
+    # The frames of h5py contain handles, which HDF5 would then free after Python has ended, and crash.
     failed.__context__ = None
     raise failed.with_traceback(None)
 

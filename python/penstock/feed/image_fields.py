@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images and their annotations: masks, boxes and keypoints with the crop, resize and flip of their image. Plain data;
-reads nothing.
+"""Fields of images, and of annotations (masks, boxes and keypoints) to which the crop, resize and flip of their image
+are applied. Only describes the fields; does no I/O.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["BoxesSpec", "ImageSpec", "KeypointsSpec", "MaskSpec", "boxes", "follow", "image", "keypoints", "mask"]
 
 MAX_PIXELS = 100_000_000
-"""Default maximum number of pixels in an image. Slightly above Pillow's warning limit."""
+"""Default maximum number of pixels in an image, slightly above the limit at which Pillow warns."""
 
 _WITH_VALUE = {
     *("brightness", "contrast", "saturation", "sharpness", "hue", "posterize", "solarize"),
@@ -62,7 +62,7 @@ class ImageSpec(FieldSpec):
         *,
         p: float = 1.0,
     ) -> Self:
-        """Return the field with random colours, as by torchvision's `ColorJitter` with the same arguments.
+        """Return the field with random changes of colour, as by torchvision's `ColorJitter` with the same arguments.
 
         `p` is the probability that a sample is changed.
         """
@@ -79,8 +79,7 @@ class ImageSpec(FieldSpec):
     def randaugment(self, num_ops: int = 2, magnitude: int = 9, *, num_magnitude_bins: int = 31, fill: int = 0) -> Self:
         """Return the field with random operations, as by torchvision's `RandAugment`.
 
-        Geometric operations are applied to masks, boxes and keypoints, too. `fill` is the value of pixels from outside
-        of the image.
+        Geometric operations also change masks, boxes and keypoints. `fill` is the value of pixels outside of the image.
         """
         if as_int("num_ops", num_ops) < 0:
             raise ConfigError(f"image: num_ops must be at least 0 (got {num_ops})", where="image")
@@ -88,7 +87,7 @@ class ImageSpec(FieldSpec):
         return self._then("randaugment", values, 1.0, fill)
 
     def trivialaugment(self, *, num_magnitude_bins: int = 31, fill: int = 0) -> Self:
-        """Return the field with one random operation, as by torchvision's `TrivialAugmentWide`."""
+        """Return the field with one random operation per sample, as by torchvision's `TrivialAugmentWide`."""
         return self._then("trivialaugment", (as_int("num_magnitude_bins", num_magnitude_bins),), 1.0, fill)
 
     def augment(
@@ -99,14 +98,15 @@ class ImageSpec(FieldSpec):
         Operations come after crop, resize and flip, in the order of the calls.
 
         Args:
-            operation: Name of the operation. Its values are those of torchvision's functions: `brightness`, `contrast`,
-                `saturation`, `sharpness` (factors), `hue` (-0.5 to 0.5), `posterize` (bits), `solarize` (threshold of
-                255), `autocontrast`, `equalize`, `invert`, `grayscale`, `rotate` (degrees, counter-clockwise),
-                `shear_x`, `shear_y` (pixels per row or column), `translate_x`, `translate_y` (fractions of the side).
+            operation: Name of the operation. `value` has the meaning of the argument of torchvision's function:
+                `brightness`, `contrast`, `saturation`, `sharpness` (factors), `hue` (-0.5 to 0.5), `posterize` (bits),
+                `solarize` (threshold of 255), `autocontrast`, `equalize`, `invert`, `grayscale`, `rotate` (degrees,
+                counter-clockwise), `shear_x`, `shear_y` (pixels per row or column), `translate_x`, `translate_y`
+                (fractions of the side).
             value: The value of the operation, or the range from which it is drawn. `autocontrast`, `equalize`, `invert`
                 and `grayscale` do not have a value.
             p: Probability that a sample gets the operation.
-            fill: Value of pixels from outside of the image.
+            fill: Value of pixels outside of the image.
         Raises:
             ConfigError: The operation needs a value, or a number is invalid.
         """
@@ -142,7 +142,7 @@ class ImageSpec(FieldSpec):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Shape of a decoded sample."""
+        """Shape of a decoded image in a batch."""
         sides = (self.height, self.width)
         return (self.channels, *sides) if self.layout == "CHW" else (*sides, self.channels)
 
@@ -164,10 +164,10 @@ def _fill(value: int) -> int:
 
 
 def _pair(name: str, values: Sequence[float]) -> tuple[float, float]:
-    """Convert the ends of a range.
+    """Convert the two ends of a range to floats.
 
     Raises:
-        ConfigError: They are not two numbers.
+        ConfigError: The range does not consist of two numbers.
     """
     numbers = as_floats(name, values)
     if len(numbers) != 2:
@@ -204,26 +204,28 @@ def image(
 
     Args:
         height, width: Size of the sample in pixels; `width` defaults to `height`.
-        crop: `random` is torchvision's RandomResizedCrop with `area` and `ratio`. `center` resizes the shorter side to
-            `resize` (by default 256/224 of the sample's larger side), then crops the centre. `pad` resizes the whole
-            image to fit, keeps the aspect ratio, and centres the image on pixels of the value `fill`. `none` resizes
-            the whole image to the sample's size, without keeping the aspect ratio.
+        crop: `random` crops as torchvision's RandomResizedCrop does with `area` and `ratio`. `center` resizes the
+            shorter side to `resize` (by default 256/224 of the sample's larger side), then crops the centre. `pad`
+            resizes the whole image to fit into the sample with its aspect ratio, and fills the rest with the value
+            `fill`; the image is centred. `none` resizes the whole image to the sample's size, without keeping the
+            aspect ratio.
         flip: Probability that a sample is mirrored left to right; True means 0.5.
         dtype: `uint8`, `uint16`, or `float32` with (value / 255 - mean) / std. For `uint8` and `float32`, the upper 8
             bits of 16-bit images are used; for `uint16`, 8-bit values are multiplied by 257.
         layout: `HWC` or `CHW`.
-        mean, std: One value for each colour channel (one for grey, otherwise three); for float32.
+        mean, std: Only for float32. One value for each colour channel (one for grey, otherwise three).
         channels: 3 (RGB; alpha is dropped), 1 (grey: the luma of a JPEG, otherwise ITU-R 601-2 as in Pillow) or 4
             (RGBA; opaque if an image has no alpha, and float32 alpha is value / 255).
         orient: Rotate images according to their EXIF orientation (torchvision does not do this by default, and Pillow
             does it only for TIFF).
         max_pixels: Maximum number of pixels in an image; a larger image is `Corrupt`.
-        exact: Decode JPEGs at full size, then resize. The values differ from those of Pillow and torchvision by at most
-            2 levels, but decoding takes more CPU time. Otherwise, a JPEG of at least twice the sample's size is decoded
-            at 1/2, 1/4 or 1/8 scale, and the values differ more.
-        fill: For `crop="pad"`: colour of the pixels beside the image, 0 to 255; their alpha is opaque.
+        exact: If True, JPEGs are decoded at full size and then resized, so values differ from those of Pillow and
+            torchvision by at most 2 levels. If False, a JPEG of at least twice the sample's size is decoded at 1/2, 1/4
+            or 1/8 scale, which takes less CPU time but causes larger differences.
+        fill: For `crop="pad"`: value of all colour channels of the pixels beside the image, 0 to 255. The alpha of
+            these pixels is opaque.
         default, mask: As in `penstock.tensor`: the value of every element of a missing image, and the name of a boolean
-            field. A sample without the image must not have a mask, boxes or keypoints that follow the image.
+            field. If a sample lacks the image, it must also lack all masks, boxes and keypoints that follow the image.
     Raises:
         ConfigError: A size is missing, the crop is unknown, or mean or std does not have one value per colour
             channel. The loader rejects other invalid values.
@@ -277,7 +279,7 @@ class MaskSpec(TensorSpec):
     max_pixels: int = MAX_PIXELS
 
     def like(self, name: str) -> Self:
-        """Return the mask with the crop, size and flip of the image field `name`."""
+        """Return the mask, to which the crop, resize and flip of the image field `name` are applied."""
         return replace(self, follows=name)
 
     def to_dict(self) -> dict[str, Any]:
@@ -290,7 +292,7 @@ class MaskSpec(TensorSpec):
 
 @dataclass(frozen=True, slots=True)
 class BoxesSpec(RaggedSpec):
-    """Boxes field: float32 [n, 4] per sample. Created by `penstock.boxes`."""
+    """Boxes field: an array float32 [n, 4] per sample. Created by `penstock.boxes`."""
 
     format: str = "xyxy"
     normalized: bool = False
@@ -300,8 +302,8 @@ class BoxesSpec(RaggedSpec):
     is_split: bool = False
 
     def of(self, names: str) -> Self:
-        """Return the boxes, read from the first of these parts that a record has. Four names separated by commas are
-        the parts of the four numbers: `.of("xmin,ymin,xmax,ymax")`.
+        """Return the boxes, to be read from the first of these parts that a record has. If the four numbers of a box
+        are in separate parts, give four names separated by commas: `.of("xmin,ymin,xmax,ymax")`.
         """
         columns = tuple(names.split(",")) if isinstance(names, str) else ()
         if len(columns) == 4 and ";" not in names and all(columns):
@@ -309,7 +311,7 @@ class BoxesSpec(RaggedSpec):
         return replace(super(BoxesSpec, self).of(names), is_split=False)
 
     def like(self, name: str) -> Self:
-        """Return the boxes with the crop, size and flip of the image field `name`."""
+        """Return the boxes, to which the crop, resize and flip of the image field `name` are applied."""
         return replace(self, follows=name)
 
     def annotation(self) -> dict[str, Any]:
@@ -325,7 +327,7 @@ class BoxesSpec(RaggedSpec):
 
 @dataclass(frozen=True, slots=True)
 class KeypointsSpec(RaggedSpec):
-    """Keypoints field: float32, any number of items per sample. Created by `penstock.keypoints`."""
+    """Keypoints field: any number of items per sample, as float32. Created by `penstock.keypoints`."""
 
     count: int = 1
     has_visibility: bool = False
@@ -333,8 +335,8 @@ class KeypointsSpec(RaggedSpec):
     flip_order: tuple[int, ...] = ()
 
     def like(self, name: str) -> Self:
-        """Return the keypoints with the crop, size and flip of the image field `name`. If `name` is a boxes field, each
-        item belongs to a box and is removed together with the box.
+        """Return the keypoints, to which the crop, resize and flip of the image field `name` are applied. If `name` is
+        a boxes field, each item belongs to a box and is removed together with the box.
         """
         return replace(self, follows=name)
 
@@ -355,15 +357,17 @@ def mask(
     default: int | None = None,
     mask: str | None = None,
 ) -> MaskSpec:
-    """Create a field of masks with the crop, size and flip of an image: `mask().of("png").like("image")`.
+    """Create a field of masks, to which the crop, resize and flip of an image are applied:
+    `mask().of("png").like("image")`.
 
-    A batch contains the labels as [batch, height, width]. They are the indices of a palette, grey values of 1 to 16 bits
-    as stored (not scaled), or an array of integers (`.npy`). Each pixel gets the label that is nearest to its centre, as
-    with Pillow's NEAREST and torchvision's NEAREST_EXACT. A mask with another size than its image is `Mismatch`.
+    A batch contains the labels as [batch, height, width]. A label is the index of a palette, a grey value of 1 to 16
+    bits as stored (not scaled), or an integer of an array (`.npy`). Each pixel gets the label that is nearest to its
+    centre, as with Pillow's NEAREST and torchvision's NEAREST_EXACT. A mask whose size differs from its image is
+    `Mismatch`.
 
     Args:
-        dtype: Integer type of the labels. A label that it cannot represent is `Mismatch`.
-        fill: Label of pixels that come from outside of the image, such as the index that the loss ignores.
+        dtype: Integer type of the labels. A label that is out of range of this type is `Mismatch`.
+        fill: Label of pixels that are outside of the image; for example, the index that the loss ignores.
         max_pixels: As for `image`.
         default, mask: As in `penstock.tensor`: the label of every pixel if a sample lacks the mask, and the name of a
             boolean field.
@@ -385,19 +389,21 @@ def boxes(
     min_visibility: float = 0.0,
     remove: bool = True,
 ) -> BoxesSpec:
-    """Create a field of boxes with the crop, resize and flip of an image: `boxes(format="xywh").like("image")`.
+    """Create a field of boxes, to which the crop, resize and flip of an image are applied:
+    `boxes(format="xywh").like("image")`.
 
-    A batch contains a `Ragged` of float32 [n, 4], in the same format and unit as stored, but relative to the sample.
-    Boxes are clipped to the sample. Fields with one item per box follow the boxes: `ragged("int64").like("boxes")`.
+    A batch contains a `Ragged` of float32 [n, 4]. Format and unit are those of the stored boxes, but coordinates are
+    relative to the sample. Boxes are clipped to the sample. A field with one item per box follows the boxes:
+    `ragged("int64").like("boxes")`.
 
     Args:
         format: Meaning of the four numbers: `xyxy` (left, top, right, bottom), `xywh` (left, top, width, height; COCO)
             or `cxcywh` (centre, width, height; YOLO).
         normalized: True if coordinates are fractions of the width and the height; False for pixels.
         min_area: Minimum area inside the sample, in pixels of the sample.
-        min_visibility: Minimum fraction of the box that is inside the sample.
-        remove: Remove boxes that have no area or are below a minimum. With False, all boxes remain, so that shapes do
-            not change; a box outside of the sample then has the area 0.
+        min_visibility: Minimum fraction of the box's area that is inside the sample.
+        remove: If True, boxes without area or below a minimum are removed. If False, all boxes remain, so that shapes
+            do not change; a box outside of the sample then has the area 0.
     Raises:
         ConfigError: An argument is not valid. `Mismatch` while reading: a box is not finite or has a negative width.
     """
@@ -424,18 +430,19 @@ def keypoints(
     normalized: bool = False,
     flip_order: Sequence[int] = (),
 ) -> KeypointsSpec:
-    """Create a field of keypoints with the crop, resize and flip of an image: `keypoints(17, visibility=True)`.
+    """Create a field of keypoints, to which the crop, resize and flip of an image are applied:
+    `keypoints(17, visibility=True)`.
 
-    A batch contains a `Ragged` of float32: items of [2] (x, y), or [count, 2] with `count`. Coordinates are continuous
-    (the centre of the first pixel is at 0.5), and are not clipped.
+    A batch contains a `Ragged` of float32. The shape of an item is [2] (x, y) or, with `count`, [count, 2]. Coordinates
+    are continuous (the centre of the first pixel is at 0.5), and are not clipped.
 
     Args:
-        count: Keypoints per item, such as 17 for a person in COCO.
-        visibility: Keypoints have a third number, their visibility (0 not labelled, 1 hidden, 2 visible). A keypoint
-            outside of the sample gets 0, 0, 0.
+        count: Number of keypoints per item; for example, 17 for a person in COCO.
+        visibility: If True, each keypoint has a third number, the visibility (0 not labelled, 1 hidden, 2 visible). The
+            three numbers of a keypoint outside of the sample become 0.
         normalized: True if coordinates are fractions of the width and the height; False for pixels.
-        flip_order: Order of an item's keypoints after a flip, to exchange left and right keypoints; by default
-            unchanged.
+        flip_order: Order of an item's keypoints after a flip, which exchanges left and right keypoints. By default, the
+            order does not change.
     Raises:
         ConfigError: `flip_order` is not a permutation of the keypoints.
     """
@@ -455,7 +462,7 @@ def keypoints(
 
 
 def follow(specs: Mapping[str, FieldSpec]) -> tuple[tuple[str, FieldSpec], ...]:
-    """Return the fields with the shapes of their masks, after checking which field each annotation follows.
+    """Check which field each annotation follows, and return the fields with the shapes of masks set.
 
     Raises:
         ConfigError: An annotation follows no field, or a field of the wrong kind.

@@ -26,12 +26,12 @@ __all__ = ["Loader"]
 
 
 class Loader(BaseLoader[dict[str, Any]]):
-    """Loader that yields dicts of `jax.Array`, for fields of fixed shape and for padded fields. Without a sharding,
-    arrays are on the default device. With a sharding, each array is a global array of `global_batch` rows that is split
-    along the first axis, and each process reads its part.
+    """Loader that yields dicts of `jax.Array`. Fields must have a fixed shape or be padded. Without a sharding, arrays
+    are on the default device. With a sharding, each array is a global array of `global_batch` rows that is split along
+    the first axis, and each process reads only its own rows.
 
-    Unless JAX's x64 mode is on, 64-bit fields become 32-bit: float64 is rounded to float32, and a value that is out of
-    range is a `ConfigError`, never truncated.
+    If JAX's x64 mode is off, 64-bit fields become 32-bit fields: float64 is rounded to float32, and a value that is out
+    of range of the 32-bit type is a `ConfigError`.
     """
 
     def __init__(self, dataset: DatasetBase, *, sharding: Any = None, **arguments: Any) -> None:
@@ -39,8 +39,8 @@ class Loader(BaseLoader[dict[str, Any]]):
 
         Args:
             sharding: A `jax.sharding.NamedSharding` that splits the first axis (`P("data")`). `tail` must be `drop`
-                (the default) or `pad`, so that all batches are full. The processes' parts must be contiguous, of equal
-                size, and in the order of the process numbers, as `jax.make_mesh` arranges them.
+                (the default) or `pad`, so that all batches are full. The rows of each process must be contiguous, equal
+                in number, and in the order of the process numbers, as with a mesh of `jax.make_mesh`.
         """
         if sharding is not None:
             arguments.setdefault("tail", "drop")
@@ -60,8 +60,8 @@ class Loader(BaseLoader[dict[str, Any]]):
         return self._group_tail(on_error)
 
     def get_state(self) -> bytes:
-        """Return `state_dict()` as JSON, as iterators of Grain do. `grain.checkpoint.CheckpointSave` therefore saves a
-        loader in Orbax.
+        """Return `state_dict()` as JSON. Iterators of Grain have the same method, so `grain.checkpoint.CheckpointSave`
+        can save a loader with Orbax.
         """
         return json.dumps(self.state_dict()).encode()
 
@@ -70,7 +70,7 @@ class Loader(BaseLoader[dict[str, Any]]):
         self.load_state_dict(json.loads(state))
 
     def start_prefetch(self) -> None:
-        """Do nothing: Grain calls this method after a restore, but reading begins with the next iterator."""
+        """Do nothing. Grain calls this method after a restore, but a loader starts to read when it is iterated."""
 
     def _check(self) -> None:
         """Check that this process's devices need exactly the rows that this rank reads."""
@@ -80,8 +80,7 @@ class Loader(BaseLoader[dict[str, Any]]):
                 where="batch_by",
                 hint="give sizes per rank: batch_sizes, or tokens",
             )
-        # Batches by length have varying numbers of rows, so check with any number that can be split evenly over all
-        # devices.
+        # Batches by length have varying numbers of rows, so check with a number that all devices divide evenly.
         size = self.global_batch if self._batch_by is None else self.sharding.mesh.size * self.world
         rows = self._cut(1).devices_indices_map((size,))
         mine = [rows[device][0].indices(size)[:2] for device in self.sharding.addressable_devices]
@@ -96,7 +95,7 @@ class Loader(BaseLoader[dict[str, Any]]):
             )
 
     def _prepare(self) -> None:
-        # The types of functions' outputs are known only after the first batch.
+        # The types of the outputs of functions are known only after the first batch.
         if self.dataset.is_mapped or self._collate is not None:
             return
         for name, spec in self.dataset.batch_fields().items():
@@ -141,8 +140,8 @@ class Loader(BaseLoader[dict[str, Any]]):
         return jax.make_array_from_callback(shape, self._cut(len(shape)), part)
 
     def _cut(self, sides: int) -> Any:
-        """Return the sharding for an array with this many dimensions. Dimensions that the sharding does not mention are
-        not split.
+        """Return the sharding for an array with this number of dimensions. Dimensions that the user's sharding does not
+        mention are not split.
         """
         spec = tuple(self.sharding.spec)[:sides]
         return jax.sharding.NamedSharding(self.sharding.mesh, jax.sharding.PartitionSpec(*spec))
@@ -160,13 +159,13 @@ def _in_range(name: str, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return the rows if every value fits the type to which JAX converts them.
 
     Raises:
-        ConfigError: A value does not fit; the message contains it.
+        ConfigError: A value is out of range; the message contains the value.
     """
     kept = np.dtype(jax.dtypes.canonicalize_dtype(rows.dtype))
     if kept == rows.dtype or rows.size == 0:
         return rows
     limits: Any = np.finfo(kept) if rows.dtype.kind == "f" else np.iinfo(kept)
-    # NaN is never out of range, because its comparisons are false. Infinities are excluded, because they stay infinite.
+    # NaN passes, because its comparisons are false. Infinities pass, because they stay infinite in float32.
     bad = ((rows < limits.min) | (rows > limits.max)) & np.isfinite(rows)
     if bad.any():
         raise ConfigError(

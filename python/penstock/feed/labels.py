@@ -25,8 +25,8 @@ _MAX_BYTES = 256 << 20  # enough for ImageNet-21k, with about 100 bytes per labe
 def read(
     requested: LabelFile, folder: str, env: Mapping[str, str], open_table: Callable[[str], Dataset]
 ) -> dict[str, Any]:
-    """Read the labels that `requested` describes, as properties of the image format. A relative path is below `folder`.
-    `open_table` opens a Parquet file.
+    """Read the labels that `requested` describes, and return them as properties of the image format. A relative path is
+    below `folder`. `open_table` opens a Parquet file.
     """
     place = requested.place if "://" in requested.place or requested.place.startswith("/") else folder + requested.place
     parent, _, name = place.rpartition("/")
@@ -72,7 +72,7 @@ def _csv(content: bytes, requested: LabelFile, place: str) -> tuple[list[str], d
 
 
 def _typed(texts: list[str]) -> dict[str, Any]:
-    """Convert texts to integers if all are integers, otherwise to floats if possible; otherwise leave them as texts."""
+    """Convert all texts to integers or, if that is impossible, to floats. If some are not numbers, return the texts."""
     try:
         ints = [int(text) for text in texts]
         if all(-(2**63) <= value < 2**63 for value in ints):
@@ -94,7 +94,7 @@ def _parquet(table: Dataset, place: str, requested: LabelFile) -> tuple[list[str
     specs = dict(table.schema().specs)
     key, label = (_column(name, list(specs), place) for name in (requested.key, requested.label))
     spec, kind = specs[label], "text"
-    if isinstance(spec, fields.TensorSpec | fields.RaggedSpec):  # ragged: some labels are null, and the read fails
+    if isinstance(spec, fields.TensorSpec | fields.RaggedSpec):  # ragged: the column has nulls, so the read fails
         kind = "float" if spec.dtype.startswith("float") else "int"
     label_spec = fields.raw() if kind == "text" else fields.tensor(f"{kind}64", ())
     files: list[str] = []

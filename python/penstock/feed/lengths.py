@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lengths of a dataset's samples, as uint32 arrays in stored order: from the caller, or read once and cached by
-`sample_scan`.
+"""Lengths of a dataset's samples, as uint32 arrays in stored order. The caller gives them, or they are read once and
+cached by `sample_scan`.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _checked(given: Any, samples: int) -> Lengths:
             where="batch_by",
             hint="give one length for each sample in stored order, as before shuffle, take, shard, …",
         )
-    # NaN fails every comparison.
+    # Every comparison with NaN is false, so this condition also rejects NaN.
     good = (array >= 0) & (array < 2**32 - 1)
     if array.dtype.kind == "f":
         good &= np.floor(array) == array
@@ -94,8 +94,7 @@ def _checked(given: Any, samples: int) -> Lengths:
 def of_field(dataset: Dataset, name: str, on_error: str = "raise") -> Lengths:
     """Return the length of a field in each sample of the dataset, in stored order, as uint32.
 
-    The first time, all samples are read, which is logged before it starts. One process of each node reads, and the
-    others wait.
+    The first call logs a message and reads all samples. One process of each node reads, and the others wait.
     """
     spec = _measured(dataset, name)
     whole = replace(dataset, seed=None, steps=(), map_steps=(), tokenizing=None, packing=None, specs=((name, spec),))
@@ -108,7 +107,7 @@ def of_field(dataset: Dataset, name: str, on_error: str = "raise") -> Lengths:
 
 
 def _measured(dataset: Dataset, name: str) -> FieldSpec:
-    """Return the specification with which the lengths of a field are read."""
+    """Return the field to read for the lengths of a field."""
     if any(step.is_source for step in dataset.map_steps):
         raise ConfigError(
             f"length: `{name}` is made by decoding the dataset's files, so its length is not known beforehand",
@@ -121,12 +120,12 @@ def _measured(dataset: Dataset, name: str) -> FieldSpec:
     spec = specs[name].unpadded if name in specs else None
     if isinstance(spec, RaggedSpec) and spec.audio is not None:
         return TensorSpec("int64", (), spec.parts or (name,), audio=replace(spec.audio, measures=True))
-    if isinstance(spec, RaggedSpec) and spec.follows:  # stored items; a crop of the image can remove some
+    if isinstance(spec, RaggedSpec) and spec.follows:  # count the stored items, because a crop can remove some
         is_split = isinstance(spec, BoxesSpec) and spec.is_split
         parts, shape = (spec.parts[:1], ()) if is_split else (spec.parts, spec.shape)
         dtype = "float64" if isinstance(spec, (BoxesSpec, KeypointsSpec)) else spec.dtype
         return RaggedSpec(dtype, shape, parts, default=spec.default, presence=spec.presence)
-    if isinstance(spec, TextSpec):  # a text that cannot be decoded raises an error in its batch, not here
+    if isinstance(spec, TextSpec):  # read bytes: a text that is not UTF-8 raises an error in its batch
         default = None if spec.default is None else spec.default.encode()
         return RawSpec(presence=spec.presence, parts=spec.parts, default=default)
     if isinstance(spec, RawListSpec):

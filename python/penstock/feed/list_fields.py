@@ -31,21 +31,22 @@ image.
 def list(  # noqa: A001 - the name in the API
     item: FieldSpec, *, default: tuple[()] | None = None, mask: str | None = None
 ) -> RaggedSpec | RawListSpec | NestedSpec:
-    """Create a field of any number of items per sample, each of which is another field: `list(ragged("float32"))`.
+    """Create a field of lists, whose items are values of the field `item`: `list(ragged("float32"))`.
 
-    `list(tensor(dtype, shape))` is `ragged(dtype, shape)`, and `list(raw())` is `raw_list()`; `list(text())` gives
-    `str`. Lists of lists have up to 8 levels. In a batch, lists of lists of numbers are a `Ragged` whose `values` are
-    another `Ragged`, and so on for each level. Lists of byte strings or texts are Python lists.
+    `list(tensor(dtype, shape))` is the same as `ragged(dtype, shape)`, and `list(raw())` the same as `raw_list()`.
+    `list(text())` gives lists of `str`. Lists of lists have up to 8 levels. In a batch, lists of lists of numbers are a
+    `Ragged` whose `values` are another `Ragged`, and so on for each level. Lists of byte strings or texts are Python
+    lists.
 
     Lists of lists are read from Parquet, Arrow IPC and JSON. If all inner lists have the same length, `ragged(dtype,
     shape)` or `tensor(dtype, shape)` can read them, too. `list(ragged(dtype))` and `list(raw_list())` also read feature
-    lists of a tf.SequenceExample, with any number of values per step.
+    lists of a tf.SequenceExample whose steps have any number of values.
 
     Args:
         item: A tensor, ragged, raw, text, raw_list or list field, without `of`, `default` or `mask`.
         default, mask: As in `ragged`.
     Raises:
-        ConfigError: The item is another kind of field, follows a field, or has `of`, a default or a mask.
+        ConfigError: The item is another kind of field, follows another field, or has `of`, a default or a mask.
     """
     if getattr(item, "parts", ()) or getattr(item, "default", None) is not None or getattr(item, "presence", None):
         raise ConfigError("list: .of(...), default and mask must be set on the list, not on its items", where="fields")

@@ -2,9 +2,9 @@
 """Loader: manages epochs, cursors, ranks and state over the native feed. Batches are NumPy arrays over the feed's
 memory.
 
-Decides when an epoch starts, where it resumes and what a state contains. Threads and requests exist only while an
-iterator exists, and belong to the process that iterates. A loader may therefore be created before a fork and used after
-it.
+Decides when an epoch starts, at which position it resumes, and what a state contains. Threads and requests exist only
+while an iterator exists, and belong to the process that iterates. A loader can therefore be created before a fork and
+used after the fork.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class BaseLoader(Generic[Batch]):
     """
 
     _runs_in_data_worker = False
-    """Whether each worker of a torch DataLoader has its own loader and rank."""
+    """Whether this loader can run in a worker of a torch DataLoader. Each worker then has its own loader and rank."""
 
     @renamed_parameters({"next_epoch": "prefetch_next_epoch", "deadline_s": "object_timeout_s"})
     def __init__(
@@ -92,33 +92,36 @@ class BaseLoader(Generic[Batch]):
             dataset: From `penstock.open(url).fields(...)`, shuffled or not.
             batch_size: Number of samples in this rank's batch; the global batch is `world` times as large.
             global_batch: Number of samples in a batch over all ranks; the ranks' slices differ by at most one sample.
-            batch_by: Alternatively, batches of samples of similar length: `penstock.buckets(...)` or
-                `penstock.budget(...)`. Their global batches are the same on any number of ranks.
-            rank, world: Rank of this process and number of ranks; by default from the process group or the launcher's
-                variables.
+            batch_by: Alternatively, rule for batches of samples of similar length: `penstock.buckets(...)` or
+                `penstock.budget(...)`. With sizes over all ranks, the global batches are the same on any number of
+                ranks.
+            rank, world: Rank of this process and number of ranks; by default taken from the process group or the
+                launcher's variables.
             tail: Handling of the epoch's last batch. With `ragged` (the default), each sample occurs once; the last
                 batch is smaller, and some ranks' slices can be empty. `drop` leaves out a batch that is not full. With
-                `pad`, the last batch is filled with the epoch's first samples; the field `weight` (float32) is 1 for a
-                sample, and 0 for a repeated one.
+                `pad`, the last batch is filled with the epoch's first samples; the added field `weight` (float32) is 0
+                for these repeated samples, and 1 for all others.
             collate: Function that takes a list of samples (dicts of NumPy views, one per row of this rank's batch) and
-                returns the batch. It runs in this process, after `map` functions; padding by `ragged(...).padded()`
-                is faster.
+                returns the batch. The function runs in this process, after `map` functions. To pad fields,
+                `ragged(...).padded()` is faster.
             memory_bytes: Memory limit for all data in flight; by default 1 GiB, or twice the required minimum if that
                 is more. Delivered batches belong to the consumer and do not count.
-            max_in_flight: Maximum number of concurrent requests. For local files, the limit is 32 MiB in total instead.
-            read_ahead: Number of batches to prepare in addition to the next; by default enough for `max_in_flight`
-                requests.
+            max_in_flight: Maximum number of concurrent requests. Reads of local files are limited to 32 MiB in total
+                instead.
+            read_ahead: Number of batches to prepare in addition to the next one; by default enough batches for
+                `max_in_flight` requests.
             threads: Decoding threads; by default one per core.
             object_timeout_s: Maximum seconds for one object, including retries and back-off.
             on_error: Action for a sample whose bytes are damaged or do not match the fields. `raise` raises the error
                 when the sample's batch is requested. `skip` omits the sample's row; with `tail="pad"`, the row contains
-                zeros and has weight 0. It cannot be combined with `tail="drop"`. `substitute` delivers the next record
-                of the same or the next object instead. The report counts these samples.
+                zeros and has weight 0. `skip` cannot be combined with `tail="drop"`. `substitute` delivers the next
+                record, from the same or the next object, instead. The report counts these samples.
             prefetch_next_epoch: Near the end of an epoch, fetch the first objects of the next epoch, up to 1/16 of the
                 bytes that this epoch has read. Set this to False for a loader that makes only one pass.
         Raises:
             ConfigError: An argument is invalid.
-            BudgetExceeded: `memory_bytes` is below the required minimum; raised at the first iteration.
+            BudgetExceeded: `memory_bytes` is below the required minimum. This error is raised when the loader is first
+                iterated.
         """
         loader_arguments.check_policies(dataset, tail, on_error)
         batch_size, global_batch = (
@@ -144,7 +147,8 @@ class BaseLoader(Generic[Batch]):
                     raise
                 found = None
             if found is not None and dataset.is_local:
-                # Only the ranks of this node share the node's part. Launchers number ranks node by node.
+                # Only the ranks of this node share the node's part. They are contiguous, because launchers number ranks
+                # node by node.
                 first, end = world * found.node // found.nodes, world * (found.node + 1) // found.nodes
                 rank, world = rank - first, end - first
             if found is not None and (found.rank, found.world) == (rank, world):
@@ -160,17 +164,17 @@ class BaseLoader(Generic[Batch]):
             if batch_by is None
             else batch_by.max_rows(world)
         )
-        # Batches with fewer samples over all ranks are left out.
+        # A batch with fewer samples than this over all ranks is left out.
         self._min_rows = 1
         self.tail = tail = self._default_tail(on_error) if tail is None else tail
         loader_arguments.check_combinations(dataset, batch_by, on_error)
-        # Size and tail of the feed's own batches. For a packed dataset, these are batches of documents.
+        # Size and tail of the batches of the native feed. For a packed dataset, these are batches of documents.
         self.source_batch, self.source_tail = self.global_batch, tail
         if dataset.rebatches:
             rebatched_rank_state.check_loader(self)
             self.source_tail = "ragged"
         if dataset.decodes and on_error == "skip":
-            self.source_tail = "pad"  # a damaged record keeps its row, so each row's position is known
+            self.source_tail = "pad"  # damaged records keep their rows, so the position of each row is known
         if dataset.packing is not None:
             self.source_batch, self.source_tail = dataset.packing.documents * world, "ragged"
         self._unindexed = (
@@ -208,7 +212,7 @@ class BaseLoader(Generic[Batch]):
         self._measured = reporting.EpochMeasurements()
 
     def _new_packing(self, on_error: str) -> Packing | CountedPacking | None:
-        """Return the part of this loader that packs documents."""
+        """Return the object that packs documents for this loader; None if the dataset is not packed."""
         step = self.dataset.packing
         if step is None:
             return None
@@ -238,7 +242,7 @@ class BaseLoader(Generic[Batch]):
         return "ragged"
 
     def _group_tail(self, on_error: str) -> str:
-        """Return the tail with which no rank of a process group gets an empty batch. It may set `_min_rows`."""
+        """Return the tail with which no rank of a process group gets an empty batch. Sets `_min_rows` if needed."""
         if self.world == 1:
             return "ragged"
         if (self.dataset.is_shuffled or self._batch_by is not None) and on_error != "skip":
@@ -249,8 +253,8 @@ class BaseLoader(Generic[Batch]):
 
     @property
     def has_fixed_positions(self) -> bool:
-        """True if all ranks have the same number of batches. Otherwise, the number of a rank is known only at the end
-        of a pass.
+        """True if all ranks have the same number of batches. If False, the number of a rank's batches is known only at
+        the end of a pass.
         """
         packing = self.dataset.packing
         return self.dataset.indexed and (packing is None or packing.count_tokens) and not self.dataset.rebatches
@@ -259,7 +263,7 @@ class BaseLoader(Generic[Batch]):
         """Import modules in advance, so that the first batch does not wait for them."""
 
     def _adapt(self, tensors: dict[str, Any]) -> tuple[Batch, float]:
-        """Return the framework's batch, and the duration of copies to a device in seconds."""
+        """Return the batch in the framework's types, and the duration of the copies to a device in seconds."""
         raise NotImplementedError
 
     def _delivery(self) -> Delivery[Batch]:
@@ -284,7 +288,9 @@ class BaseLoader(Generic[Batch]):
         return self._moved_batch(made)
 
     def _moved_batch(self, made: Any) -> tuple[Batch, float]:
-        """Return a batch from `collate` on the loader's device, and the duration of the copies in seconds."""
+        """Copy a batch from `collate` to the loader's device. Return the batch, and the duration of the copies in
+        seconds.
+        """
         return made, 0.0
 
     def _device_name(self) -> str | None:
@@ -299,7 +305,7 @@ class BaseLoader(Generic[Batch]):
         return f"{type(self).__name__}({self.dataset!r}, {sizes}, tail {self.tail}, epoch {self._epoch})"
 
     def __getitem__(self, index: object) -> Any:
-        """Not supported: a loader yields whole batches in its own order."""
+        """Not supported, because a loader yields whole batches in its own order."""
         raise Unsupported(
             f"a Loader does not support indexing (got {index!r}), because its own threads make the batches",
             hint="for a torch DataLoader, use penstock.torch.MapDataset(dataset)",
@@ -310,12 +316,12 @@ class BaseLoader(Generic[Batch]):
         yields fewer.
 
         With `batch_by` or `count_tokens`, this is the number for the current epoch. If one planning window contains the
-        whole dataset, the number is the same in all epochs. Otherwise, it can differ slightly, and each epoch is
-        planned once to count its batches.
+        whole dataset, the number is the same in all epochs. Otherwise, the number can differ slightly between epochs,
+        and each epoch is planned once to count its batches.
 
         Raises:
-            TypeError: The dataset is unindexed, packed without `count_tokens`, or rebatched by `decode`, so the number
-                is unknown.
+            TypeError: The number is unknown, because the dataset is unindexed, packed without `count_tokens`, or
+                rebatched by `decode`.
         """
         if isinstance(self._packing, CountedPacking):
             return self._packing.count(self._epoch)
@@ -334,7 +340,7 @@ class BaseLoader(Generic[Batch]):
 
     @property
     def epoch(self) -> int:
-        """The current epoch or, between two passes, the next one."""
+        """The current epoch or, between two passes, the next epoch."""
         return self._epoch
 
     def _plan(self) -> BatchPlan | None:
@@ -363,7 +369,7 @@ class BaseLoader(Generic[Batch]):
                 return packed
             if self._batch_by is not None:  # a plan needs all counts
                 return self._counted_feed(None)
-            # The first epoch already runs while the records are counted.
+            # The first epoch can start before all records are counted.
             started = self.dataset.first_epoch_feed(self.source_batch, self._counted_feed)
             if started is None:
                 return self._counted_feed(None)
@@ -371,8 +377,8 @@ class BaseLoader(Generic[Batch]):
         return self._feed[1]
 
     def _counted_feed(self, sampler: _native.Sampler | None) -> _native.Feed:
-        """Create the native feed of the whole dataset, or of the part of an epoch that `sampler` covers."""
-        # The end of a part is not the end of an epoch.
+        """Create the native feed of the whole dataset or, with `sampler`, of a part of an epoch."""
+        # The end of a part of an epoch is not the time to prefetch the next epoch.
         settings = self._settings if sampler is None else {**self._settings, "prefetch_next_epoch": False}
         made = self._new_feed(
             self.dataset.course() if sampler is None else sampler,
@@ -388,13 +394,13 @@ class BaseLoader(Generic[Batch]):
         return made
 
     def _own_feed(self, sampler: _native.Sampler) -> _native.Feed:
-        """Create a native feed of samples that only this rank reads: the documents of its windows."""
+        """Create a native feed of samples all of which this rank reads: the documents of its windows."""
         settings, batch = {**self._settings, "prefetch_next_epoch": False}, self.source_batch // self.world
         return self._new_feed(sampler, settings, global_batch=batch, rank=0, world=1, tail="ragged", node=None)
 
     def _new_feed(self, sampler: _native.Sampler, settings: Mapping[str, Any], **place: Any) -> _native.Feed:
         numbers = self.dataset.source_numbers
-        # The core adds the field `source`, which is not read from records.
+        # Leave out the field `source`: it is not read from records, but added by the core.
         read = [item for item in self.dataset.batch_fields().items() if numbers is None or item[0] != fields.SOURCE]
         plan = self._plan()
         try:
@@ -425,8 +431,8 @@ class BaseLoader(Generic[Batch]):
         return functions_of(self.dataset, on_error=self._settings["on_error"])
 
     def worker_pool(self) -> WorkerPool | ThreadPool | None:
-        """Return the processes or threads that run the dataset's functions, or None without any. They start at first
-        use and persist.
+        """Return the processes or threads that run the dataset's functions; None if the consumer's thread runs the
+        functions. They are started at first use, and are kept for later passes.
         """
         if not self.dataset.map_steps:
             return None
@@ -439,7 +445,7 @@ class BaseLoader(Generic[Batch]):
         return self._worker_pool
 
     def _run(self, feed: AnyFeed, epoch: int, cursor: int) -> BatchRun:
-        """Start a pass of the feed. If the dataset has functions, the batches go through them."""
+        """Start a pass of the feed. If the dataset has functions, they are applied to the batches."""
         if self._packing is not None:
             return self._packing.run(lambda place: self._read_run(feed, epoch, place), cursor, epoch)
         run = self._read_run(feed, epoch, cursor)
@@ -474,9 +480,9 @@ class BaseLoader(Generic[Batch]):
         """Iterate over the batches of this epoch from its start. The first iterator after `load_state_dict` begins at
         the loaded state.
 
-        The epoch advances when its last batch is taken. After a `break` or an error, a new iterator starts the same
-        epoch again, with one warning if the caller did not request that by `set_epoch` or `load_state_dict`. A loader
-        has only one iterator at a time: a new iterator ends the older one.
+        After the last batch of an epoch is taken, the next iterator begins the next epoch. After a `break` or an error,
+        the next iterator starts the same epoch again, and the loader warns once unless `set_epoch` or `load_state_dict`
+        was called. A loader has only one iterator at a time: a new iterator ends the older one.
         """
         if _in_data_worker() and not self._runs_in_data_worker:
             raise Unsupported(
@@ -489,8 +495,8 @@ class BaseLoader(Generic[Batch]):
         self._supersede("a newer iterator of the same loader was made")
         start = self._resume
         if start == 0 and self._is_spent(self._cursor):
-            # Callers that use len(), such as Lightning, do not request another batch after the last one. So the epoch
-            # is complete.
+            # Callers that use len(), such as Lightning, do not call the iterator again after the last batch. Therefore,
+            # complete the epoch now.
             self._to_epoch(self._epoch + 1)
         elif not self._is_chosen:
             self._warn_of_repeat()
@@ -502,9 +508,7 @@ class BaseLoader(Generic[Batch]):
         return made
 
     def _warn_of_repeat(self) -> None:
-        """Warn once if an interrupted epoch starts again. No warning if the earlier iterator delivered only one
-        batch.
-        """
+        """Warn once if an interrupted epoch starts again. Do not warn if the earlier iterator delivered only one batch."""
         before = self._measured
         if (before.epoch, before.complete) != (self._epoch, False) or before.batches < 2 or self._has_warned:
             return
@@ -523,7 +527,7 @@ class BaseLoader(Generic[Batch]):
         """Warn once if a whole epoch had no batch, because `tail="drop"` leaves out batches that are not full."""
         is_equal = self.has_fixed_positions
         if self.rank and is_equal:
-            return  # the first rank warns
+            return  # only the first rank warns
         self._warns_of_no_batch = False
         _LOG.warning(
             '%r: epoch %d had no batch, because tail="drop" leaves out a batch that is not full%s. Use smaller batches or '
@@ -547,15 +551,18 @@ class BaseLoader(Generic[Batch]):
         return left < (self.global_batch if self.tail == "drop" and self._batch_by is None else self._min_rows)
 
     def _to_epoch(self, epoch: int) -> None:
-        """Go to the start of another epoch, which uses all objects."""
+        """Go to the start of another epoch, and read all objects again if the loader was finishing an epoch of a
+        smaller dataset.
+        """
         self._epoch, self._cursor = epoch, 0
         if self._whole_dataset is not None:
             self._use(self._whole_dataset, None)
 
     def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` the next to iterate, from its start. If a state of the same epoch was loaded, the state is kept.
+        """Make the next iterator begin at the start of `epoch`. If a state of the same epoch was loaded, the next
+        iterator still continues at the state.
 
-        If no batch was requested from the current iterator, it continues at that epoch; otherwise, the iterator ends.
+        An existing iterator from which no batch was requested is moved to `epoch`; any other existing iterator ends.
 
         Raises:
             ConfigError: The epoch is negative.
@@ -569,7 +576,7 @@ class BaseLoader(Generic[Batch]):
                 self._supersede(f"set_epoch({epoch}) was called")
             self._to_epoch(epoch)
             self._resume = 0
-            if live is not None and is_untouched:  # Lightning makes its first iterator before it sets the epoch
+            if live is not None and is_untouched:  # Lightning creates its first iterator before it sets the epoch
                 live.begin_elsewhere(self._native_feed(), epoch, 0)
         elif not self._resume and self._is_spent(self._cursor):
             self._cursor = 0  # the caller wants to repeat the finished epoch
@@ -577,9 +584,9 @@ class BaseLoader(Generic[Batch]):
     def state_dict(self) -> dict[str, Any]:
         """Return the loader's position after the delivered batches, as JSON under 1 KB that is identical on all ranks.
 
-        Some states differ between ranks, and are valid only for the same rank and number of ranks: those of unindexed
-        datasets, of datasets packed without `count_tokens`, and with `decode(rebatch=True)`. Such a state contains the
-        position under `ranks`, by rank number, so that `torch.distributed.checkpoint` saves the positions of all ranks.
+        For unindexed datasets, datasets packed without `count_tokens`, and `decode(rebatch=True)`, states differ
+        between ranks, and are valid only for the same rank and number of ranks. Such a state contains the position
+        under `ranks`, by rank number, so that `torch.distributed.checkpoint` saves the positions of all ranks.
         """
         if self._packing is not None:
             return states.of_one_rank(self._packing.state(self._epoch, self._cursor))
@@ -592,7 +599,7 @@ class BaseLoader(Generic[Batch]):
         return states.make(self.dataset, self._epoch, self._cursor, self._batches(self.dataset))
 
     def _batches(self, dataset: DatasetBase) -> str | None:
-        """Text that identifies the plan of a dataset's batches; None for batches of a constant size."""
+        """Return the text that identifies the plan of a dataset's batches; None for batches of a constant size."""
         if self._batch_by is None:
             return None
         is_mine = dataset is self.dataset
@@ -602,16 +609,17 @@ class BaseLoader(Generic[Batch]):
     def load_state_dict(self, state: Mapping[str, Any], *, grown: states.Grown = "refuse") -> None:
         """Make the next iterator continue at `state`, on any number of ranks and with any batch size.
 
-        With `batch_by`, the sizes over all ranks must be those of the state.
+        With `batch_by`, the batch sizes over all ranks must be the same as in the state.
 
         Args:
-            grown: Rule for a dataset that has more objects than when the state was saved: `refuse` raises an error with
+            grown: Rule for a dataset that has more objects than when the state was saved. `refuse` raises an error with
                 both numbers. `finish-old-then-new` finishes the epoch with the objects that the dataset had when the
-                state was saved; all later epochs use all objects. A state that is saved during that epoch needs the
-                same rule.
+                state was saved; all later epochs use all objects. To load a state that is saved during this last epoch
+                of the old objects, set the same rule.
         Raises:
-            ConfigError: The state belongs to another dataset, seed, window, tokenizer or `batch_by` or, for an unindexed
-                or packed dataset, to another rank or world. The message contains both values.
+            ConfigError: The state belongs to another dataset, seed, window, tokenizer or `batch_by` or, for an
+                unindexed or packed dataset, to another rank or world. The message contains the values of the state and
+                of this loader.
         """
         state = states.for_rank(state, self.rank)
         if self._packing is not None:
@@ -645,8 +653,8 @@ class BaseLoader(Generic[Batch]):
         return self._live is not None and self._live() is one
 
     def _requested(self, by: Epoch[Batch]) -> None:
-        """Forget the loaded state when the first batch is requested, because Lightning can create several iterators
-        before this request.
+        """Forget the loaded state when the first batch is requested, not when an iterator is created, because Lightning
+        can create several iterators first.
         """
         if self._is_live(by):
             self._resume = 0
@@ -664,12 +672,12 @@ class BaseLoader(Generic[Batch]):
                 self._to_epoch(epoch + 1)
 
     def report(self) -> Report:
-        """Time spent in the current or last pass, by class. Prints as a table. `dict(report)` is plain data."""
+        """Report of the time of the current or last pass, by class. Prints as a table; `dict(report)` is plain data."""
         live = self._live() if self._live is not None else None
         if live is not None:
             live.measure()
         feed = self._feed[1] if self._feed is not None and self._feed[0] == os.getpid() else None
-        # A report does not wait while records are counted in the background.
+        # Do not wait until the records are counted in the background.
         counted = self._unindexed is None and self.dataset.is_counted
         usual = self.source_batch if self._batch_plan is None else self._batch_plan.native.mean_rows
         facts = {
@@ -691,14 +699,14 @@ class BaseLoader(Generic[Batch]):
         return reporting.make(self._measured, facts)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Threads and connections cannot be pickled. The other process creates its own.
+        # Threads and connections cannot be pickled, so the other process creates its own.
         kept = {name: value for name, value in self.__dict__.items() if name != "functions"}
         return {**kept, "_feed": None, "_live": None, "_worker_pool": None, "_batch_plan": None}
 
 
 class Loader(BaseLoader[dict[str, Any]]):
-    """Loader that yields dicts of NumPy arrays over the feed's memory. They are writable, and valid as long as the
-    caller keeps them.
+    """Loader that yields dicts of NumPy arrays over the feed's memory. The arrays are writable, and valid as long as
+    the caller keeps them.
     """
 
     def _prepare(self) -> None:

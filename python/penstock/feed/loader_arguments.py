@@ -31,7 +31,7 @@ def epoch_number(epoch: int) -> int:
     """Convert an epoch number to a plain int.
 
     Raises:
-        ConfigError: The number is not an integer, is negative, or does not fit into 63 bits.
+        ConfigError: The epoch is not an integer, is negative, or does not fit into 63 bits.
     """
     epoch = as_int("epoch", epoch)
     if not 0 <= epoch < 2**63:
@@ -57,7 +57,7 @@ def global_size(batch_size: int | None, global_batch: int | None, world: int) ->
 
 
 def check_batch_by(batch_by: Any, *sizes: int | None) -> BatchBy | None:
-    """Return `batch_by` after checks. `sizes` are the arguments for batches of a constant size.
+    """Check `batch_by`, and return it. `sizes` are the arguments for batches of a constant size.
 
     Raises:
         ConfigError: `batch_by` has another type, or is combined with a size.
@@ -81,7 +81,7 @@ def check_batch_by(batch_by: Any, *sizes: int | None) -> BatchBy | None:
 
 
 def check_collate(collate: Any) -> Any:
-    """Return `collate`.
+    """Check `collate`, and return it.
 
     Raises:
         ConfigError: `collate` is not callable.
@@ -95,7 +95,8 @@ def check_policies(dataset: DatasetBase, tail: str | None, on_error: str) -> Non
     """Check the handling of the epoch's last batch and of damaged samples.
 
     Raises:
-        ConfigError: A value is unknown, or the two cannot be combined with each other or with the dataset's functions.
+        ConfigError: A value is unknown, or `tail` and `on_error` cannot be combined with each other or with the
+            dataset's functions.
     """
     if tail is not None and tail not in _TAILS:
         raise ConfigError(f"tail: `{tail}` is not one of {', '.join(_TAILS)}", where="tail")

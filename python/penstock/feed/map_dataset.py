@@ -3,7 +3,8 @@
 
 Each process creates its own feed at first use, so that the dataset works with fork, spawn and forkserver. With the
 record index, only the required byte ranges of an uncompressed object are read. Compressed or unindexed objects are read
-whole and cached for a while, so a sampler that requests neighbouring samples together costs less.
+whole, and the latest of them are cached in memory. A sampler that requests neighbouring samples together is therefore
+faster.
 """
 
 from __future__ import annotations
@@ -34,20 +35,20 @@ __all__ = ["MapDataset"]
 _LOG = logging.getLogger("penstock.feed")
 
 _MAX_WATCHED = 256
-"""Maximum number of recorded positions, to detect a second pass."""
+"""Maximum number of positions that are recorded to detect a second pass."""
 
 _MAX_REPEATS = 16
-"""Number of repeated positions from which on a second pass is assumed. Reading a few samples twice is not a second
-pass.
+"""Minimum number of repeated positions for a second pass to be assumed. A program can read a few samples twice without
+a second pass.
 """
 
 
 class _SharedEpoch:
-    """The epoch, in memory that a DataLoader's workers share under any start method, so that persistent workers see
-    changes.
+    """The epoch, in memory that the workers of a DataLoader share under any start method. Persistent workers therefore
+    see changes of the epoch.
 
-    Until the epoch is set, the memory also stores the first positions that any of the processes has read, to detect a
-    second pass.
+    Until the epoch is set, the memory also contains the first positions that the processes have read. With these
+    positions, a second pass is detected.
     """
 
     def __init__(self) -> None:
@@ -57,7 +58,7 @@ class _SharedEpoch:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._shared.share_memory_()  # unpickling copies the tensor out of shared memory
+        self._shared.share_memory_()  # after unpickling, the tensor is no longer in shared memory
 
     @property
     def epoch(self) -> int:
@@ -71,7 +72,7 @@ class _SharedEpoch:
         return not self._shared[1]
 
     def sees_second_pass(self, positions: Sequence[int], samples: int) -> bool:
-        """Record positions. Return True once, when the number of repeated positions shows a second pass."""
+        """Record positions. Return True once, as soon as enough positions are repeated to assume a second pass."""
         watched = self._shared[3:]
         requested = torch.tensor(positions, dtype=torch.int64)
         again = torch.isin(requested, watched)
@@ -88,9 +89,9 @@ class _SharedEpoch:
 class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):  # type: ignore[misc]  # torch has no types here
     """Map-style dataset of torch tensors. Index i is the sample at position i of an epoch, as a `Loader` yields it.
 
-    Without `shuffle`, positions are in stored order, and a sampler can shuffle them. With `shuffle`, they are in the
+    Without `shuffle`, samples are in stored order, and a sampler can shuffle them. With `shuffle`, samples are in the
     epoch's order. In both cases, random crops and the randomness of `map` depend on the epoch, so call `set_epoch`
-    before each pass. `__getitems__` reads a batch's objects together. Raw fields are `bytes`.
+    before each pass. `__getitems__` reads the objects of a batch together. Raw fields are `bytes`.
     """
 
     @renamed_parameters({"deadline_s": "object_timeout_s"})
@@ -102,8 +103,8 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):  # type: ignore[misc
         max_in_flight: int = 64,
         object_timeout_s: float = 600.0,
     ) -> None:
-        """Limits as for a loader, per process. A quarter of `memory_bytes` (default 1 GiB) caches decompressed
-        objects.
+        """The limits are those of a loader, but apply to each process. A quarter of `memory_bytes` (default 1 GiB) is a
+        cache of decompressed objects.
         """
         if dataset.decodes:
             raise Unsupported(
@@ -119,7 +120,7 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):  # type: ignore[misc
             )
         self.dataset = dataset
         self._shared = _SharedEpoch()
-        # The workers of a DataLoader run in parallel, so the loader of each uses a single thread.
+        # The workers of a DataLoader run in parallel, so the loader of each worker uses a single thread.
         self._loader = Loader(
             dataset,
             batch_size=1,
@@ -151,8 +152,8 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):  # type: ignore[misc
         self._shared.set(epoch_number(epoch))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the epoch and the identity of the dataset, as JSON under 1 KB. `StatefulDataLoader` stores this beside
-        the position of its sampler.
+        """Return the epoch and the identity of the dataset, as JSON under 1 KB. `StatefulDataLoader` stores this state
+        beside the position of its sampler.
         """
         return states.make(self.dataset, self.epoch, 0)
 
@@ -160,7 +161,8 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):  # type: ignore[misc
         """Use the epoch of a state, unless `set_epoch` was called before.
 
         Raises:
-            ConfigError: The state belongs to another dataset, seed or window. The message contains both values.
+            ConfigError: The state belongs to another dataset, seed or window. The message contains the values of the
+                state and of this dataset.
         """
         epoch, _ = states.check(state, self.dataset)
         if self._shared.is_watched:
@@ -199,7 +201,9 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):  # type: ignore[misc
         return [{name: _tensor(value) for name, value in sample.items()} for sample in made]
 
     def _watch(self, positions: Sequence[int], is_random: bool) -> None:  # noqa: FBT001 - the one caller's own fact
-        """Warn once if random samples are read a second time without a call to `set_epoch`."""
+        """Warn once if a dataset with random crops or random `map` functions is read again without a call to
+        `set_epoch`.
+        """
         if is_random and self._shared.sees_second_pass(positions, len(self)):
             _LOG.warning(
                 "%r: a second pass reads epoch %d again, so every sample has the same random crops and the same "

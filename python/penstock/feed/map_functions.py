@@ -2,8 +2,8 @@
 """Functions of `map` and `decode`: runs them over the rows of a batch, with each sample's seed, and gathers the
 results.
 
-Does not handle processes, threads, order or state. A row is a sample of the feed. An output is a sample that the last
-function returns; with `decode`, a row can have no output or several.
+Does not handle processes, threads, order or state. A row is a sample of the feed, and an output is a sample that the
+last function returns. With `decode`, a row can have no output or several.
 """
 
 from __future__ import annotations
@@ -42,17 +42,19 @@ _ALIGN = 256
 """Alignment of arrays in bytes. JAX copies arrays with a smaller alignment."""
 
 FieldAt = tuple[str, str, tuple[int, ...], int]
-"""A field in a slot: name, NumPy dtype, shape (rows first), offset."""
+"""A field in a slot: name, NumPy dtype, shape (the first axis is the rows), offset in bytes."""
 
 
 @dataclass(slots=True)
 class Rows:
-    """Input rows of the functions. Fields are arrays (first axis: rows), other columns are lists."""
+    """Input rows of the functions. Fields of numbers are arrays, whose first axis is the rows; other columns are
+    lists.
+    """
 
     arrays: dict[str, Any]
     lists: dict[str, list[Any]] = field(default_factory=dict)
     ragged: dict[str, tuple[Any, Any]] = field(default_factory=dict)
-    """Values and offsets (one more than rows) of each ragged field."""
+    """Values and offsets of each ragged field. There is one more offset than rows."""
     raw: frozenset[str] = frozenset()
     """Names of the ragged fields that the functions receive as `bytes`."""
 
@@ -84,7 +86,7 @@ class Function(NamedTuple):
     decodes: bool = False
 
     def outputs(self, sample: Any, seed: int) -> list[Any]:
-        """Return the samples that the function makes of one sample."""
+        """Run the function over one sample, and return the samples that it makes."""
         made = self.call(sample, seed=seed) if self.wants_seed else self.call(sample)
         if not self.decodes:
             return [made]
@@ -105,18 +107,20 @@ class Functions:
     unwraps: str | None = None
     """Name of the only field, if the first function receives its value instead of a dict."""
     skips: bool = False
-    """Whether samples for which a function raises are left out."""
+    """Whether a sample is left out if a function raises an exception for it."""
     seeds_globals: bool = True
-    """Whether the global random generators are seeded for functions without a `seed` parameter. Threads share them."""
+    """Whether the global random generators are seeded for functions without a `seed` parameter. False for threads,
+    because they share the generators.
+    """
 
     @property
     def decodes(self) -> bool:
-        """True if a sample may become none or several."""
+        """True if the functions can drop a sample or make several samples of it."""
         return any(step.decodes for step in self.steps)
 
     @property
     def name(self) -> str:
-        """Name of the dataset's method in messages."""
+        """Name of the dataset's method (`map` or `decode`) in messages."""
         return "decode" if self.decodes else getattr(self.steps[0].call, "penstock_step", "map")
 
     def outputs(self, sample: dict[str, Any], seed: int) -> list[Any]:
@@ -132,14 +136,14 @@ class Functions:
 
 
 def _output_seed(seed: int, number: int) -> int:
-    """Return the seed of output `number` of a sample. Output 0 has the sample's own seed."""
+    """Return the seed of output `number` of a sample. The seed of output 0 is the sample's seed."""
     if number == 0:
         return seed
     return int.from_bytes(hashlib.blake2b(f"{seed}:{number}".encode(), digest_size=8).digest(), "little") >> 1
 
 
 class FunctionFailed(Exception):
-    """Failure of a function: the row, the reason, and the traceback as text."""
+    """Failure of a function in a row, with the reason, and the traceback as text."""
 
     def __init__(self, row: int, why: str, trace: str) -> None:
         super().__init__(row, why, trace)
@@ -147,7 +151,7 @@ class FunctionFailed(Exception):
 
 
 class FunctionHangs(FunctionFailed):
-    """A function that has not returned within its limit, and its task."""
+    """Failure of a function that has not returned within its time limit, with its task."""
 
     def __init__(self, row: int, why: str, trace: str, task: Any) -> None:
         super().__init__(row, why, trace)
@@ -167,7 +171,7 @@ def layout(fields: Sequence[tuple[str, str, tuple[int, ...]]]) -> tuple[list[Fie
 
 
 def arrays_at(memory: Any, fields: Sequence[FieldAt]) -> dict[str, Any]:
-    """Return arrays of the fields over a slot's memory."""
+    """Return arrays of the fields, which use the slot's memory."""
     import numpy as np
 
     return {name: np.ndarray(shape, dtype, buffer=memory, offset=offset) for name, dtype, shape, offset in fields}
@@ -181,16 +185,16 @@ class Results:
     arrays: dict[str, Any] = field(default_factory=dict)
     lists: dict[str, list[Any]] = field(default_factory=dict)
     counts: list[int] | None = None
-    """Number of outputs of each row; None if each row has one."""
+    """Number of outputs of each row; None if each row has one output."""
     skipped: list[tuple[int, str]] = field(default_factory=list)
-    """Rows that were left out because a function raised, each with the reason."""
+    """Rows that were left out because a function raised an exception, each with the reason."""
 
 
 def each(functions: Functions, rows: Rows, seeds: Sequence[int]) -> list[dict[str, Any]]:
-    """Run the functions over every row, and return their results unchanged, one per row.
+    """Run the functions over every row, and return one result per row, unchanged.
 
     Raises:
-        FunctionFailed: A function raised, or did not return a dict.
+        FunctionFailed: A function raised an exception, or did not return a dict.
     """
     found = []
     for row, seed in enumerate(seeds):
@@ -223,14 +227,14 @@ def run(
     room: Callable[[int], Any],
     note: Callable[[int], None] = lambda _: None,
 ) -> Results:
-    """Run the functions over every row, and gather their results. The first result sets names, dtypes and shapes, and
-    all others must match it.
+    """Run the functions over every row, and gather their results. All results must have the names, dtypes and shapes of
+    the first result.
 
     Args:
-        room: Function that returns memory of at least the given number of bytes, for the arrays.
+        room: Function that returns memory for the arrays, of at least the given number of bytes.
         note: Function that is called with each row before the row starts.
     Raises:
-        FunctionFailed: A function raised, or a result does not match the first.
+        FunctionFailed: A function raised an exception, or a result does not match the first.
     """
     if functions.decodes:
         pieces = [outputs_of(functions, rows, range(len(seeds)), seeds, note)]
@@ -245,7 +249,7 @@ def run(
 
 
 class Outputs(NamedTuple):
-    """Outputs of some rows, not gathered yet."""
+    """Outputs of some rows, which are not gathered into arrays yet."""
 
     first_row: int
     samples: list[dict[str, Any]]
@@ -259,7 +263,7 @@ def outputs_of(
     """Run the functions over the chosen rows. A row whose seed is None is left out.
 
     Raises:
-        FunctionFailed: A function returned a value of another type, or raised and its samples are not skipped.
+        FunctionFailed: A function returned a value of another type, or raised an exception and samples are not skipped.
     """
     outputs = Outputs(chosen.start, [], [], [])
     for row in chosen:
@@ -280,7 +284,7 @@ def outputs_of(
 
 
 def gather(pieces: Sequence[Outputs], room: Callable[[int], Any]) -> Results:
-    """Gather the outputs of consecutive rows.
+    """Gather the outputs of consecutive rows into arrays and lists.
 
     Raises:
         FunctionFailed: An output does not match the first.
@@ -320,7 +324,7 @@ def _array(row: int, name: str, value: Any) -> Any:
 
     try:
         array = np.asarray(value)
-    except Exception as error:  # the conversion can raise anything, such as torch's RuntimeError
+    except Exception as error:  # the conversion can raise any exception, such as torch's RuntimeError
         raise FunctionFailed(row, f"fn returned a value that is not an array: `{name}`: {error}", "") from None
     if array.dtype.hasobject:
         why = f"fn returned a value that is not an array: `{name}` is a {type(value).__name__}"
@@ -329,7 +333,7 @@ def _array(row: int, name: str, value: Any) -> Any:
 
 
 def difference(name: str, have: str, want: str, *, is_dtype: bool) -> str:
-    """Return the message that a value differs from those before. `is_dtype`: only the dtype differs."""
+    """Return the message that a value differs from earlier values. `is_dtype` means that only the dtype differs."""
     advice = "convert it to one dtype" if is_dtype else "return a list if lengths differ"
     return f"fn returned `{name}` as {have}, but before as {want} ({advice})"
 

@@ -2,9 +2,8 @@
 """Worker pool of `map` and `decode`, in the process that iterates: manages the workers' pipes and the shared memory of
 batches.
 
-Only one thread at a time uses the pipes, and only in the process that started the workers. When a batch is dropped in
-any thread, its slot is queued, and the next `submit` or `wait` informs the worker. Until then, the batch's shared
-memory stays mapped.
+Only one thread at a time uses the pipes, and only in the process that started the workers. When any thread drops a
+batch, the batch's slot is queued. The next `submit` or `wait` reuses the slot, or makes the worker unmap it.
 """
 
 from __future__ import annotations
@@ -39,15 +38,15 @@ _MAX_SPARE_SLOTS = 2
 """Number of free result slots that a worker keeps for reuse."""
 
 _TRACE_WAIT_S = 0.5
-"""Maximum seconds to wait for the traceback of a worker whose function does not return."""
+"""Maximum time to wait for the traceback of a worker whose function does not return, in seconds."""
 
 _END_WAIT_S = 0.5
-"""Seconds for the workers to end by themselves. After that, they are killed."""
+"""Time in seconds that the workers have to exit. After this time, they are killed."""
 
 
 class _Forks:
-    """Counts forks of this process. A forked child shares the memory of batches, so slots that were in use at a fork
-    are not reused.
+    """Counts the forks of this process. A slot that was in use at a fork is not reused, because the forked child shares
+    its memory.
     """
 
     count = 0
@@ -62,8 +61,8 @@ os.register_at_fork(after_in_parent=_Forks.add)
 
 @dataclass(slots=True)
 class MapTask:
-    """A batch for a worker. `passed` contains the columns that no function receives. `submit` sets `number` and the
-    attributes after it.
+    """A batch for a worker. `passed` contains the columns that functions do not receive. `submit` sets `number` and all
+    attributes after `number`.
     """
 
     positions: Sequence[int]
@@ -80,7 +79,7 @@ class MapTask:
 
 
 class _Worker:
-    """One process, its pipe and its slots."""
+    """One worker process, with its pipe and its slots."""
 
     def __init__(self, number: int, pickled: bytes) -> None:
         context = multiprocessing.get_context("spawn")
@@ -93,15 +92,15 @@ class _Worker:
         theirs.close()
         self.tasks = 0
         self.is_ready = False
-        # The sample in progress, as (task, row), and the time at which this process first saw it.
+        # The sample in progress, as (task, row), and the time at which this process first read this value.
         self.seen: tuple[int, int] = (-1, 0)
         self.seen_at = 0.0
         self.inputs: dict[int, mmap.mmap] = {}
         self.free_inputs: list[int] = []
         self.outputs: dict[int, mmap.mmap] = {}
         self.free_outputs: list[int] = []
-        # Slots without references, each with the fork count at delivery. Finalisers append to the deque at any time and
-        # in any thread, which is safe without a lock.
+        # Slots without references, each with the number of forks at delivery. Finalisers append to the deque at any
+        # time and in any thread. This is safe without a lock.
         self.dropped: deque[tuple[int, int]] = deque()
         self.trace, self.progress = self._share(map_worker.PROGRESS_SLOT, mmap.PAGESIZE)
         map_worker.PROGRESS.pack_into(self.progress, 0, -1, 0)
@@ -126,7 +125,7 @@ class _Worker:
         return slot, memory
 
     def reclaim(self) -> None:
-        """Reuse dropped slots, and make the worker unmap those above `_MAX_SPARE_SLOTS`."""
+        """Reuse at most `_MAX_SPARE_SLOTS` dropped slots, and make the worker unmap the others."""
         while self.dropped:
             slot, forks = self.dropped.popleft()
             if len(self.free_outputs) < _MAX_SPARE_SLOTS and forks == _Forks.count:
@@ -137,14 +136,14 @@ class _Worker:
                 self.pipe.send(("drop", slot))
 
     def overdue(self, timeout_s: float, now: float) -> tuple[int, int] | None:
-        """Return the sample, as (task, row), whose function has run for more than `timeout_s`."""
+        """Return (task, row) of the sample whose function has run for more than `timeout_s`, or None."""
         seen = map_worker.PROGRESS.unpack_from(self.progress)
         if seen != self.seen or seen[0] < 0:
             self.seen, self.seen_at = seen, now
         return seen if now - self.seen_at > timeout_s else None
 
     def traceback(self) -> str:
-        """Return the traceback of the function that runs now; empty if the worker does not write one."""
+        """Return the traceback of the function that is running; empty if the worker does not write a traceback."""
         signal_process(self.process.pid or 0, map_worker.TRACE_SIGNAL, lambda _: self.process.is_alive())
         until, found = time.monotonic() + _TRACE_WAIT_S, b""
         while time.monotonic() < until and b"run_worker" not in found:
@@ -187,7 +186,7 @@ class WorkerPool:
 
     @contextmanager
     def _pipes(self) -> Iterator[None]:
-        """Context in which only this thread uses the pipes. Dropped slots are reclaimed first.
+        """Return a context in which only this thread uses the pipes. Dropped slots are reclaimed first.
 
         Raises:
             ConfigError: The caller is in another process, the workers have ended, or a signal handler interrupted a
@@ -214,7 +213,7 @@ class WorkerPool:
                     each.reclaim()
                 yield
             except BaseException:
-                self.end()  # Ctrl-C may leave half a message in a pipe, so the next pass needs new workers
+                self.end()  # Ctrl-C can leave half a message in a pipe, so the next pass needs new workers
                 raise
             finally:
                 self._holder = None
@@ -247,10 +246,10 @@ class WorkerPool:
             chosen.tasks += 1
 
     def wait(self, timeout_s: float) -> None:
-        """Process the workers' messages. Waits at most `timeout_s` for the first message.
+        """Process the messages of the workers. Waits at most `timeout_s` seconds for the first message.
 
         Raises:
-            FunctionHangs: A function has not returned within the limit for one sample.
+            FunctionHangs: A function has not returned within the time limit of one sample.
         """
         with self._pipes():
             ready = connection.wait([each.pipe for each in self.workers], timeout_s)
@@ -314,8 +313,8 @@ class WorkerPool:
         raise MapFailed(text, where=self._name, hint=hint)
 
     def collect(self, task: MapTask) -> map_functions.Results | None:
-        """Return the results of a task: arrays over shared memory, which then belongs to the caller. None if the task
-        is not complete.
+        """Return the results of a task as arrays in shared memory, which belongs to the caller until it drops the
+        arrays. None if the task is not complete.
 
         Raises:
             ConfigError: Another thread has abandoned the task.
@@ -357,7 +356,7 @@ class WorkerPool:
 
 
 def _end_all(workers: list[_Worker], pid: int) -> None:
-    if pid == os.getpid():  # a forked child inherits the pipes, but must not use the parent's workers
+    if pid == os.getpid():  # a forked child inherits the pipes, but must not end the parent's workers
         for each in workers:
             each.pipe.close()
         until = time.monotonic() + _END_WAIT_S

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`map` and `decode`: run Python functions over the samples of a feed, in this process, in threads or in worker
-processes. Order and state are managed here.
+processes. Manages order and state.
 
 The least busy worker gets the next batch, and batches are delivered in order. If a worker dies, the pass ends with an
-error instead of a retry, because a retry would probably kill the next worker, too. The loader's state is then that of
-the last delivered batch.
+error. There is no retry, because the batch would probably kill the next worker, too. The loader's state is then the
+state after the last delivered batch.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _POLL_S = 0.005
 
 @dataclass(frozen=True, slots=True)
 class MapStep:
-    """A function of `map` or `decode`, and where it runs."""
+    """A function of `map` or `decode`, with the settings that determine where it runs."""
 
     function: Callable[..., Any]
     wants_seed: bool
@@ -69,7 +69,7 @@ class MapStep:
     is_source: bool = False
     """Whether this step is a part of opening the dataset, as in `penstock.video.open`."""
     digest: str | None = None
-    """With `rebatch`, digest of the function before its first call. None if it cannot be computed."""
+    """With `rebatch`, digest of the function before its first call. None if the digest cannot be computed."""
 
     @classmethod
     def of(
@@ -84,8 +84,8 @@ class MapStep:
         """Check a function.
 
         Raises:
-            ConfigError: The function is not callable, a number is invalid, or the function cannot be pickled although
-                there are workers.
+            ConfigError: The function is not callable, a number is invalid, or the function cannot be pickled, which
+                workers require.
         """
         name = "decode" if how.get("decodes") else "map"
         workers, threads = as_int("workers", workers), as_int("threads", threads or 0)
@@ -122,8 +122,8 @@ class MapStep:
 
 
 def functions_of(dataset: DatasetBase, *, on_error: str = "raise") -> Functions:
-    """Return the functions of a dataset's steps. With `decode`, samples for which a function raises are left out if
-    `on_error` is `skip`, or `substitute` with `rebatch`.
+    """Return the functions of a dataset's steps. If `on_error` is `skip`, or `substitute` with `rebatch`, a sample for
+    which a function of `decode` raises an exception is left out.
     """
     steps = dataset.map_steps
     unwraps = whole_record.sole_name(dataset.batch_fields()) if steps[0].decodes else None
@@ -152,8 +152,8 @@ def _room(size: int) -> Any:
 
 
 def sample_seed(seed: int | None, epoch: int, position: int) -> int:
-    """Return the seed of a sample's randomness, 0 to 2^63 - 1. It depends only on the order's seed, the epoch and the
-    position, so that ranks, workers and restarts do not change it.
+    """Return the random seed of a sample, 0 to 2^63 - 1. The seed depends only on the seed of the order, the epoch and
+    the position, so that ranks, workers and restarts do not change it.
     """
     text = f"penstock-map:{seed}:{epoch}:{position}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
@@ -173,7 +173,7 @@ class _Pass:
 
 
 class MapRun:
-    """A native run whose batches go through functions. Has the same interface as the native run."""
+    """A run that applies the functions to the batches of a native run. Has the same interface as the native run."""
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ class MapRun:
         cursor: int,
         skip_rows: int = 0,
     ) -> None:
-        """`skip_rows` is the number of rows of the first batch that no function receives."""
+        """`skip_rows` is the number of rows at the start of the first batch that functions do not receive."""
         from penstock.feed.numpy import array
 
         self._loader, self._run, self._array = loader, run, array
@@ -191,8 +191,8 @@ class MapRun:
         self._functions, self._pool = loader.functions, loader.worker_pool()
         self._skipped, self._errors = 0, list[str]()
         self._positions: Sequence[int] = ()
-        # Empty columns, made from an earlier batch of this pass. A slice without samples has these columns, because no
-        # function is called for it.
+        # Columns without rows, made from an earlier batch of this pass. They are the result for a slice without
+        # samples, for which no function is called.
         self._empty: dict[str, Any] = {}
         if self._pool is not None:
             try:
@@ -283,19 +283,19 @@ class MapRun:
         return map_failed(self._functions.name, failure, self._loader.dataset, task.epoch, task.positions)
 
     def _note_skipped(self, task: MapTask, results: Results) -> None:
-        """Count the samples that were left out because a function raised."""
+        """Count the samples that were left out because a function raised an exception."""
         self._skipped += len(results.skipped)
         for row, why in results.skipped[: _MAX_ERRORS - len(self._errors)]:
             self._errors.append(str(self._failed(map_functions.FunctionFailed(row, why, ""), task)))
 
     def _after_errors(self) -> str:
-        """Return the end of a message about samples that are missing: how many errors there were, and the first."""
+        """Return the end of a message about missing samples: the number of errors, and the first error."""
         skipped, _, errors = self.error_counts()
         return f"; {skipped:,} samples were left out after errors, the first: {errors[0]}" if errors else ""
 
     def _rows(self, got: tuple[dict[str, Any], int, int]) -> tuple[Rows, list[int | None], MapTask]:
-        """Split a batch of the feed by kind of column, and compute the positions and seeds of its rows. Functions do
-        not receive rows whose seed is None.
+        """Convert a batch of the feed to rows, and compute their positions and seeds. Functions do not receive rows
+        whose seed is None.
         """
         tensors, count, cursor = got
         loader, state = self._loader, self._pass
@@ -312,7 +312,7 @@ class MapRun:
         task = MapTask(positions[skip:], state.epoch, start, cursor, passed, skip)
         seeds: list[int | None] = list(_seeds(loader.dataset, state.epoch, task.positions))
         if is_padded and loader.tail != "pad":
-            # The feed gives damaged records and repeated samples the weight 0. Functions do not receive these rows.
+            # Damaged records and repeated samples have the weight 0. Functions do not receive these rows.
             for row, weight in enumerate(passed.pop("weight")[skip:]):
                 seeds[row] = seeds[row] if weight else None
         return rows.after(skip) if skip else rows, seeds, task
@@ -322,7 +322,9 @@ class MapRun:
         return {**self._run.timing(), "wait_map_s": self._pass.wait_s}
 
     def error_counts(self) -> tuple[int, int, list[str]]:
-        """Return the errors that the native run skipped or substituted, and those of functions that were skipped."""
+        """Return the errors of samples that were skipped or substituted, by the native run or after a function
+        failed.
+        """
         skipped, substituted, errors = self._run.error_counts()
         return skipped + self._skipped, substituted, [*errors, *self._errors][:_MAX_ERRORS]
 
@@ -335,7 +337,7 @@ class MapRun:
         return under_way[0].result is not None
 
     def close(self) -> None:
-        """End the native run, from any thread. The workers are kept for the next pass."""
+        """End the native run. Any thread can call this method. The workers are kept for the next pass."""
         self._pass.is_closed = True
         self._run.close()
         if self._pool is not None and self._pool.is_alive:
@@ -343,7 +345,9 @@ class MapRun:
 
 
 def row_positions(loader: BaseLoader[Any], run: _native.Run | FirstEpochRun, start: int, cursor: int) -> Sequence[int]:
-    """Return the positions of this rank's samples in the batch from `start` to `cursor` that `run` returned last."""
+    """Return the positions of this rank's samples in the last batch of `run`, which extends from `start` to
+    `cursor`.
+    """
     planned = run.positions()
     if planned is not None:
         return planned
@@ -352,7 +356,7 @@ def row_positions(loader: BaseLoader[Any], run: _native.Run | FirstEpochRun, sta
 
 
 def _add(rows: Rows, name: str, value: Any, array: Callable[[Any], Any]) -> None:
-    """Add a column of the feed to `rows`, according to its kind: fixed shape, ragged (values and offsets), or list."""
+    """Add a column of the feed to `rows`, as an array, as values and offsets (ragged), or as a list."""
     if isinstance(value, list):
         rows.lists[name] = value
     elif hasattr(value, "offsets"):
@@ -373,14 +377,14 @@ def _add(rows: Rows, name: str, value: Any, array: Callable[[Any], Any]) -> None
 def _seeds(dataset: DatasetBase, epoch: int, positions: Sequence[int]) -> list[int]:
     # A mixture does not have a seed, so its fingerprint replaces the seed.
     seed = dataset.seed if dataset.seed is not None else int(dataset.fingerprint[:15], 16)
-    if dataset.is_counted:  # an epoch that is not counted yet has no padded tail
+    if dataset.is_counted:  # before all records are counted, no position is in the padded tail
         samples = dataset.samples
         positions = [position % samples for position in positions]
     return [sample_seed(seed, epoch, position) for position in positions]
 
 
 def record_place(dataset: DatasetBase, epoch: int, position: int) -> str:
-    """Name the record at a position of an epoch, for messages."""
+    """Return the name of the record at a position of an epoch, for messages."""
     course = dataset.course()
     ((leaf, number, record),) = course.places(epoch, [position])
     source = course.sources[leaf]
@@ -390,7 +394,7 @@ def record_place(dataset: DatasetBase, epoch: int, position: int) -> str:
 def map_failed(
     name: str, failure: map_functions.FunctionFailed, dataset: DatasetBase, epoch: int, positions: Sequence[int]
 ) -> MapFailed:
-    """Return the error of a sample for which a function failed, with its record and the traceback."""
+    """Return the error for a sample for which a function failed, with the sample's record and the traceback."""
     position = positions[failure.row] % dataset.samples
     place = record_place(dataset, epoch, position)
     error = MapFailed(f"{name}: {place}: {failure.why}", where=name, epoch=epoch, position=position)
@@ -402,7 +406,8 @@ def map_failed(
 def run_here(
     dataset: DatasetBase, columns: dict[str, Any], epoch: int, positions: Sequence[int], *, watches_draws: bool = False
 ) -> tuple[list[dict[str, Any]], bool]:
-    """Run the dataset's functions over the given samples, in this process. Results are not converted or stacked.
+    """Run the dataset's functions over the given samples in this process. The results are neither converted nor
+    stacked.
 
     Returns:
         One result per sample and, with `watches_draws`, whether the functions take a seed or used a global random
@@ -429,8 +434,8 @@ def run_here(
 
 
 class _generators_kept:  # noqa: N801 - read as `with`
-    """Context manager that restores the caller's global random generators at the end, because each sample seeds
-    them.
+    """Return a context manager that restores the state of the global random generators at its end, because each sample
+    seeds these generators.
     """
 
     def __enter__(self) -> None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Threads of `decode`, for functions that release the GIL. Has the interface of `map_pool.WorkerPool`.
 
-A task is divided into pieces of rows, which the threads take in order. The thread that completes a task gathers its
-outputs. The threads are daemon threads, because a function that hangs cannot be stopped, and must not prevent the
-program from ending.
+A task is divided into pieces of rows, which the threads take in order. The thread that completes the last piece of a
+task gathers the outputs. All threads are daemon threads: a function that hangs cannot be stopped, and must not prevent
+the program from exiting.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["ThreadPool"]
 
 _PIECES_PER_THREAD = 2
-"""Number of pieces of a task per thread, so that the threads complete it at about the same time."""
+"""Number of pieces of a task per thread. With small pieces, the threads complete a task at about the same time."""
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class _Job:
 
 
 class ThreadPool:
-    """Threads of one loader, which persist from epoch to epoch."""
+    """Threads of one loader. They are kept from epoch to epoch."""
 
     def __init__(self, functions: Functions, threads: int, timeout_s: float, room: Callable[[int], Any]) -> None:
         self._functions, self._threads, self._timeout_s, self._room = functions, threads, timeout_s, room
@@ -73,7 +73,7 @@ class ThreadPool:
         return len(jobs) < 2 or pieces < 2 * _PIECES_PER_THREAD * self._threads
 
     def end(self) -> None:
-        """End the threads that wait. A thread in a function ends when the function returns."""
+        """End the threads that wait for work. A thread that runs a function ends when the function returns."""
         self.is_ended = True
         for job in list(self._jobs.values()):
             job.is_abandoned = True
@@ -92,7 +92,7 @@ class ThreadPool:
             self._queue.put((job, number))
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until one more task is complete, for at most `timeout_s` seconds.
+        """Wait until another task is complete, but at most `timeout_s` seconds.
 
         Raises:
             FunctionHangs: A function has not returned within the limit for one sample.
@@ -127,7 +127,7 @@ class ThreadPool:
         return results
 
     def abandon(self) -> None:
-        """Discard all tasks. Pieces that no thread has started are not run."""
+        """Discard all tasks. Pieces that have not started are not run."""
         for job in list(self._jobs.values()):
             job.is_abandoned = True
         self._jobs.clear()
@@ -150,7 +150,7 @@ class ThreadPool:
                     result = map_functions.outputs_of(self._functions, job.rows, job.pieces[number], job.seeds, note)
                 except FunctionFailed as failure:
                     result = failure
-                except BaseException as error:  # such as SystemExit, which would end the thread
+                except BaseException as error:  # also SystemExit, which would end the thread
                     row = self._working[ident][1]
                     result = FunctionFailed(row, f"{type(error).__name__}: {error}", traceback.format_exc())
                 self._working.pop(ident, None)
@@ -170,7 +170,7 @@ class ThreadPool:
                 outputs = map_functions.gather([each for each in job.results if isinstance(each, Outputs)], self._room)
             except FunctionFailed as failure:
                 outputs = failure
-            except BaseException as error:  # such as MemoryError; without a result, the consumer would wait forever
+            except BaseException as error:  # also MemoryError; without a result, the consumer would wait forever
                 outputs = FunctionFailed(0, f"{type(error).__name__}: {error}", traceback.format_exc())
         with self._changed:
             job.task.result = outputs

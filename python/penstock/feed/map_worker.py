@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Worker process of `map` and `decode`: runs functions over batches in shared memory.
 
-Owns the memory of its results until the parent releases it. Does not handle order, state or stores: a task is rows in a
-slot, and its result is rows in a slot. Arrays never go through the pipe.
+Owns the memory of its results until the parent releases it. Does not handle order, state or stores. Tasks and results
+are rows in a slot of shared memory; arrays are never sent through the pipe.
 """
 
 from __future__ import annotations
@@ -31,19 +31,21 @@ if TYPE_CHECKING:
 __all__ = ["MEMORY", "PROGRESS", "PROGRESS_SLOT", "TRACE_AT", "TRACE_SIGNAL", "new_memory", "run_worker"]
 
 PROGRESS_SLOT = -1
-"""Number of the input slot in which a worker notes the sample that it works on."""
+"""Number of the input slot in which a worker stores its progress."""
 
 PROGRESS = struct.Struct("<qq")
-"""Task and row of that sample, at the start of the slot."""
+"""Task and row of the sample in progress, at the start of the progress slot."""
 
 MEMORY = struct.Struct("<qq")
-"""Resident memory of the worker in bytes before its first task and before its latest task. Stored after `PROGRESS`."""
+"""Resident memory of the worker in bytes, before its first task and before its latest task. Stored after `PROGRESS`."""
 
 TRACE_AT = PROGRESS.size + MEMORY.size
-"""Offset of the worker's traceback in the slot's file."""
+"""Offset of the worker's traceback in the file of the progress slot."""
 
 TRACE_SIGNAL = signal.SIGUSR2
-"""On this signal, a worker appends its traceback to that file, even while a function blocks the interpreter."""
+"""On this signal, a worker appends its traceback to the file of the progress slot, even while a function blocks the
+interpreter.
+"""
 
 
 def new_memory(size: int) -> tuple[int, mmap.mmap]:
@@ -56,7 +58,7 @@ def new_memory(size: int) -> tuple[int, mmap.mmap]:
 
 
 class _Slots:
-    """Slots that this process maps: input slots from the parent, and its own output slots."""
+    """Slots that this process maps: input slots from the parent, and output slots of this process."""
 
     def __init__(self) -> None:
         self.inputs: dict[int, mmap.mmap] = {}
@@ -81,8 +83,10 @@ class _Slots:
 
 
 def _read(pipe: Connection, into: SimpleQueue[Any]) -> None:
-    """Read the parent's messages into a queue, each with the memory that it refers to. Puts None after the last."""
-    # End of file means that the parent has ended, and this process must end, too.
+    """Read the messages of the parent into a queue, each with the memory that the message refers to. Put None after the
+    last message.
+    """
+    # End of file means that the parent has ended. This process must then end, too.
     with suppress(EOFError, OSError):
         while True:
             message, memory = pipe.recv(), None
@@ -108,7 +112,7 @@ def _messages(pipe: Connection) -> Iterator[tuple[Any, mmap.mmap | None]]:
 
 def run_worker(pipe: Connection, pickled: bytes) -> None:
     """Main function of the worker process: runs tasks and sends results until the parent closes its end of the pipe."""
-    end_with_parent()  # a function may run for a long time without reading the pipe
+    end_with_parent()  # while a function runs, this process does not notice that the pipe is closed
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group, but the parent decides
     try:
         functions: Functions = pickle.loads(pickled)  # noqa: S301 - written by our parent

@@ -175,8 +175,7 @@ def _decoded(value: _Tensor | None) -> Any:
 
 
 def _check_covered(name: str, value: Any, stored: Mapping[MetadataIndex, Stored]) -> None:
-    """Raise ValueError if a part of a value is not stored, because a reader would return uninitialised memory for it.
-    """
+    """Raise ValueError if a part of a value is not stored, because a reader would return uninitialised memory for it."""
     if isinstance(value, BytesStorageMetadata):
         if MetadataIndex(name) not in stored:
             raise ValueError(f"{name} is not stored")

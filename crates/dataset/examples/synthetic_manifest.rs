@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Writes a manifest of N synthetic objects with the metadata that an S3 listing would return, for `benches/scale.py`.
+//! Writes a manifest of N synthetic objects for `benches/scale.py`, with the metadata that an S3 listing would return.
 //!
 //! Usage: `synthetic_manifest FILE N`.
 

@@ -3,7 +3,7 @@
 //! or weighted draws.
 //!
 //! Owns the mapping from a sample of the order to a stored record. `order` computes the order from the number of chosen
-//! samples per object. A window of a subset therefore reads each of its objects once, like a window of all samples.
+//! samples per object. A shuffle window of a subset therefore reads each object once, like a window of all samples.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -35,14 +35,14 @@ enum Chosen {
 /// Order of one epoch of a view.
 #[derive(Debug, Clone)]
 pub struct EpochView {
-    /// Order of the epoch's samples. Its objects are numbered among those that contain chosen samples.
+    /// Order of the epoch's samples. The order numbers only the objects that contain chosen samples.
     pub order: EpochOrder,
     draws: Option<EpochDraws>,
 }
 
 impl DatasetView {
-    /// Creates a view of all samples of a dataset, or of those in `select` (indices in stored order). `shuffle` sets
-    /// their order.
+    /// Creates a view of all samples of a dataset, or only of those in `select` (indices in stored order). `shuffle`
+    /// determines the order of the samples.
     pub fn new(counts: Counts, select: Option<Range<u64>>, shuffle: Option<Shuffle>) -> Result<Self> {
         let samples = counts.samples();
         let whole = select.as_ref().is_none_or(|range| *range == (0..samples));
@@ -72,8 +72,8 @@ impl DatasetView {
 
     /// Creates a view whose epochs are the passes of weighted draws. See [`WeightedDraws`].
     pub fn weighted(counts: Counts, draws: WeightedDraws, shuffle: Shuffle) -> Result<Self> {
-        // Each epoch has an order of its own, which counts its draws. This order only holds the shuffle and the
-        // maximum.
+        // Each epoch has its own order, with the number of draws from each object. The order created here only holds
+        // the shuffle and the maximum number of draws.
         let most = draws.most_of(&counts)?;
         let order = Order::new(most, Some(shuffle));
         Ok(Self { counts, order, chosen: Chosen::Weighted(Arc::new(draws)) })
@@ -92,7 +92,7 @@ impl DatasetView {
         }
     }
 
-    /// Number of objects that an epoch reads; with weights, the expected number.
+    /// Number of objects that an epoch reads; for weighted draws, the expected number.
     pub fn objects(&self) -> f64 {
         match &self.chosen {
             Chosen::Weighted(draws) => draws.expected_objects(),
@@ -100,7 +100,7 @@ impl DatasetView {
         }
     }
 
-    /// Bytes of memory that hold the choice of samples.
+    /// Size in bytes of the memory that holds the choice of samples.
     pub fn memory_bytes(&self) -> u64 {
         match &self.chosen {
             Chosen::Range { .. } => 0,
@@ -152,8 +152,8 @@ impl DatasetView {
         }
     }
 
-    /// Returns a chosen sample near `place`. If `stays` and the object has another chosen sample, returns the next one
-    /// of the object. Otherwise, returns one of the next object that has chosen samples.
+    /// Returns a chosen sample near `place`. If `stays` is true and the object of `place` has another chosen sample,
+    /// returns the next one of that object. Otherwise, returns a sample of the next object that has chosen samples.
     pub fn neighbour(&self, place: Place, stays: bool) -> Place {
         let Some(number) = self.selected(place.object) else { return place };
         let records = self.records(number);
@@ -187,8 +187,8 @@ impl DatasetView {
         Records::List(list)
     }
 
-    /// Replaces the content of `records` with the stored records of a shuffle window, in the order of their offsets.
-    /// For a view of consecutive samples, which needs no list, `records` is empty.
+    /// Replaces the content of `records` with the stored records of a shuffle window, in the order of their offsets. A
+    /// view of consecutive samples needs no list, so `records` is then empty.
     pub(crate) fn list_window(&self, view: &EpochView, window: &Range<u64>, records: &mut Vec<u32>) {
         records.clear();
         match (&self.chosen, &view.draws) {
@@ -206,8 +206,8 @@ impl DatasetView {
         }
     }
 
-    /// Returns the stored location of a place in the order of chosen samples. `record` is the place's entry in the list
-    /// of [`Self::list_window`], if the view has lists.
+    /// Converts a place in the order of chosen samples to a stored location. `record` is the entry of the place in the
+    /// list of [`Self::list_window`], if the view has lists.
     pub(crate) fn stored(&self, place: Place, record: Option<u32>) -> Place {
         let listed = |objects: &[u64]| Place {
             object: objects[place.object as usize],
@@ -255,8 +255,8 @@ impl Records {
     }
 }
 
-/// Returns how many selected samples each object contains, and the location of the first one. Leaves out the objects
-/// before and after the selection.
+/// Returns the number of selected samples in each object, and the location of the first selected sample. Leaves out the
+/// objects before and after the selection.
 fn selected(counts: &Counts, range: &Range<u64>) -> (Counts, Place) {
     if let Counts::Equal { each, .. } = *counts
         && each > 0
@@ -387,8 +387,8 @@ mod tests {
         }
     }
 
-    /// χ² test: over many epochs, each sample is drawn in proportion to its weight, and each pair of equal samples is
-    /// drawn together equally often.
+    /// Over many epochs, each sample is drawn in proportion to its weight, and each pair of samples of equal weight is
+    /// drawn together in some epochs.
     #[test]
     fn draws_are_unbiased() {
         let all = Counts::of(&[4, 1, 0, 3]);
@@ -415,8 +415,8 @@ mod tests {
                 drawn[at + 1..].iter().for_each(|&second| *pairs.entry((first, second)).or_default() += 1.0);
             }
         }
-        // 6 of the 28 pairs are drawn per epoch. Samples of one object are drawn together somewhat less often than
-        // others, because draws are spread evenly. Each pair occurs.
+        // 6 of the 28 pairs are drawn per epoch. Because draws are spread evenly, two samples of one object are drawn
+        // together somewhat less often than samples of two objects. Each pair occurs.
         assert_eq!(pairs.len(), 28);
         assert!(pairs.values().all(|&hits| hits > epochs as f64 * 6.0 / 28.0 / 4.0), "{pairs:?}");
     }

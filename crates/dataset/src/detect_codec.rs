@@ -11,8 +11,8 @@ use crate::manifest::{CodecSource, RecordFormat};
 /// Number of bytes at the start of an object that suffice to identify its codec.
 pub const HEAD_BYTES: usize = 12;
 
-/// Codec that a Content-Encoding names. A list of several codecs, which does not occur in practice, gives
-/// `Codec::None`.
+/// Returns the codec that a Content-Encoding names. Returns `Codec::None` for a list of several codecs, which does not
+/// occur in practice.
 fn of_header(encoding: &str) -> Codec {
     match encoding.trim().to_ascii_lowercase().as_str() {
         "gzip" | "x-gzip" => Codec::Gzip,
@@ -21,7 +21,7 @@ fn of_header(encoding: &str) -> Codec {
     }
 }
 
-/// Returns the codec to decompress and where it was found, for an object whose name does not show a codec.
+/// Returns the codec to decompress, and where the codec was found. For objects whose names do not show a codec.
 pub fn detect(name: &[u8], encoding: Option<&str>, head: &[u8]) -> Option<(Codec, CodecSource)> {
     let seen = Codec::sniff(head);
     if seen == Codec::None {
@@ -39,8 +39,8 @@ pub fn detect(name: &[u8], encoding: Option<&str>, head: &[u8]) -> Option<(Codec
 fn claims_otherwise(name: &[u8], head: &[u8]) -> bool {
     match RecordFormat::of_name(name) {
         RecordFormat::Npy | RecordFormat::Tar | RecordFormat::Jpeg => true,
-        // The length field of a TFRecord of about 560 kB equals gzip's magic bytes. Only a TFRecord has a matching
-        // checksum after its length field.
+        // The length field of a TFRecord of about 560 kB equals gzip's magic bytes. A matching checksum after this
+        // field shows that the object is a TFRecord.
         RecordFormat::TfRecord => match (head.first_chunk::<8>(), head.get(8..HEAD_BYTES)) {
             (Some(length), Some(crc)) => checksum::crc32c_masked(length).to_le_bytes() != *crc,
             _ => true,
@@ -59,7 +59,7 @@ mod tests {
         for (name, encoding, head, want) in [
             (&b"a.bin"[..], Some("gzip"), &gzip[..], Some((Codec::Gzip, CodecSource::Header))),
             (b"a.bin", Some(" X-GZIP "), &gzip, Some((Codec::Gzip, CodecSource::Header))),
-            (b"a.bin", Some("gzip"), b"plain bytes!", None), // decompressed by a proxy, or a wrong header
+            (b"a.bin", Some("gzip"), b"plain bytes!", None), // a proxy decompressed the object, or the header is wrong
             (b"a.bin", Some("zstd"), &gzip, None),
             (b"a.bin", Some("gzip, gzip"), &gzip, None),
             (b"a.tgz", None, &gzip, None),

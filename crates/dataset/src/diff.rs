@@ -22,21 +22,21 @@ pub struct Change {
 /// Differences between two manifests, and the number of equal objects for each kind of evidence.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Difference {
-    /// Objects only in the second manifest.
+    /// Objects that only the second manifest lists.
     pub added: Vec<String>,
-    /// Objects only in the first manifest.
+    /// Objects that only the first manifest lists.
     pub removed: Vec<String>,
-    /// Objects in both that differ.
+    /// Objects that both manifests list, but that differ.
     pub changed: Vec<Change>,
-    /// Objects in both that are equal.
+    /// Number of objects that are equal in both manifests.
     pub same: u64,
-    /// Part of `same`: objects with an equal digest.
+    /// Number of the objects in `same` that have an equal digest.
     pub same_by_digest: u64,
-    /// Part of `same`: objects with the same URL and the same version.
+    /// Number of the objects in `same` that have the same URL and the same version.
     pub same_by_version: u64,
-    /// Part of `same`: objects of equal size, without a digest or version to compare.
+    /// Number of the objects in `same` that have equal sizes, but no digest or version to compare.
     pub same_by_size: u64,
-    /// Part of `same`: objects of which only the name can be compared. One object is compressed, the other is not, and
+    /// Number of the objects in `same` of which only the names can be compared. One of the two is compressed, and
     /// neither entry records the bytes of the other form.
     pub same_by_name: u64,
 }

@@ -11,7 +11,7 @@ use penstock_types::{Error, Key, Result, Url};
 
 use crate::key_names::is_index_name;
 
-/// Maximum number of names of a pattern that are compared with a listing.
+/// Maximum number of names in a pattern that are compared with a listing.
 const MAX_NAMES: usize = 1 << 20;
 
 /// Splits a URL into the folder that contains its pattern, and the pattern relative to that folder. Returns `None` if
@@ -32,8 +32,8 @@ pub fn plain_len(pattern: &[u8]) -> usize {
     braces::first(pattern).into_iter().chain(special).min().unwrap_or(pattern.len())
 }
 
-/// True if `name` as a whole matches `pattern`. The work is at most pattern length × name length, because each `*` is
-/// retried at every byte.
+/// True if the whole of `name` matches `pattern`. The time is at most proportional to pattern length × name length,
+/// because each `*` is tried at every byte.
 pub fn glob_matches(pattern: &[u8], name: &[u8]) -> bool {
     Glob::new(pattern).matches(name)
 }
@@ -41,7 +41,7 @@ pub fn glob_matches(pattern: &[u8], name: &[u8]) -> bool {
 /// A parsed pattern, which can be matched against many names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Glob {
-    /// Alternatives without wildcards. They are in a set because a pattern may list every object of a dataset.
+    /// Alternatives without wildcards, in a set, because a pattern may list every object of a dataset.
     names: HashSet<Vec<u8>>,
     patterns: Vec<Vec<Token>>,
 }
@@ -61,13 +61,13 @@ impl Glob {
         Self { names, patterns }
     }
 
-    /// True if `name` as a whole matches.
+    /// True if the whole of `name` matches.
     pub fn matches(&self, name: &[u8]) -> bool {
         self.names.contains(name) || self.patterns.iter().any(|tokens| fits(tokens, name))
     }
 }
 
-/// Complete names that a pattern contains, also as alternatives in braces: `s-{000..127}.tar` contains 128 names. Finds
+/// Complete names that a pattern contains. Alternatives in braces count: `s-{000..127}.tar` contains 128 names. Finds
 /// the names that a listing lacks; without this check, a reader of all shards would silently skip a lost shard.
 #[derive(Default)]
 pub struct NamedKeys {
@@ -78,7 +78,7 @@ pub struct NamedKeys {
 }
 
 impl NamedKeys {
-    /// Collects the complete names in `pattern`, except those of index files. Collects none if the pattern has more
+    /// Collects the complete names in `pattern`, except those of index files. Collects no names if the pattern has more
     /// than a million alternatives.
     pub fn new(pattern: &[u8]) -> Self {
         let is_name =
@@ -146,7 +146,7 @@ fn fits(tokens: &[Token], name: &[u8]) -> bool {
                 Token::StarStar => next[at] = true,
                 Token::AnyFolders => {
                     next[at] = true;
-                    // `**/` matches nothing, or bytes that end with a slash, so `**/a` does not match `ba`.
+                    // `**/` matches zero bytes, or bytes that end with a slash, so `**/a` does not match `ba`.
                     next[at + 1] |= byte == b'/';
                 }
             }

@@ -13,13 +13,13 @@ use penstock_types::{Error, Key, Result};
 use crate::glob::{Glob, NamedKeys, plain_len};
 use crate::key_names::last_component;
 
-/// Maximum number of patterns per command. It is limited because each pattern is tried on every key.
+/// Maximum number of patterns per command. The number is limited because each pattern is tried on every key.
 const MAX_PATTERNS: usize = 4096;
 
 /// Filter of keys: patterns that a key must match, and patterns that it must not match.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KeyFilter {
-    /// Pattern of the dataset's URL. It is matched against the whole key, and its literal prefix limits the listing.
+    /// Pattern of the dataset's URL. The whole key must match it, and its literal prefix limits the listing.
     within: Option<(Vec<u8>, Glob)>,
     accepts_missing: bool,
     include: Vec<Pattern>,
@@ -68,7 +68,7 @@ impl KeyFilter {
         })
     }
 
-    /// Also requires that a key matches the pattern of the dataset's URL.
+    /// Also requires that a key match the pattern of the dataset's URL.
     pub fn within(mut self, pattern: Vec<u8>) -> Self {
         let glob = Glob::new(&pattern);
         self.within = Some((pattern, glob));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Datasets: the manifest of their objects, the locations of records, the sample order of an epoch, and the objects
-//! assigned to each node.
+//! Datasets: the manifest of their objects, the locations of their records, the sample order of an epoch, and the
+//! assignment of objects to nodes.
 //!
 //! Depends on the store, codec and record crates. Staging and the feed depend on this crate, not the reverse.
 

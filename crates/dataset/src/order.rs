@@ -9,12 +9,12 @@ use std::sync::Arc;
 /// Version of the order. Every saved state contains it.
 pub const ORDER_VERSION: u32 = 1;
 
-/// Maximum number of elements that are permuted by a table. A Feistel network over so few bits is visibly uneven, and a
-/// table of this size costs no more than the network's rounds.
+/// Maximum number of elements for which a permutation is stored as a table. For so few elements, a Feistel network is
+/// visibly uneven, and building the table costs no more than the rounds of the network.
 const TABLE: u64 = 32;
 
-/// Rounds of the Feistel network. Luby and Rackoff proved that 4 rounds are secure against an adversary who sees all
-/// inputs and outputs. With 8, the tests below find no bias.
+/// Rounds of the Feistel network. Luby and Rackoff proved that 4 rounds with random functions cannot be distinguished
+/// from a random permutation. With 8 rounds, the tests below find no bias.
 const ROUNDS: usize = 8;
 
 /// SplitMix64's finaliser (Stafford's mix 13): every input bit reaches every output bit.
@@ -31,8 +31,8 @@ pub(crate) fn key(seed: u64, epoch: u64, domain: u64) -> u64 {
     mix(mix(mix(seed.wrapping_add(golden)) ^ epoch.wrapping_add(golden)).wrapping_add(golden) ^ domain)
 }
 
-/// Keyed permutation of `0..n` in O(1) memory: a balanced Feistel network over the next even number of bits. The
-/// network is applied again until the result is below `n`. On average, it is applied at most four times, because its
+/// Keyed permutation of `0..n` in O(1) memory: a balanced Feistel network over the next even number of bits. While the
+/// result is not below `n`, the network is applied again. On average, it is applied at most four times, because its
 /// domain is less than four times `n`.
 #[derive(Debug, Clone)]
 pub struct Permutation {
@@ -201,8 +201,8 @@ impl Counts {
 pub struct Shuffle {
     /// Seed of the order.
     pub seed: u64,
-    /// Number of objects whose samples are mixed with each other. These objects are neighbours in the epoch's order of
-    /// objects. At least 1.
+    /// Number of objects whose samples are mixed with each other, at least 1. These objects are adjacent in the epoch's
+    /// order of objects.
     pub window: u64,
 }
 
@@ -212,8 +212,8 @@ pub const DEFAULT_WINDOW: u64 = 16;
 /// Default shuffle window: 16 objects, or fewer if objects hold many records, but at least 2. A window of 16 Ki samples
 /// mixes well enough, and the feed may have to hold all decoded samples of a window.
 ///
-/// The default depends only on the seed and on the counts of the first 16 objects of epoch 0, so every path and every
-/// rank computes the same one, and an epoch can start before the other objects are counted.
+/// The default depends only on the seed and on the counts of the first 16 objects of epoch 0. Every path and every rank
+/// therefore computes the same window, and an epoch can start before the other objects are counted.
 pub fn default_window(counts: &Counts, seed: u64) -> u64 {
     let objects = counts.objects();
     let blocks = Permutation::keyed(objects, seed, 0, 0);
@@ -299,7 +299,7 @@ impl Order {
     }
 }
 
-/// Sample order of one epoch. A block is an object at its position in the epoch's order of objects.
+/// Sample order of one epoch. A block is an object together with its position in the epoch's order of objects.
 #[derive(Debug, Clone)]
 pub struct EpochOrder {
     order: Order,
@@ -317,7 +317,8 @@ impl EpochOrder {
         }
     }
 
-    /// Returns the block that holds the sample at `offset` from the epoch's start, before windows are shuffled.
+    /// Returns the block that holds the sample at `offset`. The offset counts the samples of the epoch before the
+    /// windows are shuffled.
     fn block(&self, offset: u64) -> u64 {
         match &self.starts {
             Some(starts) => starts.partition_point(|&start| start <= offset) as u64 - 1,
@@ -344,7 +345,7 @@ impl EpochOrder {
         &self.order.counts
     }
 
-    /// Returns the objects of a window with these positions, in the epoch's order of objects.
+    /// Returns the objects of a window, in the epoch's order of objects. `window` holds the positions of the window.
     pub(crate) fn objects(&self, window: &std::ops::Range<u64>) -> impl Iterator<Item = u64> + '_ {
         let end = window.end;
         let blocks = self.block(window.start)..self.order.counts.objects();
@@ -356,7 +357,8 @@ impl EpochOrder {
         self.window(position).locate(position)
     }
 
-    /// Returns the location of the sample at `offset` from the epoch's start, before windows are shuffled.
+    /// Returns the location of the sample at `offset`. The offset counts the samples of the epoch before the windows
+    /// are shuffled.
     pub fn place(&self, offset: u64) -> Place {
         let block = self.block(offset);
         Place { object: self.blocks.at(block), record: offset - self.start(block) }
@@ -370,7 +372,7 @@ impl EpochOrder {
     }
 }
 
-/// Shuffle window: a run of positions whose samples are all stored in the same few objects.
+/// Shuffle window: a run of positions whose samples are all stored in the same group of objects.
 #[derive(Debug)]
 pub struct Window<'a> {
     epoch: &'a EpochOrder,
@@ -457,8 +459,8 @@ mod tests {
 
         #[test]
         fn prop_one_key_bit_changes_about_half_of_the_places(bit in 0u32..64, seed: u64) {
-            // Two unrelated permutations of n agree at 1 position on average. Agreement at 12 has a probability of 1 in
-            // 10^9.
+            // Two unrelated permutations of n elements agree at 1 position on average. The probability that they agree
+            // at 12 positions is 1 in 10^9.
             let (a, b) = (Permutation::keyed(1000, seed, 0, 0), Permutation::keyed(1000, seed ^ (1 << bit), 0, 0));
             prop_assert!((0..1000).filter(|&index| a.at(index) == b.at(index)).count() < 12);
             let (c, d) = (Permutation::keyed(1000, 0, seed, 0), Permutation::keyed(1000, 0, 0, seed | 1));
@@ -493,8 +495,7 @@ mod tests {
     const GOLDEN_SMALL: [u64; 10] = [0, 6, 5, 3, 4, 1, 7, 8, 9, 2];
     const GOLDEN_LARGE: [u64; 6] = [459_948_786, 782_072_326, 433_871_941, 813_798_177, 454_535_400, 694_614_147];
 
-    /// χ² test of the position that each of n elements is mapped to, over many seeds, with n - 1 degrees of freedom per
-    /// row. Covers both kinds of permutation.
+    /// χ² test of the position that each of n elements is mapped to, over many seeds. Covers both kinds of permutation.
     #[test]
     fn every_place_is_equally_likely() {
         for n in [6u64, 31, 33, 64] {

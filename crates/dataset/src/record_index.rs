@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Record index: the offset, length and checksum of every record of a dataset, in one memory-mapped file with 16 bytes
-//! per record. With it, records are counted without a scan, and a single record is read without the rest of its object.
+//! per record. With the index, Penstock counts records without a scan, and reads a single record without the rest of
+//! its object.
 //!
-//! Owns the index file, which is only a cache. It stores each object with a stamp of its key, size and version. An
-//! object whose stamp differs counts as not indexed, and an unreadable file counts as missing. The stored positions may
-//! be wrong, so callers must check them against the object's size.
+//! Owns the index file, which is only a cache. The file stores a stamp of each object's key, size and version. If the
+//! stamp of an object differs, the object counts as not indexed. An unreadable file counts as missing. The stored
+//! positions can be wrong, so callers must check them against the object's size.
 
 use std::fs::File;
 use std::io::{BufWriter, Cursor, Seek, SeekFrom, Write};
@@ -73,8 +74,8 @@ impl Map {
         use std::os::fd::AsRawFd;
         let io = |error: std::io::Error| Error::from_io(place, &error);
         let len = usize::try_from(file.metadata().map_err(io)?.len()).unwrap_or(usize::MAX).max(1);
-        // SAFETY: a new mapping of a file does not affect existing memory. Cache files are only replaced by renaming,
-        // and staged files and their logs only grow. The mapped bytes therefore do not change.
+        // SAFETY: a new mapping of a file does not affect existing memory. The mapped bytes do not change: cache files
+        // are only replaced by renaming, and staged files and their logs only grow.
         let start =
             unsafe { libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0) };
         if start == libc::MAP_FAILED {
@@ -139,7 +140,7 @@ pub(super) fn unpacked(bits: u128) -> Span {
 }
 
 impl RecordIndex {
-    /// Reads the index at `path`; `None` if it is missing or unreadable.
+    /// Reads the index at `path`; `None` if the file is missing or unreadable.
     pub fn open(path: &Path, entries: &[Entry]) -> Option<Self> {
         let file = File::open(path).ok()?;
         let map = Map::of(&file, &path.display().to_string()).ok()?;
@@ -202,7 +203,7 @@ impl RecordIndex {
         (0..self.count(object)?).map(|record| self.span(object, record)).collect()
     }
 
-    /// Location of one record. `None` if the object changed after it was indexed or has no such record.
+    /// Location of one record. `None` if the object changed after it was indexed, or has no such record.
     pub fn span(&self, object: u64, record: u64) -> Option<Span> {
         let range = self.range(object)?;
         let number = range.start.checked_add(record).filter(|number| *number < range.end)?;

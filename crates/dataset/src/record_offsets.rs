@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Log of record offsets: a stage writes the offsets of its files, so that the staged copy can be opened without a
-//! scan.
+//! Log of record offsets. A stage logs the record offsets of the files that it writes, so that the staged copy can be
+//! opened without a scan.
 //!
 //! Owns the log (`.penstock/records-NODE-of-NODES.bin`), which is append-only. Each entry describes one file, and is
-//! written in one call; if a file has several entries, the last one counts. An entry is used only if the file still has
-//! the recorded size and mtime. The log is a hint: if it is missing or unreadable, the copy is scanned. Only
-//! uncompressed TFRecord and tar files have entries.
+//! written in one call. If a file has several entries, the last entry counts. An entry is used only if the file still
+//! has the recorded size and mtime. Without a readable log, the copy is scanned. Only uncompressed TFRecord and tar
+//! files have entries.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -21,7 +21,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::manifest::{Entry, Manifest, OWN_PREFIX, RecordFormat};
 use crate::record_index::{IndexWriter, Map, RecordIndex, Span, packed, stamp, unpacked};
 
-/// Size and mtime of a file, by which a later run recognises it.
+/// Size and mtime of a file, by which a later run recognises the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileState {
     /// Size in bytes.
@@ -35,14 +35,14 @@ const MAGIC: u64 = u64::from_le_bytes(*b"PENSTRL1");
 /// Header size of an entry: magic, checksum of all following bytes, name length, number of records, size, mtime.
 const HEADER: usize = 48;
 
-/// Maximum number of folders that are searched for the copy's root, from the opened folder upwards.
+/// Maximum number of folders that are searched for the root of the copy, from the opened folder upwards.
 const ANCESTORS: usize = 8;
 
-/// Tolerance for comparing two modification times: a listing holds seconds as a float.
+/// Tolerance for comparing two modification times, in seconds. A listing holds the seconds as a float.
 const SAME_S: f64 = 1e-6;
 
-/// Appends the record locations of a finished file to a log. `log` opens the log with the given name, and is only
-/// called if the file has record locations. Write errors are ignored, because a missing entry only costs a scan.
+/// Appends the record locations of a finished file to a log. `log` opens the log with the given name. It is only called
+/// if the file has record locations. Write errors are ignored, because a missing entry only costs a scan.
 pub fn note(log: impl FnOnce(&str) -> Option<File>, node: &str, target: &Key, file: &File, state: FileState) {
     if let Some(spans) = spans_of(file, target)
         && let Some(mut log) = log(&format!("records-{node}.bin"))
@@ -71,7 +71,8 @@ fn spans_of(file: &File, target: &Key) -> Option<Vec<Span>> {
     }
     let map = Map::of(file, "a staged file").ok()?;
     let content = map.bytes().get(..usize::try_from(file.metadata().ok()?.len()).ok()?)?;
-    // Reads only headers and computes no checksum: TFRecords contain their own, and tar samples have none.
+    // Only headers are read, and no checksum is computed: TFRecords contain their own checksums, and tar samples have
+    // none.
     let spans: Result<Vec<Span>> = if format == RecordFormat::TfRecord {
         let span = |record: RecordSpan| Span { offset: record.offset, len: frame_len(record.len), crc: 0 };
         tfrecord::scan(content, "a staged file").map(|records| records.into_iter().map(span).collect())
@@ -136,7 +137,7 @@ pub fn records_noted(log: &[u8]) -> usize {
     parse(log).values().map(|noted| noted.spans.len() / 16).sum()
 }
 
-/// Record-offset logs of a staged copy, opened from its root or one of its folders.
+/// Record-offset logs of a staged copy. The dataset is the root folder of the copy, or a folder in it.
 pub struct StagedOffsets {
     logs: Vec<Map>,
     /// Path of the opened folder, relative to the copy's root.
@@ -144,7 +145,8 @@ pub struct StagedOffsets {
 }
 
 impl StagedOffsets {
-    /// Opens the logs of a dataset. Returns `None` if it is not a local folder, or if no stage wrote a log for it.
+    /// Opens the logs of a dataset. Returns `None` if the dataset is not a local folder, or if no stage wrote a log for
+    /// it.
     pub fn of(manifest: &Manifest) -> Option<Self> {
         let folder = manifest.url.parse::<Url>().ok()?.to_path()?;
         let own = |root: &Path| root.join(std::str::from_utf8(OWN_PREFIX).unwrap_or_default());

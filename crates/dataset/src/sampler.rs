@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The sampler: computes the sample order of an epoch over one or several datasets. Supports takes, shards, repeats,
-//! lists of positions and mixtures.
+//! The sampler: computes the sample order of an epoch over one or several datasets. It supports ranges, repeats, lists
+//! of positions and mixtures.
 //!
-//! Owns the mapping from a global position to (dataset, the dataset's epoch, the dataset's position); `order` maps
-//! these to a record. The mapping is a pure function and keeps no state. The position in each source follows from the
-//! global position, so a saved state is a single number. Saved states depend on this mapping, as they do on `order`.
+//! Owns the mapping from a global position to a dataset, an epoch of that dataset and a position in that epoch; `order`
+//! maps these to a record. The mapping is a pure function and keeps no state. The position in each source follows from
+//! the global position, so a saved state is a single number. Saved states depend on this mapping and on `order`.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::order::{Permutation, Place};
 /// Maximum sum of a mixture's weights, which are whole numbers.
 pub const MAX_WEIGHT: u64 = 1 << 48;
 
-/// Kind of a sampler. Each kind maps its positions to positions of a dataset, or of the samplers that it contains.
+/// Kind of a sampler. Each kind maps its positions to positions of a dataset, or of the samplers inside it.
 #[derive(Debug, Clone)]
 enum Step {
     DatasetView(usize),
@@ -42,7 +42,7 @@ impl Sampler {
         Self { step: Step::DatasetView(0), samples: leaf.samples(), leaves: 1 }
     }
 
-    /// Restricts each epoch to the positions in `range`, which is clipped to the epoch's end.
+    /// Restricts each epoch to the positions in `range`. A range beyond the end of the epoch is clipped.
     pub fn range(self, range: Range<u64>) -> Self {
         let start = range.start.min(self.samples);
         let samples = range.end.clamp(start, self.samples) - start;
@@ -73,12 +73,13 @@ impl Sampler {
         Ok(Self { samples, leaves, step: Step::Listed { positions, of: Box::new(self) } })
     }
 
-    /// Mixes the samples of several samplers in proportion to weights, with `samples` per epoch. The next epoch
-    /// continues each sampler from where it stopped. A sampler that reaches the end of its own epoch starts its next
-    /// one. Leaves are numbered in the order of the samplers.
+    /// Mixes the samples of several samplers in proportion to weights, with `samples` per epoch. In the next epoch,
+    /// each sampler continues where it stopped. A sampler that reaches the end of its own epoch starts its next own
+    /// epoch. Leaves are numbered in the order of the samplers.
     ///
-    /// `schedule` lists weights, each with the first position at which they apply, counted over all epochs; the first
-    /// is 0. A weight may be 0 if another weight of the same sampler is not.
+    /// `schedule` lists weights, each with the first position at which they apply. Positions are counted over all
+    /// epochs, and the first one is 0. A weight may be 0 if the sampler has a positive weight elsewhere in the
+    /// schedule.
     pub fn mix(courses: Vec<Sampler>, schedule: &[(u64, Vec<u64>)], samples: u64) -> Result<Self> {
         if courses.is_empty() {
             return Err(Error::config("mix", "at least one dataset is required"));
@@ -125,7 +126,7 @@ impl Sampler {
         }
     }
 
-    /// Bytes of memory that the lists of positions take.
+    /// Size of the lists of positions in memory, in bytes.
     pub fn memory_bytes(&self) -> u64 {
         match &self.step {
             Step::DatasetView(_) => 0,
@@ -135,7 +136,7 @@ impl Sampler {
         }
     }
 
-    /// Maximum number of positions over which one shuffle window is spread.
+    /// Maximum number of positions over which the samples of one shuffle window are spread.
     pub fn span(&self, leaves: &[DatasetView]) -> u64 {
         match &self.step {
             Step::DatasetView(number) => leaves.get(*number).map_or(1, DatasetView::window_samples),
@@ -180,13 +181,13 @@ impl Sampler {
 /// Schedule of a mixture: the source of each position.
 #[derive(Debug, Clone)]
 struct MixSchedule {
-    /// One or more segments, in ascending order. The first one starts at 0.
+    /// One or more segments, in ascending order. The first segment starts at 0.
     segments: Vec<Segment>,
 }
 
-/// Positions of a mixture with the same weights. The sources form a binary tree. If a node has the total weight t and
-/// its left side has the weight a, the left side takes ⌊(g·a + t/2) / t⌋ of the node's first g positions. Each source's
-/// position therefore has a closed form, which differs from the source's exact share by at most 2.
+/// Positions of a mixture with the same weights. The sources form a binary tree. Let a node have the total weight t,
+/// and its left side the weight a. The left side then takes ⌊(g·a + t/2) / t⌋ of the node's first g positions. The
+/// position in each source therefore has a closed form. It differs from the exact share of the source by at most 2.
 #[derive(Debug, Clone)]
 struct Segment {
     start: u128,
@@ -234,7 +235,7 @@ impl MixSchedule {
     /// Maximum number of positions over which `span` positions of a source are spread while its weight is above 0.
     fn spread(&self, source: usize, span: u64) -> u64 {
         let spans = self.segments.iter().filter(|segment| segment.weights[source] > 0).map(|segment| {
-            // Add two for the rounding of the schedule at both ends of the window.
+            // Add two, because the schedule is rounded at both ends of the window.
             let spread = (u128::from(span) + 2) * u128::from(segment.sum) / u128::from(segment.weights[source]) + 1;
             u64::try_from(spread).unwrap_or(u64::MAX)
         });
@@ -243,8 +244,8 @@ impl MixSchedule {
 }
 
 impl Segment {
-    /// Number of a node's first `g` positions that its left side takes. The side has weight `a`, and the node weight
-    /// `t`. Computes whole periods of `t` separately to avoid an overflow.
+    /// Number of a node's first `g` positions that the left side takes. The left side has the weight `a`, and the node
+    /// has the weight `t`. Computes whole periods of `t` separately to avoid an overflow.
     fn left(g: u128, a: u64, t: u64) -> u128 {
         let (a, t) = (u128::from(a), u128::from(t));
         g / t * a + (g % t * a + t / 2) / t
@@ -265,7 +266,7 @@ impl Segment {
         (sources.start, g)
     }
 
-    /// Adds, for each of `sources`, its number of positions among the first `g`. `sum` is the sum of their weights.
+    /// Adds the number of positions of each of `sources` among the first `g`. `sum` is the sum of the sources' weights.
     fn count(&self, sources: Range<usize>, sum: u64, g: u128, counts: &mut [u128]) {
         if sources.len() == 1 {
             counts[sources.start] += g;
@@ -284,9 +285,9 @@ impl Segment {
 pub struct Located {
     /// Index of the sample's dataset (leaf).
     pub leaf: usize,
-    /// Epoch of this leaf.
+    /// Epoch of the dataset.
     pub epoch: u64,
-    /// First position of the shuffle window, counted in the leaf's epoch.
+    /// First position of the shuffle window, counted in the epoch of the dataset.
     pub window: u64,
     /// Location of the record.
     pub place: Place,
@@ -307,12 +308,12 @@ struct EpochState {
     view: EpochView,
     window: Range<u64>,
     samples: Permutation,
-    /// Stored records of the window, if the view lists them.
+    /// Stored records of the window, if the view has lists.
     records: Vec<u32>,
 }
 
 impl SamplerCursor {
-    /// Creates a cursor over a sampler with these leaves.
+    /// Creates a cursor over a sampler with these datasets (leaves).
     pub fn new(course: Arc<Sampler>, leaves: Arc<[DatasetView]>) -> Result<Self> {
         if course.leaves != leaves.len() {
             return Err(Error::bug(format!("a sampler of {} datasets was given {}", course.leaves, leaves.len())));

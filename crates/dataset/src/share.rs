@@ -2,8 +2,8 @@
 //! Share plan: assigns each object to a node. Every node computes the same plan from the same manifest, without
 //! communication.
 //!
-//! Stored bytes are balanced by the capacity of the nodes; as far as that allows, written bytes are balanced as well. A
-//! rule over object names can replace this balancing.
+//! Balances the stored bytes by the capacity of the nodes. Also balances the written bytes, as far as the stored bytes
+//! stay balanced. A rule over object names can replace this balancing.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -16,7 +16,7 @@ use crate::glob::Glob;
 use crate::key_names::last_component;
 use crate::manifest::{Entry, Manifest};
 
-/// Maximum number of nodes per job. It is limited because a plan stores a number per node.
+/// Maximum number of nodes per job. The number is limited because a plan stores a number per node.
 const MAX_NODES: u32 = 1 << 20;
 
 /// Limit for balancing written bytes: the fullest node may get at most this multiple of its even share of stored bytes.
@@ -25,7 +25,7 @@ const EVEN: f64 = 1.02;
 /// Rule that divides objects among nodes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum ShareBy {
-    /// Balances the stored bytes, and the cost of moving them. Assigns the largest objects first.
+    /// Balances the stored bytes, and the cost of transferring them. Assigns the largest objects first.
     #[default]
     Bytes,
     /// Divides objects by a number in their names.
@@ -33,8 +33,8 @@ pub enum ShareBy {
 }
 
 /// Rule `name:PATTERN`, where `{}` in the pattern matches a run of digits. Objects with the same number form a group.
-/// The groups are sorted by number, and each node gets a contiguous run of them: of 64 groups, node 0 of 16 gets the
-/// first four.
+/// The groups are sorted by number, and each node gets a contiguous run of groups. For example, of 64 groups, node 0 of
+/// 16 gets the first four.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NameRule {
     head: Glob,
@@ -139,8 +139,8 @@ pub struct Division {
 }
 
 /// Bytes read plus bytes written for one object. If the decompressed size is unknown, a ratio typical of the codec on
-/// training data is assumed. Measured ratios: 4.6 for the gzip-compressed volumes of study A, about 5 for JSON and CSV,
-/// 1 for dense data.
+/// training data is assumed. For comparison, measured ratios are 4.6 for the gzip-compressed volumes of study A, about
+/// 5 for JSON and CSV, and 1 for dense data.
 pub fn cost(entry: &Entry, decompress: bool) -> u64 {
     let out = match (decompress, entry.codec, entry.decompressed_size()) {
         (false, ..) | (true, Codec::None, _) => entry.size,
@@ -166,12 +166,12 @@ impl SharePlan {
         Self::divide(manifest, nodes, &Division::default())
     }
 
-    /// Assigns the largest objects first, each to the node that would then be least full. Ties go to the node with the
-    /// fewest objects, then to the lowest number. The fullest node gets at most 4/3 of the optimum (Graham 1969); with
-    /// many objects, loads are within 1 % of even.
+    /// Assigns the largest objects first, each to the node that would be least full with this object. Ties go to the
+    /// node with the fewest objects, then to the node with the lowest number. The fullest node gets at most 4/3 of the
+    /// optimum (Graham 1969). With many objects, the loads of all nodes are within 1 % of the mean.
     ///
     /// If decompression ratios differ, each kind of object is assigned separately, so that written bytes are even too.
-    /// This is not done if stored bytes would then be more than 2 % from even.
+    /// If a node would then get more than 2 % above its share of stored bytes, all kinds are assigned together.
     pub fn divide(manifest: &Manifest, nodes: u32, division: &Division) -> Result<Self> {
         if nodes == 0 || nodes > MAX_NODES {
             return Err(Error::config("--nodes", format!("must be 1 to {MAX_NODES} (got {nodes})")));
@@ -192,7 +192,7 @@ impl SharePlan {
         if let ShareBy::Name(rule) = &division.by {
             order = deal.by_name(&order, rule)?;
         }
-        order.sort_by_key(|&at| Reverse(objects[at as usize].size)); // a stable sort: objects of equal size stay in key order
+        order.sort_by_key(|&at| Reverse(objects[at as usize].size)); // stable: objects of equal size stay in key order
         if has_kinds(objects, division.decompress) {
             let mut dealt = deal.clone();
             let mut apart = vec![Vec::new(); MAX_KINDS];
@@ -222,7 +222,7 @@ impl SharePlan {
         &self.loads
     }
 
-    /// Bytes read and written for each node's objects, estimated if unknown.
+    /// Bytes read and written for each node's objects; estimated if a decompressed size is unknown.
     pub fn costs(&self) -> &[u64] {
         &self.costs
     }
@@ -264,8 +264,8 @@ struct Balancer<'a> {
     counts: Vec<usize>,
 }
 
-/// Load of a node: stored bytes per thousandth of weight. A float is exact enough, because the bytes of a job are far
-/// below 2^53.
+/// Load of a node: stored bytes per thousandth of weight. A float is exact enough, because a job has far fewer than
+/// 2^53 bytes.
 #[derive(PartialEq)]
 struct Fullness(f64);
 
@@ -295,10 +295,10 @@ impl<'a> Balancer<'a> {
         self.counts[node] += 1;
     }
 
-    /// Assigns objects in the given `order` (largest first), in addition to those that the nodes already have.
+    /// Assigns the objects of `order` (largest first) to nodes, which may already have objects.
     fn out(&mut self, order: &[u32]) {
         // Nodes of equal weight are compared by their current load. Nodes of different weights are compared by their
-        // load with this object.
+        // load including this object.
         let mut classes: Vec<u64> = (0..self.loads.len()).map(|node| self.weights.of(node)).collect();
         classes.sort_unstable();
         classes.dedup();

@@ -11,7 +11,7 @@ use crate::order::Counts;
 /// First stored sample of each object.
 #[derive(Debug, Clone)]
 pub enum ObjectStarts {
-    /// Number of samples in each object, if all have equally many.
+    /// Number of samples in each object, if all objects have the same number.
     Equal(u64),
     /// First sample of each object.
     Each(Vec<u64>),
@@ -107,8 +107,8 @@ impl Subset {
         (self.bits.len() * 8 + self.objects.len() * 24) as u64
     }
 
-    /// Words that overlap the samples `start..end`, each with the number of its first sample. Other samples' bits are
-    /// cleared.
+    /// Words that overlap the samples `start..end`, each with the number of its first sample. The bits of samples
+    /// outside this range are cleared.
     fn words(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
         (start / 64..end.div_ceil(64)).map(move |at| {
             let (first, mut word) = (at * 64, self.bits[at as usize]);

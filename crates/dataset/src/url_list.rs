@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! URL list: reads a text file of URLs as a dataset, for publishers whose server cannot list objects.
+//! URL list: reads a text file of URLs as a dataset, for a dataset on a server that cannot list objects.
 //!
-//! Each line holds one URL, and all URLs are on one web server. The object's size and digests (`md5:HEX`, `sha256:HEX`)
-//! may follow the URL in any order. `#` starts a comment. Google's `TsvHttpData-1.0` lists are supported too. Keys are
-//! relative to the longest folder that all URLs share. Owns the text format, and the requests for sizes that the text
-//! does not contain.
+//! Each line holds one URL, and all URLs are on one web server. The size and the digests of the object (`md5:HEX`,
+//! `sha256:HEX`) may follow the URL in any order. `#` starts a comment. Google's `TsvHttpData-1.0` lists are supported
+//! too. Keys are relative to the longest folder that all URLs share. Owns the text format. Requests the sizes that the
+//! text does not contain.
 
 use std::io::Read;
 
@@ -19,7 +19,7 @@ use crate::manifest::{Entry, Manifest};
 
 /// Maximum file size, about 10^7 objects. A larger file is rejected before it is parsed.
 const MAX_BYTES: u64 = 1 << 30;
-/// Number of bytes read to recognise a URL list.
+/// Number of bytes that are read to recognise a URL list.
 const HEAD: u64 = 64 << 10;
 /// Maximum number of concurrent requests for sizes.
 const AT_ONCE: usize = 64;
@@ -79,8 +79,8 @@ impl UrlList {
         Self::parse(&bytes, &place).map(Some)
     }
 
-    /// Parses a URL list. `place` names the file in errors. Errors do not show the contents of a rejected line, because
-    /// it could be a secret.
+    /// Parses a URL list. `place` names the file in errors. An error does not show the rejected line, because the line
+    /// could contain a secret.
     pub fn parse(bytes: &[u8], place: &str) -> Result<Self> {
         let bad = |line: usize, problem: &str| Error::config(format!("{place} line {line}"), problem);
         let text = std::str::from_utf8(bytes).map_err(|error| {
@@ -143,8 +143,8 @@ impl UrlList {
     }
 
     /// Returns the manifest of the selected objects. `store` is opened at the list's folder, and its keys start with
-    /// `prefix`. Requests the metadata of each object without a size, and of the first object in any case, to learn
-    /// what the server supports.
+    /// `prefix`. Requests the metadata of each object whose size is unknown. Always requests the metadata of the first
+    /// object, to find out what the server supports.
     pub async fn manifest(
         self,
         store: &dyn Store,

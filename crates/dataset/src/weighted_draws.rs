@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Weighted draws: the samples of an epoch, drawn in proportion to weights, and read window by window.
 //!
-//! Systematic sampling (Madow 1949): the weights form one line, in an order that is random in each epoch. Each of the
-//! equidistant points on this line draws the sample that it lies on. Therefore, an epoch has an exact length, and a
-//! sample's number of draws is its exact share rounded down or up. Its mean number of draws over epochs is the exact
-//! share.
+//! Systematic sampling (Madow 1949): the weights form one line, in an order that is random in each epoch. Equidistant
+//! points lie on this line, and each point draws the sample under it. An epoch therefore has an exact length. In each
+//! epoch, a sample's number of draws is its exact share rounded down or up; the mean over epochs is the exact share.
 //!
-//! An epoch consists of passes over the objects, each in its own order. Pass r of R has every R-th point, from point r
-//! on. An object's draws in a pass lie in one shuffle window, so that the object is read once for all of them. The
-//! sampler treats each pass as one epoch of the `DatasetView`. Saved states depend on these draws.
+//! An epoch consists of passes over the objects. Each pass has its own order of the objects. Pass r of R has every R-th
+//! point, starting with point r. The draws of an object in a pass lie in one shuffle window, so that the object is read
+//! once for all of them. The sampler treats each pass as one epoch of the `DatasetView`. Saved states depend on these
+//! draws.
 
 use penstock_types::{Error, Result, with_separators};
 
 use crate::order::{Counts, EpochOrder, Order, Permutation, Shuffle, key};
 use crate::subset::{ObjectStarts, check_records};
 
-/// Domain of the key that places the points of an epoch. The domains of shuffle windows are much smaller numbers.
+/// Domain of the key that places the points of an epoch. The domains of shuffle windows are much smaller.
 const POINTS: u64 = u64::MAX - 1;
 
 /// Domain of the key that permutes the objects on the line of weights.
@@ -24,18 +24,18 @@ const LINE: u64 = u64::MAX - 2;
 /// First domain of the keys that permute the samples of objects on the line.
 const WITHIN: u64 = 1 << 62;
 
-/// Weights of the stored samples from an epoch on.
+/// Weights of all stored samples, in force from one epoch until the next stage.
 #[derive(Debug)]
 struct Stage {
     /// First epoch of these weights.
     epoch: u64,
     weights: Vec<u32>,
-    /// Sum of the weights in each object, in the order of `WeightedDraws::objects`.
+    /// Sum of the weights in each object of `WeightedDraws::objects`.
     sums: Vec<u64>,
     total: u64,
 }
 
-/// Weights of all stored samples, and the number of samples per pass.
+/// Weighted draws of a dataset: the weights of all stored samples, and the number of samples per pass.
 #[derive(Debug)]
 pub struct WeightedDraws {
     stages: Vec<Stage>,
@@ -52,13 +52,13 @@ pub(crate) struct EpochDraws {
     stage: usize,
     shuffle: Shuffle,
     epoch: u64,
-    /// For each object, the distance from the last point at or before the object's start to that start.
+    /// Distance from the last point at or before an object's start to that start, for each object.
     offsets: Vec<u64>,
 }
 
 impl WeightedDraws {
     /// Creates draws of `samples` samples in each of the `passes` of an epoch. `schedule` lists weights of all stored
-    /// samples, each with the first epoch in which they apply; the first is 0.
+    /// samples, each with the first epoch in which they apply. The first epoch of the schedule is 0.
     pub fn new(counts: &Counts, schedule: Vec<(u64, Vec<u32>)>, samples: u64, passes: u64) -> Result<Self> {
         let error = |text: String| Err(Error::config("weights", text));
         check_records(counts)?;
@@ -114,7 +114,7 @@ impl WeightedDraws {
         stages.sum::<u64>() + self.objects.len() as u64 * 8 + self.starts.memory_bytes()
     }
 
-    /// Mean over the stages of the number of objects with at least one draw.
+    /// Mean over the stages of the expected number of objects with at least one draw.
     pub(crate) fn expected_objects(&self) -> f64 {
         let expected = |stage: &Stage| {
             let each = self.samples as f64 / stage.total as f64;
@@ -159,8 +159,8 @@ impl WeightedDraws {
         (order, EpochDraws { stage: number, shuffle, epoch, offsets })
     }
 
-    /// Appends the drawn records of an object, which is numbered among [`Self::objects`]. A record that is drawn several
-    /// times is appended as often.
+    /// Appends the drawn records of an object; `object` is an index in [`Self::objects`]. A record that is drawn
+    /// several times is appended several times.
     pub(crate) fn list(&self, draws: &EpochDraws, object: usize, counts: &Counts, records: &mut Vec<u32>) {
         let stage = &self.stages[draws.stage];
         let (total, samples) = (u128::from(stage.total), u128::from(self.samples));
@@ -181,7 +181,7 @@ impl WeightedDraws {
         }
     }
 
-    /// Appends the records of an object (numbered among [`Self::objects`]) that may be drawn in some epoch.
+    /// Appends the records of an object that may be drawn in some epoch. `object` is an index in [`Self::objects`].
     pub(crate) fn list_possible(&self, object: usize, counts: &Counts, records: &mut Vec<u32>) {
         let number = self.objects[object];
         let start = self.starts.of_object(number);

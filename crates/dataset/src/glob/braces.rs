@@ -3,10 +3,10 @@
 //! and nested braces.
 //!
 //! A range of numbers without a step becomes a few patterns with character classes: `{08..12}` becomes `0[8-9]` and
-//! `1[0-2]`. The number of patterns grows only with the number of digits. A brace without a comma or a range is
+//! `1[0-2]`. The number of patterns grows only with the number of digits. Braces without a comma or a range are
 //! literal.
 
-/// Maximum number of patterns that one pattern expands to. Beyond it, the remaining braces stay unexpanded.
+/// Maximum number of patterns that one pattern expands to. When this number is reached, further braces stay unexpanded.
 const MAX_PATTERNS: usize = 1 << 20;
 
 /// A brace expression that can be expanded.
@@ -27,7 +27,7 @@ pub(super) fn expand(pattern: &[u8]) -> Vec<Vec<u8>> {
     expand_by(pattern, MAX_PATTERNS, |range| range.patterns())
 }
 
-/// Like [`expand`], but each number or letter of a range becomes a pattern. `None` if this gives more than `max`.
+/// Like [`expand`], but each number or letter of a range becomes a pattern. `None` for more than `max` patterns.
 pub(super) fn expand_each(pattern: &[u8], max: usize) -> Option<Vec<Vec<u8>>> {
     let all = expand_by(pattern, max, |range| range.members(max));
     (all.len() <= max && all.iter().all(|each| first(each).is_none())).then_some(all)
@@ -86,7 +86,8 @@ struct Range {
 }
 
 impl Range {
-    /// Parses a range; `None` for other text. A descending range becomes an ascending one, as patterns have no order.
+    /// Parses a range; `None` for other text. The order of a range has no effect, so a descending range becomes an
+    /// ascending one.
     fn new(inner: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(inner).ok()?;
         let mut parts = text.split("..");
@@ -107,10 +108,10 @@ impl Range {
         };
         let (from_value, to_value) = letters.or_else(|| Some((number(from)?, number(to)?)))?;
         let (low, high) = (from_value.min(to_value), from_value.max(to_value));
-        // The steps are counted from the number that is written first.
+        // The steps start at the number that is written first.
         let (first, last) =
             if from_value <= to_value { (low, high - (high - low) % step) } else { (low + (high - low) % step, high) };
-        // A range with a step becomes its members, so a longer one stays literal.
+        // A range with a step is expanded to its members. If it has too many members, it stays literal.
         if step > 1 && (last - first) / step >= MAX_PATTERNS as u64 {
             return None;
         }

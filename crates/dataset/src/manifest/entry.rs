@@ -114,14 +114,14 @@ pub struct Origin {
     pub key: Key,
     /// Size of the source object, in bytes as stored.
     pub size: u64,
-    /// Version of the source object that the stage read.
+    /// Version of the source object from which the stage read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<Version>,
     /// Digests of the source object's stored bytes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub digests: Vec<Digest>,
-    /// Digests published by the source that the stage verified while it received the bytes. Empty if the source
-    /// published none.
+    /// Digests that the source published and that the stage verified while it received the bytes. Empty if the source
+    /// published no digest.
     #[serde(default)]
     pub checked: Vec<Digest>,
     /// Content-Encoding of the source object.
@@ -139,16 +139,16 @@ pub struct Origin {
     /// Transform requested from the stage: `decompress`, `gzip:6`, `decompress,zstd:3`.
     #[serde(default, alias = "asked", skip_serializing_if = "Option::is_none", deserialize_with = "transform_text")]
     pub transform: Option<String>,
-    /// Last modification time of a source object without a version.
+    /// Last modification time of the source object, if the object has no version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub modified_s: Option<f64>,
 }
 
 impl Origin {
-    /// True if a CRC-32C of the source's stored bytes is recorded. Every stage records one, and every transfer verifies
-    /// the fetched bytes with it before it publishes them. An origin without it is not trusted. Its key could point to
-    /// any object that this user can read, such as a private key, and a repair would copy that object into the
-    /// destination.
+    /// True if a CRC-32C of the source's stored bytes is recorded. Every stage records this CRC, and every transfer
+    /// verifies the fetched bytes with it before it publishes them. An origin without the CRC is not trusted. The key
+    /// of a forged origin could name any object that this user can read, such as a private key. A repair would copy
+    /// that object into the destination.
     pub fn is_recognisable(&self) -> bool {
         self.digests.iter().any(|digest| digest.algorithm == Algorithm::Crc32c)
     }

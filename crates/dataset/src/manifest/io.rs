@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads and writes manifest files in JSON or Parquet; a reader detects the format from the content. Entries are
-//! written one by one, and a file is replaced atomically.
+//! Reads and writes manifest files in JSON or Parquet; a reader detects the format from the content. Writes the entries
+//! one by one, and replaces a file atomically.
 
 use std::borrow::Borrow;
 use std::fs::File;
@@ -46,7 +46,7 @@ impl ManifestFormat {
         if objects < Self::PARQUET_FROM { Self::Json } else { Self::Parquet }
     }
 
-    /// Format that the file name's suffix states or, without such a suffix, the default for the number of objects.
+    /// Format that the suffix of the file name states. Without a known suffix, the default for the number of objects.
     pub fn of_file(path: &Path, objects: usize) -> Self {
         match path.extension().map(std::ffi::OsStr::to_ascii_lowercase) {
             Some(extension) if extension == "json" => Self::Json,
@@ -134,8 +134,8 @@ impl Manifest {
         Ok(out.into_inner())
     }
 
-    /// Writes the manifest to a temporary file and renames it, so readers see either the old or the new manifest. The
-    /// format follows from the file name's suffix or, without one, from the number of objects.
+    /// Writes the manifest to a temporary file and renames the file, so readers see either the old or the new manifest.
+    /// The suffix of the file name determines the format. Without a known suffix, the number of objects determines it.
     pub fn save(&self, path: &Path) -> Result<()> {
         self.save_as(path, ManifestFormat::of_file(path, self.objects.len()))
     }

@@ -19,10 +19,11 @@ use crate::url_list::UrlList;
 /// Name prefix of Penstock's own state (journal, manifest, locks), which is never part of a dataset.
 pub const OWN_PREFIX: &[u8] = b".penstock";
 
-/// Manifest that a stage or a writer stores in the folder of the dataset.
+/// Manifest that a stage or a writer stores in the folder of its dataset.
 const OWN_MANIFEST: &[u8] = b".penstock/manifest.json";
 
-/// Settings that a writer stores in the folder before its first shard. The manifest follows its last shard.
+/// Settings that a writer stores in the folder before the first shard. The writer stores the manifest after the last
+/// shard.
 const OWN_WRITE: &[u8] = b".penstock/write/settings.json";
 
 /// Penstock's own state in a folder of a listing.
@@ -32,7 +33,7 @@ struct Own {
     has_writer: bool,
 }
 
-/// Folders with Penstock's own state, by key. A key is empty, or ends with a slash.
+/// Folders with Penstock's own state, by key. A key is empty or ends with a slash.
 type OwnFolders = BTreeMap<Key, Own>;
 
 /// Maximum number of manifests that are read with a listing.
@@ -41,7 +42,7 @@ const MAX_OWN: usize = 1000;
 /// Maximum number of manifests that are read concurrently.
 const READS_IN_FLIGHT: usize = 16;
 
-/// Maximum size of a manifest that is read with a listing. A larger one is ignored.
+/// Maximum size of a manifest that is read with a listing. Larger manifests are ignored.
 const MAX_OWN_BYTES: u64 = 64 << 20;
 
 /// Lists all objects under `prefix` (a folder or one object) once, and returns a manifest. Opens no object: codec and
@@ -52,8 +53,8 @@ pub async fn index(store: &dyn Store, prefix: &Key, url: &Url, deadline: Deadlin
     index_selected(store, prefix, url, &KeyFilter::default(), deadline).await
 }
 
-/// Like [`index`], for the objects that `select` selects. If the patterns have a literal prefix, the store lists only
-/// that prefix.
+/// Like [`index`], but lists only the objects that `select` selects. If the patterns have a literal prefix, the store
+/// lists only keys with that prefix.
 pub async fn index_selected(
     store: &dyn Store,
     prefix: &Key,
@@ -64,9 +65,9 @@ pub async fn index_selected(
     index_and_own(store, prefix, url, select, &mut OwnFolders::new(), deadline).await
 }
 
-/// Like [`index`], but also reads the manifests in the folder and its subfolders. Takes from them the record counts of
-/// objects that are unchanged since they were written, and returns the default fields as JSON, if a writer stored them.
-/// Ignores a manifest that cannot be parsed, because the dataset can be read without it.
+/// Like [`index`], but also reads the manifests in the folder and its subfolders. If an object is unchanged since a
+/// manifest was written, its record count is taken from that manifest. If a writer stored default fields, returns them
+/// as JSON. Ignores a manifest that cannot be parsed, because the dataset can be read without it.
 ///
 /// Returns `Config` if a writer did not complete a dataset, and `Corrupt` if an object of a writer's manifest is
 /// missing or has another size. These checks are skipped if `selects` does not select Penstock's own state: a pattern
@@ -116,8 +117,8 @@ pub async fn index_written(
         let Some((known, is_same_place)) = known.get(&entry.key).filter(|(known, _)| known.size == entry.size) else {
             continue;
         };
-        // A copy of the dataset in another location has different object versions, so versions are compared only in the
-        // same location.
+        // In another location, a copy of the dataset has different object versions. Versions are therefore compared
+        // only in the same location.
         if !is_same_place || entry.version.is_none() || known.version.is_none() || known.version == entry.version {
             entry.records = known.records;
         }
@@ -138,15 +139,15 @@ impl Written {
         self.folder.join(entry.key.as_bytes())
     }
 
-    /// Whether the manifest was written here, in the listing of `url`, and not copied from another place.
+    /// True if the manifest was written in the folder that `url` lists, and was not copied from another folder.
     fn is_at(&self, url: &str) -> bool {
         self.manifest.url == format!("{url}{}", self.folder)
     }
 }
 
 impl Written {
-    /// Returns `Corrupt` if an object is missing or has another size. `present` are the objects of the listing of `url`,
-    /// with their sizes.
+    /// Returns `Corrupt` if an object is missing or has another size. `present` holds the objects in the listing of
+    /// `url`, with their sizes.
     fn check(&self, present: &HashMap<&Key, u64>, url: &str) -> Result<()> {
         let objects = &self.manifest.objects;
         let differs = |entry: &&Entry| present.get(&self.key(entry)) != Some(&entry.size);
@@ -172,7 +173,7 @@ impl Written {
     }
 }
 
-/// Reads the manifests of folders, ordered by folder. Leaves out those that cannot be parsed or have disappeared.
+/// Reads the manifests of folders, ordered by folder. Leaves out manifests that cannot be parsed or have disappeared.
 async fn own_manifests(store: &dyn Store, own: OwnFolders, deadline: Deadline) -> Result<Vec<Written>> {
     let found = own.into_iter().filter_map(|(folder, own)| Some((folder, own.manifest?)));
     stream::iter(found.filter(|(_, meta)| meta.size <= MAX_OWN_BYTES).take(MAX_OWN))
@@ -237,7 +238,8 @@ async fn index_and_own(
                 }
             }
             Ok(None) => break,
-            // `prefix` may be a single object rather than a folder; the `head` request below checks whether it exists.
+            // `prefix` may name a single object rather than a folder. The `head` request below checks whether the
+            // object exists.
             Err(Error::NotFound { .. }) if objects.is_empty() && folder != *prefix => break,
             Err(error) => return Err(error),
         }

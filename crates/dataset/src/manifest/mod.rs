@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The manifest: the immutable list of a dataset's objects. It is created from one listing, and all later steps read
-//! it.
+//! The manifest: the immutable list of a dataset's objects. One listing creates it, and all later steps read it.
 //!
 //! Owns the list, its order and the fingerprint of the logical dataset. The submodules `entry` and `record_format`
 //! describe one object, and `listing` converts a store listing. The others (`io`, `head`, `parquet`, `columns`,
@@ -34,9 +33,9 @@ pub use serde_key::{codec_text, key_text, transform_text};
 use crate::key_filter::KeyFilter;
 use crate::key_names::last_component;
 
-/// List of a dataset's objects, sorted by logical name, then key. Therefore object *i* of a compressed dataset is also
-/// object *i* of its decompressed copy. Sorting by key would not give this: `a.gz` sorts after `a-b.gz`, but `a` before
-/// `a-b`.
+/// List of a dataset's objects, sorted by logical name, then by key. Object *i* of a compressed dataset is therefore
+/// also object *i* of the decompressed copy. Sorting by key alone does not have this property: `a.gz` sorts after
+/// `a-b.gz`, but `a` sorts before `a-b`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
     /// [`MANIFEST_VERSION`].
@@ -64,7 +63,8 @@ impl Manifest {
         Self { version: MANIFEST_VERSION, url, source: None, created_s: unix_now().as_secs_f64(), failed: 0, objects }
     }
 
-    /// Returns the manifest that a listing of `url` would return: of a folder in this manifest's folder, or of one object.
+    /// Returns the manifest that a listing of `url` would return. `url` is a folder in this manifest's folder, or one
+    /// object.
     ///
     /// # Errors
     /// `NotFound` if the manifest contains no object below `url`.
@@ -132,7 +132,8 @@ impl Manifest {
         self
     }
 
-    /// Like [`Manifest::keep`], but returns an error if no object is selected, or if one that the URL names is missing.
+    /// Like [`Manifest::keep`], but returns an error if no object is selected, or if an object that the URL names is
+    /// missing.
     pub fn only(self, select: &KeyFilter) -> Result<Self> {
         let mut named = select.named_keys();
         self.objects.iter().for_each(|entry| named.found(entry.key.as_bytes()));
@@ -144,8 +145,8 @@ impl Manifest {
         }
     }
 
-    /// Identity of the dataset, independent of the path that it is read from. It covers logical names and record
-    /// counts: `records[i]` is the count of `objects[i]`, and `records` is empty if the counts are unknown. Sizes,
+    /// Identity of the dataset, independent of the path from which the dataset is read. It covers logical names and
+    /// record counts. `records[i]` is the count of `objects[i]`; `records` is empty if the counts are unknown. Sizes,
     /// codecs, versions and URLs are not covered, so a staged, decompressed or transcoded copy has the same
     /// fingerprint.
     pub fn fingerprint(&self, records: &[u64]) -> u128 {
@@ -189,7 +190,7 @@ fn sort(objects: &mut [Entry]) {
     }
 }
 
-/// Packs keys into a few large allocations. A separate allocation for each of 10^7 keys would cost more than the keys
+/// Packs keys into a few large allocations. For 10^7 keys, separate allocations would take more memory than the keys
 /// themselves.
 fn pack_keys(objects: &mut [Entry]) {
     const BLOCK: usize = 256 << 10;

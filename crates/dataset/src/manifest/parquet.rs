@@ -2,10 +2,10 @@
 //! Reads and writes a manifest as Parquet: one row per object, in columns that any tool can read. Used for up to 10^7
 //! objects, for which a JSON file would be too large.
 //!
-//! A file written by Penstock contains the XXH3 of all following bytes. It is stored between the leading magic and the
-//! first row group, where Parquet allows any bytes. A damaged or truncated file is therefore detected before any of it
-//! is used. Files written by other tools have no such digest, and their cells are used without this check. A file that
-//! the Parquet reader cannot read causes an error, even if that reader panics.
+//! A file written by Penstock contains a seal: the XXH3 of all following bytes. The seal is stored between the leading
+//! magic and the first row group, where Parquet allows any bytes. A damaged or truncated file is therefore detected
+//! before any part of it is used. Files written by other tools have no seal, and are used without this check. If the
+//! Parquet reader cannot read a file, or panics on it, an error is returned.
 
 use std::borrow::Borrow;
 use std::fs::File;
@@ -32,10 +32,10 @@ use super::{Entry, Head, MANIFEST_VERSION, Manifest, finished, other_version, pa
 
 /// Magic bytes of a Parquet file.
 pub(super) const MAGIC: &[u8; 4] = b"PAR1";
-/// First bytes of the seal, which is the checksum of a manifest file. 16 bytes of XXH3 follow.
+/// First bytes of the seal. 16 bytes of XXH3 follow.
 const SEAL: &[u8; 8] = b"PENSTOCK";
-/// Number of wrong bits up to which a seal prefix counts as damaged. With more wrong bits, the file counts as written
-/// by another tool: eight arbitrary bytes differ from the prefix in about half of their 64 bits.
+/// Maximum number of wrong bits in a seal prefix that counts as damaged. With more wrong bits, the file counts as
+/// written by another tool: eight arbitrary bytes differ from the prefix in about half of their 64 bits.
 const DAMAGED_SEAL: u32 = 8;
 /// Offset of the first byte that the seal's digest covers.
 const SEALED_FROM: usize = MAGIC.len() + SEAL.len() + 16;
@@ -123,7 +123,8 @@ pub(super) fn write<E: Borrow<Entry>>(
         .set_offset_index_disabled(true)
         .set_key_value_metadata(Some(facts));
     for column in &columns {
-        // The other columns have mostly distinct values: the writer would build a dictionary and then discard it.
+        // The other columns have mostly distinct values. The writer would build a dictionary for them and then discard
+        // it.
         if !matches!(
             column.name.as_str(),
             "codec"

@@ -2,7 +2,7 @@
 """`beeond`: BeeGFS On Demand across the nodes' disks, run by `beeond start` and `beeond stop` (BeeGFS 7 and 8).
 
 Owns the command lines, the node file, the status file and the deadlines. BeeOND has no deadlines: its start waits
-without limit until the servers have registered. BeeOND owns everything else. It needs root, its kernel module, and ssh
+without limit until the servers have registered. BeeOND does everything else. It needs root, its kernel module, and ssh
 (or pdsh) as root between the nodes. Files are striped without copies, so a lost node loses a part of nearly every file.
 
 Settings, each with BeeOND's option letter: `version` 7 or 8 · `metadata_servers` m · `storage_servers` s (0: all) ·
@@ -190,8 +190,8 @@ class BeeondEngine(SharedFolderEngine):
         until, share = time.monotonic() + timeout_s, timeout_s / 4
         agents, leader = AgentClient(spec, runner), runner.nodes[0]
         self._stop(spec, agents, leader, lease, keep_data=keep_data, until=until - 2 * share)
-        # Remove the keys only now, because `beeond stop` needs them. Also without the setting `exchanges_keys`: the
-        # pool may have been started with it.
+        # Remove the keys only now, because `beeond stop` needs them. Do this even without the setting `exchanges_keys`,
+        # because the pool may have been started with it.
         withdrawn = ssh_keys.remove(agents, lease, share)
         # Remove the remains that BeeOND left: mounts below the folder, the folder, and processes of `beeond start`.
         left = max(share, until - time.monotonic())

@@ -141,7 +141,7 @@ class MooseFsEngine(AgentManagedEngine):
             **_user(),
             "DATA_PATH": f"{root}/data",
             "EXPORTS_FILENAME": f"{root}/conf/exports",
-            # After the loss of a node, start immediately to copy its chunks from their other copies.
+            # After the loss of a node, start immediately to restore its chunks from the remaining copies.
             "REPLICATIONS_DELAY_INIT": 1,
         }
         for name, port in zip(("MATOML", "MATOCS", "MATOCL"), ports, strict=True):

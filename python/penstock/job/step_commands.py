@@ -70,8 +70,8 @@ class StepCommands:
         decompress = ["--decompress"] if section.decompress else []
         journal = []
         if pool and "://" in data:
-            # The default journal is in the home folder, which nodes often share. So each node stores its journal in the
-            # pool's folder on its own disk, and it is removed with the pool.
+            # The default journal is in the home folder, which nodes often share. Therefore, each node stores its
+            # journal in the pool's folder on its own disk. The journal is removed with the pool.
             journal = ["--journal", f"{pool.disk}/penstock-pool-{self._job.name}/journal"]
         share = (
             ["--node", str(self._node_slice.node), "--nodes", str(self._node_slice.nodes)] if self._node_slice else []

@@ -43,6 +43,16 @@ os.dup2(os.open("/dev/null", os.O_RDWR), 1)
 while True:
     signal.pause()
 """
+# Sets features of a network device: NAME, then pairs of a command of ethtool and its value. The tool is often missing.
+_ETHTOOL = """
+import array, fcntl, socket, struct, sys
+link = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+for command, value in zip(sys.argv[2::2], sys.argv[3::2]):
+    setting = array.array("I", [int(command, 16), int(value)])
+    fcntl.ioctl(link, 0x8946, struct.pack("16sP16x", sys.argv[1].encode(), setting.buffer_info()[0]))
+"""
+_SET_TSO, _SET_GRO = "0x1f", "0x2c"  # ETHTOOL_STSO and ETHTOOL_SGRO of linux/ethtool.h
+_MAX_DEFERRED_POLLS = 2**31 - 1  # napi_defer_hard_irqs: the timer never stops, so a packet after a pause waits, too
 
 
 class Hosts:
@@ -60,11 +70,23 @@ class Hosts:
     # ------------------------------------------------------------ lifecycle
 
     @classmethod
-    def up(cls, name: str, count: int, *, rate_bytes_per_s: float | None = None, stays: bool = False) -> Hosts:
+    def up(
+        cls,
+        name: str,
+        count: int,
+        *,
+        rate_bytes_per_s: float | None = None,
+        latency_s: float = 0.0,
+        stays: bool = False,
+    ) -> Hosts:
         """Create the hosts `h1` to `hN`.
 
         Args:
             rate_bytes_per_s: Rate of each host's link, in each direction; None means unlimited.
+            latency_s: Delay between two hosts, at most 0.1 s. The kernel reads the packets that a host has received
+                only at each tick of a timer with this period, as in interrupt moderation. So a reply to a packet waits
+                one period, and a packet of a stream waits half a period on average. A tick costs about 1 us of CPU
+                time per host.
             stays: Keep the hosts until `down`, even after this process has ended.
 
         Raises:
@@ -75,6 +97,8 @@ class Hosts:
         _check(name)
         if not 1 <= count <= 64:
             raise ConfigError(f"hosts: {count} is not between 1 and 64")
+        if not (latency_s == 0 or 1e-5 <= latency_s <= 0.1):
+            raise ConfigError(f"latency: {latency_s:g} s is not 0, or between 10 us and 0.1 s")
         _STATE.mkdir(mode=0o755, exist_ok=True)
         _clear_dead()
         try:
@@ -85,7 +109,7 @@ class Hosts:
             ) from None
         hosts = cls(name, {"pids": {}, "subnet": "", "rate": rate_bytes_per_s})
         try:
-            hosts._make(count, rate_bytes_per_s, stays=stays)
+            hosts._make(count, rate_bytes_per_s, latency_s, stays=stays)
         except BaseException:
             hosts.down()
             raise
@@ -185,7 +209,7 @@ class Hosts:
     def _index(self, host: str) -> int:
         return int(host.removeprefix("h"))
 
-    def _make(self, count: int, rate_bytes_per_s: float | None, *, stays: bool) -> None:
+    def _make(self, count: int, rate_bytes_per_s: float | None, latency_s: float, *, stays: bool) -> None:
         number = int.from_bytes(os.urandom(2), "big")
         subnet = self._state["subnet"] = f"10.{number % 200 + 20}.{number // 256}"
         names = [f"h{at}" for at in range(1, count + 1)]
@@ -241,9 +265,25 @@ class Hosts:
             self._in(name, "hostname", name)
             # Mount a new sysfs; without it, /sys would show the network devices of the machine.
             self._in(name, "mount", "-t", "sysfs", "none", "/sys")
+            if latency_s:
+                self._delay(name, pair, latency_s)
             self._in(name, "mount", "--bind", str(self.folder / "etc-hosts"), "/etc/hosts")
             self._in(name, "mount", "--bind", str(self.folder / name), str(self.folder / "disk"))
         (self.folder / "hosts.json").write_text(json.dumps(self._state))
+
+    def _delay(self, host: str, pair: str, latency_s: float) -> None:
+        """Let the kernel read the packets for a host at the ticks of a timer.
+
+        veth has such a timer only if the receiver has GRO and the sender (`pair`, the switch's end) has no TSO.
+        """
+        python = (sys.executable, "-S", "-E", "-c")
+        self._in(None, *python, _ETHTOOL, pair, _SET_TSO, "0")
+        self._in(host, *python, _ETHTOOL, "e0", _SET_GRO, "1")
+        for file, value in (
+            ("napi_defer_hard_irqs", _MAX_DEFERRED_POLLS),
+            ("gro_flush_timeout", round(latency_s * 1e9)),
+        ):
+            self._in(host, "sh", "-c", f"echo {value} > /sys/class/net/e0/{file}")
 
     def _hold(self, name: str, spaces: list[str], *, stays: bool) -> int:
         """Start the first process of a host's namespaces; return its process id on this machine."""
@@ -317,7 +357,7 @@ def _state_of(name: str) -> dict[str, Any]:
 
 
 def _clear_dead() -> None:
-    """Remove the folders of hosts that have no live process, which a killed process left."""
+    """Remove the folders that a killed process left: those of hosts without a live process."""
     for entry in _STATE.iterdir():
         if not _NAME.fullmatch(entry.name):
             continue

@@ -62,7 +62,9 @@ _BOOTSTRAP = (
 
 
 class SshLauncher:
-    """Launcher with one ssh connection per node. It stays open until `close`, and is reopened if it is lost."""
+    """Launcher with one ssh connection per node. Each connection stays open until `close`, and is reopened if it is
+    lost.
+    """
 
     def __init__(self, settings: Mapping[str, Any], environment: Mapping[str, str]) -> None:
         found = parse_settings("launcher ssh", settings, _SETTINGS)
@@ -177,8 +179,8 @@ class SshLauncher:
                 out, err = sinks(request.on_line, node.name, rank)
                 await self._channel(connection, options, request, stdin, keep or out, err)
         except TimeoutError:
-            # The rank wrapper on the node has the same deadline, so the command ends even if it is unreachable from
-            # here.
+            # The rank wrapper on the node has the same deadline, so the command ends even if this machine cannot reach
+            # the node.
             fault = Deadline(f"{node.name}: no response within {limit_s:g} s", where=node.name, limit_s=limit_s)
             return Exit(node.name, rank, None, seconds=time.monotonic() - began, fault=fault)
         except PenstockError as error:

@@ -27,7 +27,8 @@ __all__ = [
 ]
 
 _LOOK_S = 0.05
-# Maximum wait for the end of a killed child. A child that hangs in the kernel is then not waited for any longer.
+# Maximum wait for the end of a killed child. After this time, the function stops waiting for a child that hangs in the
+# kernel.
 _REAP_S = 10.0
 
 

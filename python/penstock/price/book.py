@@ -47,7 +47,9 @@ _NEAREST = 5
 
 
 Confidence = Literal["published", "derived", "unverified"]
-"""The provider or a study prints it; arithmetic on such numbers; or a third party prints it."""
+"""`published`: the provider or a study printed the number. `derived`: it was computed from published numbers.
+`unverified`: a third party printed it.
+"""
 
 Unit = Literal["hour", "GiB-month", "GiB", "request", "IOPS-month", "MBps-month"]
 
@@ -128,8 +130,8 @@ class PriceBook(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Args:
             region: Name of a region, or a part of it if no region has exactly this name.
         Raises:
-            ConfigError: The book has no price for the item, none in the region, or regions with different prices have
-                names that contain `region`.
+            ConfigError: The book has no price for the item in this region, or `region` is a part of the names of
+                several regions with different prices.
         """
         rows = [row for row in self.price if row.item == item]
         if not rows:
@@ -193,7 +195,7 @@ def bundled() -> PriceBook:
 
 
 def load(text: str | None = None) -> PriceBook:
-    """Read a price book from TOML text; without `text`, the bundled one with the user's own prices before it.
+    """Read a price book from TOML text; without `text`, read the bundled book, with the user's own prices in front.
 
     Raises:
         ConfigError: The text or the user's file is not a valid price book.

@@ -21,17 +21,18 @@ VARIABLE = "PENSTOCK_PRICES"
 
 
 def default_file(environment: Mapping[str, str]) -> Path | None:
-    """Return the place of the user's price file without the variable: `prices.toml` in the folder of the user's
-    settings; None if the user has no home folder.
+    """Return the default path of the user's price file: `prices.toml` in the folder of the user's settings. None if the
+    user has no home folder.
     """
     folder = user_folder(environment)
     return folder / "prices.toml" if folder else None
 
 
 def own_file(environment: Mapping[str, str] | None = None) -> Path | None:
-    """Return the user's price file: that of PENSTOCK_PRICES, otherwise the default one if it exists; else None.
+    """Return the user's price file: the file that PENSTOCK_PRICES names, otherwise the default file. None if the
+    default file does not exist.
 
-    An empty PENSTOCK_PRICES means none, so that a run can use the bundled prices alone.
+    An empty PENSTOCK_PRICES also gives None, so that a run can use the bundled prices alone.
     """
     environment = read() if environment is None else environment
     named = environment.get(VARIABLE)

@@ -76,7 +76,8 @@ def _copy(probe: Probe, folder: Path) -> tuple[int, int]:
         (body,) = files.read(key, [(0, size)])
         probe.meter.count("read", 1, size)
         base = PurePosixPath(key.decode(errors="replace")).name
-        # The last part of a key may be longer than a file name, 255 bytes; 60 characters have at most 240.
+        # The last part of a key can be longer than 255 bytes, the limit of a file name. 60 characters have at most 240
+        # bytes.
         (folder / f"{taken:03d}-{base[-60:]}").write_bytes(body)
         taken, total = taken + 1, total + size
     return taken, total
@@ -87,7 +88,7 @@ def _passes(probe: Probe, folder: Path, count: int, stored: int) -> CpuRates:
     from penstock.feed.open_dataset import open as open_dataset
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about ignored objects: the sample is not the dataset
+        warnings.simplefilter("ignore")  # about ignored objects, because this is only a sample of the dataset
         dataset = open_dataset(folder).cache(False)
     threads = inventory.cores()
     loader: Any = Loader(dataset, batch_size=8, rank=0, world=1, threads=threads, prefetch_next_epoch=False)

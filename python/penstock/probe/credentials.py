@@ -30,7 +30,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         member: Name of the source; empty if none is configured.
-        expires: Time of expiry, UTC; None if it does not expire, or is not visible.
+        expires: Time of expiry, UTC; None if the credential does not expire, or if its expiry is unknown.
         problem: Why the source cannot work; empty if nothing is wrong with it.
         hint: What to do about the problem.
     """

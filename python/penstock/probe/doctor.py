@@ -35,8 +35,8 @@ __all__ = ["Check", "Doctor"]
 
 State = Literal["ok", "warn", "fail", "skip"]
 
-# If every step takes its whole time: DNS, 4 addresses, 3 answers (proxy, TLS, HEAD), 3 requests (list, head, read) and
-# the large read, 10 + 4 x 5 + 3 x 8 + 3 x 15 + 15 = 114 s.
+# The sum of all time limits: DNS, 4 addresses, 3 answers (proxy, TLS, HEAD), 3 requests (list, head, read) and the
+# large read, 10 + 4 x 5 + 3 x 8 + 3 x 15 + 15 = 114 s.
 _DNS_S, _CONNECT_S, _ANSWER_S, _STORE_S, _LARGE_S = 10.0, 5.0, 8.0, 15.0, 15.0
 _MAX_ADDRESSES = 4
 _SLOW_DNS_S = 1.0

@@ -64,7 +64,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def authority(self) -> str:
-        """`host:port`, without the scheme's own port, as the header `Host` has it."""
+        """`host:port` as in the header `Host`: without the port if it is the scheme's default."""
         return self.host_and_port.removesuffix(f":{_PORTS.get(self.scheme)}")
 
     @property
@@ -85,7 +85,7 @@ def is_loopback(host: str) -> bool:
 
 def aws_profile(variables: Mapping[str, str]) -> tuple[str, dict[str, str], dict[str, str]]:
     """Name of the AWS profile in use, and its keys in the config file and in the credentials file. A missing or
-    malformed file is empty.
+    malformed file counts as empty.
     """
     name = variables.get("AWS_PROFILE") or "default"
     home = Path(variables.get("HOME") or "/nonexistent") / ".aws"
@@ -232,7 +232,7 @@ def _gcs(bucket: str, variables: Mapping[str, str]) -> Endpoint:
 
 
 def _with_proxy(found: Endpoint, variables: Mapping[str, str]) -> Endpoint:
-    """Loopback is never reached through a proxy; otherwise the rules are curl's."""
+    """Return the endpoint with its proxy, by curl's rules, except that loopback is never reached through a proxy."""
     if found.is_loopback:
         return found
     proxies = {

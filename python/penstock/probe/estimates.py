@@ -35,7 +35,7 @@ _MIN_RATE_ERROR = 0.005
 _MIN_LATENCY_ERROR = 0.01
 # Share of a phase that is left out at its start, while connections open and requests fill the pipeline.
 _RAMP = 0.2
-# A head that is this much faster than the tail is a burst, not noise.
+# If the start of a phase is faster than the rest by this factor, the start is a burst, not noise.
 _BURST = 1.25
 _Z99 = NormalDist().inv_cdf(0.99)
 _FITTED = (0.75, 0.8, 0.85, 0.9, 0.95, 0.975, 0.99)
@@ -91,7 +91,7 @@ def _cumulative(row: Row, what: Literal["bytes", "requests", "ios"]) -> list[tup
 
 
 def _line(points: Sequence[tuple[float, float]]) -> _Line:
-    """Least squares."""
+    """Line through the points by least squares."""
     mean_t, mean_n = fmean(t for t, _ in points), fmean(n for _, n in points)
     spread = math.fsum((t - mean_t) ** 2 for t, _ in points)
     slope = math.fsum((t - mean_t) * (n - mean_n) for t, n in points) / spread if spread > 0 else 0.0
@@ -225,7 +225,7 @@ def latency_fit(latency: Latency | None) -> LatencyFit | None:
         p50_ms=middle / 1000,
         p99_ms=(fitted if agrees else measured) / 1000,
         p50_error=max(_MIN_LATENCY_ERROR, 1.96 * 1.2533 * sigma / root),
-        # A fit to several quantiles has about two thirds of the error of the last one.
+        # A fit to several quantiles has about two thirds of the error of the highest quantile alone.
         p99_error=max(_MIN_LATENCY_ERROR, measured_error * (2 / 3 if agrees else 1)),
         shape="lognormal" if agrees else "other",
     )

@@ -169,7 +169,8 @@ class DiskProbe(Probe):
                 break
         if (at := knee(points)) is not None:
             self.knee["bytes" if unit == "bytes" else "requests"] = at
-        # Keep the largest number of threads that is about as fast: then a delay of one thread does not lower the rate.
+        # Use the largest number of threads that reaches about the best rate, so that a delay of one thread does not
+        # lower it.
         threads = max(count for count, rate in points if rate >= 0.9 * max(rate for _, rate in points))
         held = self._phase(part, threads, block, hold)
         found = sustained(held, unit)
@@ -199,7 +200,7 @@ class DiskProbe(Probe):
     ) -> Row:
         meter = self.meter
         limit_s = meter.seconds(seconds * meter.time_s)
-        # The limit of bytes cannot be given to the core, so it is a limit of reads per thread.
+        # The core has no limit on bytes, so the probe's limit is converted to a number of reads per thread.
         reads = meter.allow("read", 10**9, block)
         bench = StorageBench(
             phases=(phase,),

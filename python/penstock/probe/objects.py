@@ -134,7 +134,7 @@ class ObjectProbe(Probe):
             try:
                 row = self._phase("bandwidth", "range", count, size, seconds, want=10**6, keys=keys, share=0.2)
             except Silent:
-                is_flat = True  # no read ended, because too many share the rate
+                is_flat = True  # no read ended, because too many reads share the rate
                 break
             rows[count] = row
             rate = row.last.bytes_per_s or 0.0
@@ -180,7 +180,9 @@ class ObjectProbe(Probe):
         return min(self.part_bytes, max(_GRAIN_BYTES, fits))
 
     def _connection(self, one: Row, four: Row | None) -> None:
-        """Find a limit per connection: four streams are each as fast as one, so they do not share it."""
+        """Find a limit per connection: if four streams are each as fast as a single stream, they do not share a
+        limit.
+        """
         alone = stream_rate(one, one.file_size_bytes or 0)
         among = stream_rate(four, four.file_size_bytes or 0) if four else None
         if alone is None or among is None or self.part_bytes < 1 << 20:
@@ -230,7 +232,9 @@ class ObjectProbe(Probe):
             self._add_rate("read-requests", "account", found, best, is_reached=is_flat)
 
     def _refused_requests(self, first: Row) -> None:
-        """Measure a request limit whose refusals were seen: its rate, its burst, and what a pause gives back."""
+        """Measure a request limit whose refusals were seen: its rate, its burst, and the allowance that a pause
+        restores.
+        """
         seen = sustained(first, "requests", delay_s=self.delay_s)
         if seen is None:
             self.missing["requests"] = "too few reads were answered between the refusals"
@@ -271,7 +275,9 @@ class ObjectProbe(Probe):
         return self.latency["read"].p50_ms / 1000 if "read" in self.latency else 0.05
 
     def _prefix_limit(self, count: int, over_all: Rate) -> bool:
-        """Find out whether the limit is one per prefix: then the keys of one prefix are refused at a lower rate."""
+        """Find out whether the limit applies per prefix. In that case, the keys of a single prefix are refused at a
+        lower rate.
+        """
         folders: dict[str, list[str]] = {}
         for key in self.keys:
             folders.setdefault(_folder(key), []).append(key)
@@ -395,7 +401,7 @@ class ObjectProbe(Probe):
         return row
 
     def _add_rate(self, what: str, scope: str, found: Rate, row: Row, *, is_reached: bool | None) -> None:
-        """Add a limit or a rate.
+        """Add a limit, or the highest rate that was reached, to the card.
 
         Args:
             is_reached: More concurrency did not raise the rate; None if no other concurrency was measured.

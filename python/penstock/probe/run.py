@@ -30,9 +30,9 @@ __all__ = ["MAX_CLIENT_CPU", "MAX_TIME_S", "MIN_GAIN", "MIN_TIME_S", "Probe", "S
 
 MAX_TIME_S = 300.0
 MIN_TIME_S = 5.0
-# A further step of concurrency that gains less than this has found the limit.
+# If a further step of concurrency raises the rate by less than this factor, the limit is reached.
 MIN_GAIN = 1.1
-# The probe itself is the limit if it keeps a larger share of its processors busy.
+# If the probe keeps a larger share of its processors busy than this, the probe itself is the limit.
 MAX_CLIENT_CPU = 0.75
 
 
@@ -114,14 +114,14 @@ class Probe(ABC):
 
     @abstractmethod
     def prepare(self) -> None:
-        """Look at the target, before the first measurement."""
+        """Inspect the target before the first measurement."""
 
     @abstractmethod
     def parts(self) -> dict[str, Any]:
         """The parts, by name, in the order of their importance."""
 
     def extra(self) -> dict[str, Any]:
-        """Parts that do not ask the store for more than a few objects."""
+        """Parts that read at most a few objects from the store."""
         found: dict[str, Any] = {}
         if self.settings.cpu:
             from penstock.probe.codec_rates import measure as measure_cpu
@@ -134,7 +134,8 @@ class Probe(ABC):
         return found
 
     def run(self) -> None:
-        """Measure all parts. A part that fails or does not fit is named in the card; the others go on.
+        """Measure all parts. If a part fails or does not fit into the limits, the card names it, and the other parts
+        are still measured.
 
         Raises:
             PenstockError: The target cannot be probed at all.

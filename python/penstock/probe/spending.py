@@ -28,7 +28,7 @@ class Spent(Exception):
 
 
 class Silent(Spent):
-    """No request of a phase was answered within its time."""
+    """No request of a phase was answered within the phase's time."""
 
 
 class Prices(msgspec.Struct, frozen=True, kw_only=True):

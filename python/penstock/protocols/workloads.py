@@ -23,7 +23,7 @@ class InputField:
 
     Attributes:
         parts: Names of stored parts (features, members, columns). The field is read from the first one that a record
-            has. Empty: the part with the field's own name.
+            has. If empty, the field is read from the part with its own name.
         default: Value of each element if a record has none of the parts; None if a record must have one.
         augment: In training, cut a random part out of the image, resize it (RandomResizedCrop) and mirror half of the
             images. Otherwise, and in validation, images are resized and cut at their centre.

@@ -39,7 +39,8 @@ KIND_TEXTS = {
     "healthy": "nothing: the input keeps up",
     "unknown": "not named",
 }
-# The model has the neutral colour, so that the colours mark waiting. Idle and other time have the colour of lines.
+# The model has the neutral colour, so that all other colours mark waiting. Idle and other time have the colour of
+# lines.
 _COLOURS = ("path1", "path0", "path2", "path3", "path4", "wait")
 _FIXED = {"model": "compute", "idle": "line", "other": "muted"}
 _BAR_WIDTH = 1000

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LINE_COLOURS", "REGIME_COLOURS", "sweep_charts"]
 
-# Colours that stay readable below the text of the ink's colour, in both schemes.
+# Background colours on which text in the ink colour is readable, in both schemes.
 REGIME_COLOURS = {
     "concurrency": "@fill1",
     "metadata": "@fill3",

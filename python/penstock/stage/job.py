@@ -126,7 +126,7 @@ def to_json(settings: dict[str, Any]) -> str:
 
 
 def _number(value: Any) -> int | float:
-    """Convert a number of another type, such as NumPy's."""
+    """Convert a number of another type, such as a NumPy scalar, to a Python number."""
     try:
         return operator.index(value)
     except TypeError:
@@ -220,8 +220,8 @@ def index(
     written_as: str | None = None,
 ) -> dict[str, Any]:
     """List a dataset once, and write its manifest to `output`. Lists only objects that match `select` and not
-    `exclude`. The manifest format is `json` or `parquet`; by default it follows from the suffix, otherwise Parquet is
-    used from 100,000 objects on. Returns objects, bytes, codecs, formats and the fingerprint.
+    `exclude`. The manifest format is `json` or `parquet`; by default, the suffix of `output` determines it. Without a
+    known suffix, Parquet is used from 100,000 objects on. Returns objects, bytes, codecs, formats and the fingerprint.
 
     Raises:
         NotFound: No object matches.

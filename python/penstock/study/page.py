@@ -99,7 +99,7 @@ def _figures(title: str, members: Sequence[Row]) -> str:
             remarks.append(f"measured: {row.measured.note}")
         cells = [("n", _cell(getattr(row, column))) for column in COLUMNS]
         small = f"<br><small style='font-weight:400'>{escape('; '.join(remarks))}</small>" if remarks else ""
-        # Names of rows do not wrap in other tables; these are longer.
+        # In other tables, row names do not wrap. These row names are longer, and wrap.
         lines.append([("head", f'<span style="white-space:normal">{escape(row.label)}{small}</span>'), *cells])
     return f"<h3>{escape(title)}</h3>{table(head, lines)}"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results of a study: the values of each part, its claims and tables. Reports are written from these alone.
+"""Results of a study: the values of each part, its claims and tables. Reports are made from these results alone.
 
 `results.json` in the output folder has one entry for each part that ran. Fields are only ever added.
 """
@@ -45,8 +45,8 @@ class Value(msgspec.Struct, frozen=True):
         note: The limit or the rate that determines it, such as "the storage account's bandwidth".
         low, high: 95 % interval, or the range of repeats; None if there was one measurement.
         scale: F, the factor by which the tier's rates were multiplied; only of measured values.
-        is_comparable: Whether its relative difference from the published value means something. If not, as for a
-            smaller problem, the report does not print one.
+        is_comparable: Whether the relative difference from the published value is meaningful. If not (for example, for
+            a smaller problem), the report omits the difference.
     """
 
     value: float
@@ -63,7 +63,7 @@ class Claim(msgspec.Struct, frozen=True):
     Attributes:
         here: What was found, with figures.
         holds: None if it was not measured, or if the measurement does not decide it.
-        must: Whether the exit code is 1 if it does not hold, as for bytes that differ.
+        must: Whether the exit code is 1 if the claim does not hold, for example if bytes differ.
     """
 
     claim: str
@@ -119,7 +119,8 @@ class PartResult(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         inverted: Computed from the publication's own rates. They only check the formulas, and do not count as
             predictions.
-        predicted: Computed from limits alone: network card, account, disks, step time, latency per file. Scored.
+        predicted: Computed from limits alone: network card, account, disks, step time, latency per file. The report
+            scores these values.
         measured: Measured on this machine or cluster.
         not_measured: Reasons for what is missing, each a phrase such as "the disk of 64 MB/s: needs root".
         data: Rows of the part, for the study's own use and for readers of `results.json`.

@@ -37,10 +37,10 @@ class StudyRun(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of a run.
 
     Attributes:
-        only: Names of the parts to run; empty for all of the size.
-        out: Folder of the results. With `only`, the results of other parts in it are kept if they are of the same
-            size and files.
-        scratch: Folder for temporary data; None for the system's.
+        only: Names of the parts to run; empty for all parts of the size.
+        out: Folder of the results. With `only`, the results of other parts are kept if they have the same size and the
+            study's files are unchanged.
+        scratch: Folder for temporary data; None for the system's temporary folder.
         command: The command line, for the report.
         open_cluster: Opens the nodes that the user selected; None if the user selected none.
         timeout_s: Time limit of each command on those nodes.

@@ -74,7 +74,8 @@ class ExpectedFigure(msgspec.Struct, frozen=True, kw_only=True):
         text: Published value as printed, such as `> 120`; by default, the number.
         bound: `above` or `below` if the publication only states a bound.
         inverted_within, predicted_within: Largest relative difference from the published value that counts as reached.
-        one_machine: Whether one machine can show it. If not, the report labels it as modelled, not measured.
+        one_machine: Whether one machine can reproduce the figure. If not, the report labels it as modelled, not
+            measured.
         source: Place in the publication.
         note: What a reader must know to compare the columns.
     """

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """State of a training as a checkpoint: model, optimiser, loader position and loss curve.
 
-A checkpoint has one value `structure` with all plain values, and one value per tensor. The structure names the tensor
-at each of its places. So the nesting and the keys of the state survive, which torch's flattened names do not keep.
+A checkpoint has one value `structure` with all plain values, and one value per tensor. At the place of each tensor, the
+structure contains the tensor's name. This preserves the nesting and the keys of the state, which torch's flattened
+names lose.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["NAME", "check_unused", "described", "joined", "read", "split"]
 
 NAME = "last.pt"
-"""File of earlier versions, with the only checkpoint. It is still read."""
+"""File in which earlier versions stored their only checkpoint. It can still be read."""
 
 _VERSION = 1
 _STRUCTURE = "structure"
@@ -72,7 +73,7 @@ def described(state: Mapping[str, Any] | None) -> str:
 
 
 def check_unused(folder: CheckpointFolder) -> None:
-    """Check that a training that starts from step 0 does not mix its checkpoints with those of another one.
+    """Check that a training that starts from step 0 does not mix its checkpoints with those of another training.
 
     Raises:
         ConfigError: The folder contains a complete checkpoint.
@@ -90,7 +91,7 @@ def read(folder: CheckpointFolder, learnt: Mapping[str, Any]) -> dict[str, Any] 
     Only tensors and plain values are unpickled, so a checkpoint from an untrusted source cannot run code.
 
     Raises:
-        Corrupt: The checkpoint is damaged, or is not one of a training.
+        Corrupt: The checkpoint is damaged, or is not a checkpoint of a training.
         ConfigError: The checkpoint is from another training; the error describes the difference.
     """
     latest = folder.latest()

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Saves checkpoints while the training goes on: copies the state to CPU memory, then writes the copy in a thread.
 
-At most one copy is in flight. A save that comes earlier waits, and this wait is part of the stall.
+At most one copy is in flight. The next save waits until this copy is written; the wait is part of the stall.
 
-Parameters and optimiser state change only in an optimiser's step. So on the CPU the thread copies them too, during the
-next forward and backward pass, and the next optimiser step waits for the copy (the pipelined snapshot of CheckFreq,
-Mohan et al., FAST 2021). All other tensors, such as the statistics of batch normalisation, are copied immediately.
+Parameters and optimiser state change only in an optimiser's step. Therefore, if they are in CPU memory, the thread also
+copies them, during the next forward and backward pass. The next optimiser step waits for the copy (the pipelined
+snapshot of CheckFreq, Mohan et al., FAST 2021). All other tensors, such as the statistics of batch normalisation, are
+copied immediately.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
 __all__ = ["CheckpointSaver", "SaveTimes", "save_summary"]
 
 _END_S = 5.0
-"""Time that a failed training waits for the checkpoint in flight. A killed write leaves the earlier checkpoint whole."""
+"""Time that a failed training waits for the checkpoint in flight. If a write is killed, the earlier checkpoint stays
+intact.
+"""
 
 
 @dataclass
@@ -40,10 +43,10 @@ class SaveTimes:
     Attributes:
         saves: Number of committed checkpoints.
         bytes: Bytes of their data files over all ranks; only on rank 0.
-        stall_s: Time in which the training waited: in a save (for the former write, and for the copy), and before an
+        stall_s: Time in which the training waited: in a save (for the previous write, and for the copy), and before an
             optimiser step (for the rest of the copy).
         write_s: Time from the start of each copy to the commit.
-        last_save_s: Time of the last save.
+        last_save_s: Duration of the last save, from the start of the copy to the commit.
         end_wait_s: Time after the last step until the last commit.
         last_step: Step of the last committed checkpoint, or -1.
         url: Folder of the checkpoints.
@@ -76,8 +79,8 @@ class CheckpointSaver:
 
     Args:
         keep: Number of complete checkpoints to keep.
-        group: Process group for the thread alone, because collective calls of two threads must not mix; None for one
-            rank.
+        group: Process group that only the thread uses, because collective calls of two threads must not mix; None for
+            one rank.
     """
 
     def __init__(self, folder: CheckpointFolder, *, keep: int, rank: int, group: Any = None) -> None:
@@ -118,11 +121,11 @@ class CheckpointSaver:
         self.times.stall_s += time.perf_counter() - began
 
     def _before_step(self, optimiser: Any, *_: Any) -> None:
-        """Wait until the former state of the optimiser is copied. torch calls this before each optimiser step.
+        """Wait until the optimiser's current state is copied. torch calls this before each optimiser step.
 
         Raises:
-            PenstockError: The checkpoint could not be written. Several ranks learn this at different steps, so they
-                all stop at the next `save` instead.
+            PenstockError: The checkpoint could not be written. With several ranks, each would detect this at another
+                step, so all ranks raise it at the next `save` instead.
         """
         self._optimisers.add(optimiser)
         if self._error is not None and self._group is None:
@@ -136,7 +139,7 @@ class CheckpointSaver:
         """Wait for the last checkpoint; return the times.
 
         Raises:
-            PenstockError: It could not be written.
+            PenstockError: The last checkpoint could not be written.
         """
         began = time.perf_counter()
         self._join()
@@ -165,7 +168,7 @@ class CheckpointSaver:
 
     def _copy(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[_Deferred]]:
         """Copy the tensors to CPU memory; return the copies, and those that the thread has to fill. The memory of the
-        former copy is reused, because touching new pages costs four times the copy.
+        previous copy is reused, because touching new pages takes four times as long as the copy.
         """
         import torch
 

@@ -50,7 +50,7 @@ class Turn:
         return self._steps
 
     def __iter__(self) -> Iterator[Batch]:
-        # Each turn is another epoch of the order, so that a large dataset is not read from caches.
+        # Each turn uses the order of another epoch, so that a large dataset is not read from caches.
         if (set_epoch := getattr(self._feed, "set_epoch", None)) is not None:
             set_epoch(self._number)
         left = self._steps
@@ -165,7 +165,9 @@ def _cpu(used: Sequence[float]) -> dict[str, float]:
 
 
 def doubt(data_path: Mapping[str, Any]) -> str | None:
-    """Return why a comparison cannot be right, or None: real data cannot be faster than data in memory."""
+    """Return the reason if a comparison is implausible, because real data seem faster than data in memory; otherwise
+    None.
+    """
     low = data_path["interval"][0]
     if low is None or low <= 1 + data_path["margin"]:
         return None

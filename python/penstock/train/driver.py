@@ -284,7 +284,7 @@ class Driver:
         return str(staged.folder)
 
     def _compare_synthetic(self, workload: Workload, feed: Feed, opened_s: float) -> None:
-        """Alternate turns on real and synthetic data. `share` then has the real turns only; no losses are kept."""
+        """Alternate turns on real and synthetic data. `share` then contains only the real turns, and no losses."""
         assert self.demand is not None
         spec, real = self.spec, self.share
         url = f"{DUMMY}://{_SYNTHETIC_BATCHES * spec.global_batch}"

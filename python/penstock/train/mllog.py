@@ -84,7 +84,7 @@ class MlLog:
     # ------------------------------------------------------------ the parts of a run
 
     def begin(self, spec: TrainSpec) -> None:
-        """Write who runs what, and the start of the initialisation."""
+        """Write the benchmark, the submitter and the platform, and the start of the initialisation."""
         card = machine_card.read()
         self.event("cache_clear", spec.cache_state == "cold", state=spec.cache_state, how=spec.cache_how)
         self.start("init")

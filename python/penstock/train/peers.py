@@ -31,7 +31,7 @@ _HEARTBEAT_S = 1.0
 # in the key-value store of the process group.
 _HEARTBEAT_TIMEOUT_S = 4.0
 # Heartbeat timeout without an error. It is longer, because a rank may be slow (a busy node, a file system that hangs).
-# The same as the timeout of a leader in `penstock.stage`.
+# The timeout of a leader in `penstock.stage` has the same value.
 _IDLE_TIMEOUT_S = 60.0
 _IDLE_POLL_S = 10.0
 # Once a failure is known, `_GRACE_S` is the time for the main thread to end. `_LINGER_S` is the time that a failed rank
@@ -69,7 +69,7 @@ class Peers:
     Args:
         store: torch's key-value store of the process group, which all ranks can access.
         on_lost: Called from the detector's thread if another rank has failed and the main thread is still running 4 s
-            later. It should end the process.
+            later. The function should end the process.
     """
 
     def __init__(self, store: Any, rank: int, world: int, on_lost: OnLost | None) -> None:
@@ -81,7 +81,7 @@ class Peers:
         self._store = distributed.PrefixStore(f"penstock/train/{next(_RUNS)}", own)
         self._rank, self._world, self._on_lost = rank, world, on_lost
         self._closed, self._known, self._requested = threading.Event(), threading.Event(), threading.Event()
-        self._unread = threading.Lock()  # acquired for good when this rank reports that it has read the cause
+        self._unread = threading.Lock()  # acquired for good once this rank has reported that it read the cause
         self._mine: PenstockError | None = None
         self._cause: PenstockError | None = None
         self._thread = threading.Thread(target=self._watch, name="penstock-peers", daemon=True)

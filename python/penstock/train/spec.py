@@ -28,12 +28,14 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         join_timeout_s: Time limit for all ranks to join. The error lists the missing ones.
         epochs, steps: Limits. The run ends when it reaches either of them. After a resume, `steps` still counts from
             the original start.
-        warm_up_steps: Steps at the start of an epoch that `steady_samples_per_s` excludes, if it is above 1.
+        warm_up_steps: Number of steps at the start of each epoch that `steady_samples_per_s` excludes. With 0 or 1,
+            only the first step of the run is excluded.
         compare_synthetic: Alternate turns on the data and on synthetic data, and compare their rates.
-        turn_steps, max_turns: Steps of a turn, with `warm_up_steps`, and the maximum number of turns.
+        turn_steps, max_turns: Steps of a turn, including `warm_up_steps`, and the maximum number of turns.
         accelerator: Accelerator to emulate instead of running the step.
         device: `cpu`, `cuda`, or `auto` (a GPU if torch finds one).
-        threads: torch's CPU threads per rank; None uses torch's default. Losses are bit-identical at equal threads.
+        threads: torch's CPU threads per rank; None uses torch's default. With the same number of threads, losses are
+            bit-identical.
         memory_bytes, max_in_flight, read_ahead: Limits of the loader; None uses its defaults.
         manifest: Manifest of the training data, instead of a listing.
         reader: `penstock`, or `torch` for a comparison with a plain DataLoader over local files.

@@ -33,8 +33,9 @@ PARTS = (
 
 _MAX_RANKS = 64  # ranks listed in a result
 _TIMELINE_RANKS = 8
-# A rank is named as the slowest if the others wait for more than this share of a step, and for this rank in more steps
-# than chance explains (standard deviations of a binomial distribution).
+# A rank is named as the slowest on two conditions. The others wait for more than `_NAMED_SHARE` of a step. And they
+# wait for this rank in more steps than chance explains, by `_NAMED_DEVIATIONS` standard deviations of a binomial
+# distribution.
 _NAMED_SHARE = 0.02
 _NAMED_DEVIATIONS = 3.0
 
@@ -78,7 +79,8 @@ def breakdown(shares: Sequence[Share]) -> dict[str, Any]:
             "host_to_device_s": share.h2d_s / steps,
         }
         step_s = share.train_s / steps
-        # An emulated step that ends early repays an overshoot, so the parts may exceed the wall time by microseconds.
+        # To compensate for an overshoot, an emulated step ends early. Its parts can then exceed the wall time by
+        # microseconds.
         ranks.append({"rank": rank, "step_s": step_s, **known, "other_s": max(0.0, step_s - sum(known.values()))})
     found: dict[str, Any] = {
         "steps": steps,

@@ -29,7 +29,8 @@ __all__ = ["exit_now", "main"]
 
 def main(folder: Path) -> int:
     """Run the rank; return the exit code. An exception other than `PenstockError` is logged with its traceback."""
-    # torchrun starts each rank in a separate session. If torchrun is killed, its ranks would continue without this.
+    # torchrun starts each rank in a separate session. Without this call, the ranks would continue after torchrun is
+    # killed.
     end_with_parent()
     import time
 

@@ -198,7 +198,8 @@ def end_of_ours(name: str, lines: list[str], at: int, request: dict[str, Any]) -
     """Return the index after our lines that begin at `at`, or `at` itself if that line is not ours.
 
     Raises:
-        NotOwned: A block of the pool was changed. Removing only some of its lines would change what the others mean.
+        NotOwned: A block of the pool was changed. Removing only some of its lines would change the meaning of the other
+            lines.
     """
     if name == "authorized_keys":
         return at + (re.fullmatch(f"restrict {KEY.pattern} {mark_form(request)}", lines[at]) is not None)

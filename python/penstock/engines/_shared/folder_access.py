@@ -40,7 +40,9 @@ def validated_name(name: str) -> str:
 
 
 class SharedFolderEngine(AgentManagedEngine):
-    """Base class of engines whose objects are files below one path. It is the pool's URL and the same on all nodes."""
+    """Base class of engines whose objects are files below one path. This path is the pool's URL, and is the same on all
+    nodes.
+    """
 
     def access(self, pool: Pool, node: str) -> FolderAccess:
         """Return an object that reads and writes the pool's files."""

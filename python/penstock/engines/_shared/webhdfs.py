@@ -30,7 +30,7 @@ __all__ = ["HdfsAccess"]
 
 # Timeout of a response. Without it, a DataNode that hangs would block a reader for two minutes.
 _WAIT_S = 5.0
-# Timeout of one socket write. It is longer, because a slow disk delays the DataNode.
+# Timeout of one socket write. It is longer than `_WAIT_S`, because a slow disk delays the DataNode.
 _WRITE_S = 30.0
 _TRIES = 4
 _CHUNK = 1 << 20

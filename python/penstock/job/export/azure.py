@@ -25,7 +25,7 @@ def _job_command(request: ExportRequest, args: str) -> str:
     """Shell line that writes the job file on the node and runs it.
 
     Raises:
-        ConfigError: `[run] env` sets a credential. Everyone who can see the job could read it in this line.
+        ConfigError: `[run] env` sets a credential. Everyone who can see the job could read the credential in this line.
     """
     found = sorted(name for name in request.job.run.env if _CREDENTIAL.search(name))
     if found:
@@ -85,8 +85,8 @@ def azure_batch(request: ExportRequest) -> str:
     task: dict[str, Any] = {
         "id": "run",
         "commandLine": f"/bin/sh -c {shlex.quote(_job_command(request, '--resume' if request.resume else ''))}",
-        # Batch runs the coordination command on every node before `commandLine` on the first node. It does nothing
-        # here: its success on all nodes shows that they are ready.
+        # Batch runs the coordination command on every node before `commandLine` on the first node. Here, that command
+        # does nothing: its success on all nodes shows that they are ready.
         "multiInstanceSettings": {"numberOfInstances": request.nodes, "coordinationCommandLine": "/bin/true"},
         "constraints": {"maxWallClockTime": wall, "maxTaskRetryCount": 0},
     }

@@ -92,7 +92,9 @@ class ExportRequest:
         return base64.b64encode(self.file.read_bytes()).decode()
 
     def penstock(self, *, is_here: bool) -> list[str]:
-        """Command that starts Penstock on the job's nodes. `is_here`: they share this machine's file system."""
+        """Command that starts Penstock on the job's nodes. `is_here` states that the nodes share this machine's file
+        system.
+        """
         argv = list(self.job.cluster.penstock)
         return argv or ([sys.executable, "-m", "penstock"] if is_here else ["penstock"])
 

@@ -34,7 +34,7 @@ FRAME = b"\x1f"
 FRAME_BYTES = 960
 CHUNK = 1 << 16
 GRACE_S = 5.0
-# How long to read output after the command has ended: a child process that it left may keep its streams open.
+# How long to read output after the command has ended: a child process of the command may keep the streams open.
 LINGER_S = 0.5
 # Variables with rank, world size, local rank and node number, set by launchers that number ranks themselves.
 RANK_VARIABLES = (

@@ -24,7 +24,7 @@ __all__ = ["MAX_TAIL_BYTES", "Lines", "Sink", "Tail", "supervise"]
 MAX_TAIL_BYTES = 4 << 20
 _CHUNK = 1 << 16
 _POLL_S = 0.1
-# How long to read output after the process has ended: a child that it left may keep its streams open.
+# How long to read output after the process has ended: one of its own child processes may keep the streams open.
 _LINGER_S = 0.5
 _GRACE_S = 6.0
 

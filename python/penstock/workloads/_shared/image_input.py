@@ -31,7 +31,7 @@ class ImageRecipe(BaseRecipe, frozen=True, forbid_unknown_fields=True):
         label_smoothing: Share of the target that is spread over all classes. Source: Szegedy et al. 2016.
         augment: Train on random crops (RandomResizedCrop), half of them mirrored. False trains on the centre.
         accelerator_scale: Factor on the published rate of an emulated accelerator: 4 emulates four accelerators that
-            one rank feeds, and 0.2 the same four with a tier at scale F = 0.05.
+            one rank feeds, and 0.2 emulates the same four with a tier at scale F = 0.05.
     """
 
     image_size: int = 224

@@ -23,8 +23,8 @@ class BaseRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             batch.
         base_batch: Batch size to which `base_learning_rate` applies.
         warmup_epochs: Number of epochs in which the rate rises from base to peak.
-        decay_epochs: Epochs after which the rate is reduced: it is peak x factor while epoch > entry. Epochs count from
-            0; the comparison is strict.
+        decay_epochs: Epochs after which the rate is reduced: the rate is peak x factor while epoch > entry. Epochs
+            count from 0; the comparison is strict.
         decay_factors: One factor for each entry of `decay_epochs`.
         momentum: Momentum of SGD.
         weight_decay: L2 regularisation of the weights that the workload names.

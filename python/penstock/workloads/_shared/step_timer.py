@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Timer of a real training step: host-to-device copy, exposed communication of DDP, and computation.
 
-Exposed communication is the time from the last gradient of the local backward pass until the backward pass returns. DDP
-returns when all its allreduces are done, and nothing is left to compute meanwhile. The timer adds no barrier and no
+Exposed communication is the time from the last gradient of the local backward pass until the backward pass returns. In
+this time, no computation is left, and DDP waits until all its allreduces are done. The timer adds no barrier and no
 communication hook, so it changes neither the step's order nor its numbers. On CUDA, the host returns before the device
 has finished. The timer therefore uses CUDA events on the compute stream, because that stream waits for the allreduces.
 """

@@ -35,8 +35,8 @@ pooling of 2 follows. No padding.
 
 Source:
     NERSC/CosmoFlow. Kernels, filters and dense layers: CosmoNet.py, whose logged 7,041,186 parameters (1 channel, 2
-    targets) are those of this network. Strides: CosmoNet_128128.py. Those of CosmoNet.py leave 8 voxels per side of
-    128, too many for its first dense layer of 2,048 inputs; these leave 2.
+    targets) are those of this network. Strides: CosmoNet_128128.py. The strides of CosmoNet.py reduce 128 voxels per
+    side to 8, too many for the first dense layer of 2,048 inputs. These strides reduce them to 2.
 """
 
 

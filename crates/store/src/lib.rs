@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Object stores behind one trait: local folders, memory, S3, Azure, GCS, web servers and HDFS.
+//! Object stores behind one trait: local folders, memory, S3, Azure, GCS, web servers, HDFS and the Hugging Face Hub.
 //!
-//! This crate implements requests, signing, retries, and wrappers that count, throttle or break requests. It does not
-//! depend on codecs or record formats.
+//! This crate implements requests, signing, retries, and wrappers that count requests, throttle them or inject faults.
+//! It does not depend on codecs or record formats.
 
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests write and remove files of their own"))]
 

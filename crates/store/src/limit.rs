@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Limits the load on a store. A job has limits for requests/s and bytes/s. The number of requests in flight adapts to
-//! what the store handles without throttling (429, 503) or slowing down. This wrapper is above [`Retry`](crate::Retry),
-//! so waiting here does not count as an idle connection.
+//! Limits the load on a store. A job limits its requests per second and its bytes per second. The number of requests in
+//! flight adapts: it stays at a level at which the store neither throttles (429, 503) nor becomes slow. This wrapper is
+//! above [`Retry`](crate::Retry), so that a wait in it does not count as an idle connection.
 //!
-//! Concurrency follows AIMD, as in TCP. The limit doubles each round until the first sign of overload, then grows by
-//! one after each round without overload. It drops by a tenth when first bytes take twice as long as in the best recent
-//! round. If the store throttles, the round ends without a change of the limit, because `Retry` already lowers the
-//! request rate.
+//! The number of requests in flight follows AIMD, as in TCP. A round ends after as many calls as the limit allows in
+//! flight. Until the first sign of overload, each round doubles the limit. After that, each round without overload adds
+//! one. A round whose first bytes take twice as long as in the best recent round lowers the limit by a tenth. If the
+//! store throttles, the round ends without a change of the limit, because `Retry` already lowers the request rate.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -25,25 +25,25 @@ use crate::{
     PutOptions, Store, UploadId,
 };
 
-/// Initial limit for requests in flight: enough to fill a 10 Gb/s link at 8 MiB and 100 ms per request, and low enough
+/// Initial limit of requests in flight. With 8 MiB and 100 ms per request, it fills a link of 10 Gb/s. It is low enough
 /// not to overload a store.
 const START: usize = 16;
-/// Number of keys per page of a listing; each page is one request.
+/// Number of keys in one page of a listing. Each page is one request.
 const PAGE: u64 = 1000;
-/// A round is slow if its first bytes take this many times as long as in the best round.
+/// A round is slow if its first bytes take this many times as long as those of the best recent round.
 const SLOW: f64 = 2.0;
-/// Variation of first-byte times on a local store, in seconds, that does not indicate overload.
+/// Variation of first-byte times, in seconds, that a local store shows without overload.
 const JITTER: f64 = 0.005;
-/// The best time grows by this factor each round. Otherwise, if a store became permanently slower, its limit would
-/// never rise again.
+/// Factor by which the best first-byte time grows in each round. Otherwise, the limit could never rise again after a
+/// store has become permanently slower.
 const FORGET: f64 = 1.02;
 
-/// Rate limits of a job; the default sets none.
+/// Rate limits of a job. The default limits neither requests nor bytes per second.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rates {
-    /// Maximum requests per second, including retries.
+    /// Maximum number of requests per second, including retries.
     pub requests_per_s: Option<f64>,
-    /// Maximum object bytes per second, reads and writes together.
+    /// Maximum number of object bytes per second, summed over reads and writes.
     pub bytes_per_s: Option<f64>,
     /// Maximum number of requests in flight.
     pub in_flight: usize,
@@ -69,23 +69,22 @@ impl Rates {
     }
 }
 
-/// Token bucket: stores the time at which the next unit may pass.
+/// Token bucket. It stores the time at which the next unit may pass.
 #[derive(Debug, Default)]
 struct TokenBucket {
     next: Option<Instant>,
 }
 
 impl TokenBucket {
-    /// Maximum burst after a pause: the units that pass in this time at the limited rate.
+    /// Limit of the burst after a pause: the number of units that pass in this time at the limited rate.
     const BURST: Duration = Duration::from_millis(100);
 
-    /// Takes `units`. Returns the time until this caller may start, and the time until its units have passed at the
-    /// rate.
+    /// Takes `units`. Returns the time until this caller may start, and the time until its units have passed.
     fn take(&mut self, units: f64, rate: f64) -> (Duration, Duration) {
         let at = now();
         let earliest = at.checked_sub(Self::BURST).unwrap_or(at);
         let begin = self.next.map_or(earliest, |next| next.max(earliest));
-        // Limits the wait at a very low rate to about a century.
+        // Limit the wait to about a century, in case the rate is very low.
         let end = begin + Duration::from_secs_f64((units / rate).clamp(0.0, 3e9));
         self.next = Some(end);
         (begin.saturating_duration_since(at), end.saturating_duration_since(at))
@@ -103,7 +102,7 @@ struct State {
     best: Option<f64>,
 }
 
-/// Requests and bytes that the job has used, shared by its limits.
+/// Requests and bytes that the job has used. All limits of the job share this value.
 #[derive(Debug)]
 struct Spent {
     requests: TokenBucket,
@@ -112,7 +111,7 @@ struct Spent {
     part: f64,
 }
 
-/// Calls that have ended in the current round.
+/// Statistics of the calls that have ended in the current round.
 #[derive(Debug, Default)]
 struct Round {
     calls: usize,
@@ -120,7 +119,7 @@ struct Round {
     timed: usize,
 }
 
-/// Rate and concurrency limits for one store; all stores of a job share the rates.
+/// Rate and concurrency limits of one store. All stores of a job share the rates.
 #[derive(Debug)]
 pub struct AdaptiveLimit {
     rates: Rates,
@@ -131,15 +130,16 @@ pub struct AdaptiveLimit {
 }
 
 impl AdaptiveLimit {
-    /// Creates a limit. It detects throttling and retries from the metrics of the stores that it limits.
+    /// Creates a limit. It detects throttling and retries in `metrics`, which must be the metrics of the limited
+    /// stores.
     pub fn new(rates: Rates, metrics: Arc<Metrics>) -> Arc<Self> {
         let retries_seen = metrics.get(Metric::Retries);
         let spent = Spent { requests: TokenBucket::default(), bytes: TokenBucket::default(), retries_seen, part: 1.0 };
         Self::spending(rates, metrics, Arc::new(Mutex::new(spent)))
     }
 
-    /// Creates a limit for another store of the same job. Both share the rates. They do not share the limit of requests
-    /// in flight, because calls to one store may wait for calls to the other.
+    /// Creates a limit for another store of the same job. The two limits share the rates. They do not share the number
+    /// of requests in flight, because calls to one store may wait for calls to the other.
     pub fn beside(&self) -> Arc<Self> {
         Self::spending(self.rates, self.metrics.clone(), self.spent.clone())
     }
@@ -158,7 +158,7 @@ impl AdaptiveLimit {
         Arc::new(Self { rates, metrics, spent, state: Mutex::new(state), freed: Notify::new() })
     }
 
-    /// Sets this process's share of the job's rates, from 0 to 1.
+    /// Sets the share of the job's rates, from 0 to 1, that this process may use.
     pub fn take_part(&self, part: f64) {
         self.spent().part = if part.is_finite() { part.clamp(1e-9, 1.0) } else { 1.0 };
     }
@@ -176,7 +176,7 @@ impl AdaptiveLimit {
         self.spent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until `count` more requests may be sent.
+    /// Waits until the request rate allows `count` more requests.
     async fn rate(&self, count: u64) {
         let Some(rate) = self.rates.requests_per_s else { return };
         let wait = {
@@ -195,7 +195,7 @@ impl AdaptiveLimit {
         }
     }
 
-    /// Waits until these bytes, which have already been transferred, would have passed at the limited rate.
+    /// Waits until `bytes` bytes would have passed at the limited rate. The bytes have already been transferred.
     async fn passed(&self, bytes: u64) {
         let Some(rate) = self.rates.bytes_per_s else { return };
         let wait = {
@@ -208,7 +208,7 @@ impl AdaptiveLimit {
         }
     }
 
-    /// Waits until one more request may be sent.
+    /// Waits until one more request may be sent, and returns the slot for this request.
     async fn enter(self: &Arc<Self>, what: &str, deadline: Deadline) -> Result<Slot> {
         let enter = async {
             let slot = self.slot().await;
@@ -237,7 +237,7 @@ impl AdaptiveLimit {
         }
     }
 
-    /// Updates the state when a call ends; adjusts the limit at the end of a round.
+    /// Updates the state when a call has ended. At the end of a round, adjusts the limit.
     fn left(&self, first_byte: Option<Duration>) {
         let throttles = self.metrics.get(Metric::Throttles);
         let mut state = self.state();
@@ -266,7 +266,7 @@ impl State {
     /// Adjusts the limit after a round without throttling.
     fn turn(&mut self, round: &Round, most: usize) {
         let mut slow = false;
-        // With fewer calls, the mean is not reliable.
+        // With fewer calls, the mean would not be reliable.
         if round.timed >= 4 {
             let mean = round.first_bytes / round.timed as f64;
             slow = self.best.is_some_and(|best| mean > best * SLOW + JITTER);
@@ -274,7 +274,8 @@ impl State {
         }
         if slow {
             self.doubling = false;
-            // Never drop below the initial limit, so that a store with varying response times is not starved.
+            // The limit never drops below its initial value, so that a store with varying response times still gets
+            // requests.
             self.limit = (self.limit - self.limit / 10).max(START.min(self.limit));
         } else if self.doubling {
             self.limit = self.limit.saturating_mul(2).min(most);
@@ -317,7 +318,7 @@ impl LimitStore {
     }
 
     async fn enter(&self, what: &str, key: &Key, deadline: Deadline) -> Result<Slot> {
-        // Build the text only if a deadline error may need it.
+        // Build the text only if an error may need it.
         let what = match deadline.instant() {
             None => String::new(),
             Some(_) => format!("{what} {}", crate::place(self.inner.root(), key)),
@@ -326,7 +327,7 @@ impl LimitStore {
     }
 }
 
-/// Passes chunks on at the limited rate. Holds the slot until the stream ends or is dropped.
+/// Passes the chunks on at the limited rate. Holds the slot until the stream has ended or was dropped.
 fn governed(chunks: BoxStream<'static, Result<Chunk>>, slot: Slot) -> BoxStream<'static, Result<Chunk>> {
     stream::unfold((chunks, slot), |(mut chunks, slot)| async move {
         let next = chunks.next().await?;
@@ -349,7 +350,7 @@ impl Store for LimitStore {
         self.inner.capabilities()
     }
 
-    /// Pages count towards the request rate. A listing has only one request in flight at a time.
+    /// Each page counts as a request of the rate. A listing has only one request in flight at a time.
     fn list(&self, prefix: &Key, after: Option<&Key>, deadline: Deadline) -> ListStream<'_> {
         let listing = self.inner.list(prefix, after, deadline);
         stream::unfold((listing, 0u64), move |(mut listing, seen)| async move {
@@ -403,7 +404,7 @@ impl LimitStore {
 #[async_trait]
 impl MultipartStore for LimitStore {
     fn limits(&self) -> MultipartLimits {
-        // This value is not used: the method is called only if the store supports multipart uploads.
+        // Nothing uses this value, because this method is called only if the inner store supports multipart uploads.
         let none = MultipartLimits { least: 1, multiple: 1, max_parts: 1, is_ordered: true, whole: Algorithm::Crc32c };
         self.inner.multipart().map_or(none, |uploads| uploads.limits())
     }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! In-memory store, shared by name within this process: `memory://name/`. For tests and examples.
+//! In-memory store for tests and examples: `memory://name/`. Stores with the same name in one process share their
+//! objects.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
@@ -33,7 +34,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Returns the store with this name. All stores with one name in this process share their objects.
+    /// Returns the store with this name. All stores with this name in this process share their objects.
     pub fn named(name: &str) -> Self {
         let mut named = NAMED.lock().unwrap_or_else(PoisonError::into_inner);
         Self {
@@ -156,7 +157,7 @@ impl Store for Memory {
     }
 }
 
-/// Parts of unfinished uploads by upload ID, shared by all in-memory stores of this process.
+/// Parts of unfinished uploads, by upload ID and part number. All in-memory stores of this process share them.
 type Open = BTreeMap<String, BTreeMap<u32, (Part, Vec<Bytes>)>>;
 static OPEN: LazyLock<Mutex<Open>> = LazyLock::new(Mutex::default);
 

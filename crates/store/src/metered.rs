@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Counts the calls and bytes of a store that makes one request per call: local folders, memory, and stores in tests.
-//! `S3` counts its own requests, because one call may need several.
+//! Counts the calls and bytes of a store in which each call is one request: local folders, memory, and stores in tests.
+//! Stores on a network count their own requests, because one call may need several requests.
 
 use std::sync::Arc;
 
@@ -48,13 +48,13 @@ impl MeteredStore {
     }
 }
 
-/// Counts an error response; throttles are counted separately.
+/// Counts an error. A throttled request counts as a throttle, not as an error.
 pub(crate) fn count_error(metrics: &Metrics, error: &Error) {
     metrics.count(if matches!(error, Error::Throttled { .. }) { Metric::Throttles } else { Metric::Errors });
 }
 
-/// Counts a body's bytes as they arrive, the time from `started` to the first byte, and the time from the first to the
-/// last byte.
+/// Counts the bytes of a body as they arrive. Also measures the time from `started` to the first byte, and from the
+/// first byte to the last.
 pub(crate) fn timed(
     chunks: BoxStream<'static, Result<Chunk>>,
     started: Stopwatch,

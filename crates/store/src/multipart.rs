@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Multipart uploads that can outlive a process: S3 multipart uploads, Azure blocks, Google's resumable uploads.
+//! Multipart uploads that can outlive a process: S3 multipart uploads, Azure blocks and Google's resumable uploads.
 //!
-//! For callers that keep a journal; others use `Store::put`. An upload has an ID, and its parts are sent one by one.
-//! After a restart, a process sends only the parts that the store does not have. The object is not visible before the
-//! upload is complete.
+//! This interface is for callers that keep a journal; other callers use `Store::put`. An upload has an ID, and its
+//! parts are sent one by one. After a restart, a process sends only the parts that the store does not have yet. The
+//! object becomes visible when the upload is completed.
 
 use std::fmt;
 
@@ -19,25 +19,26 @@ use crate::{Meta, PutOptions};
 pub struct MultipartLimits {
     /// Minimum part size in bytes. The last part may be smaller.
     pub least: u64,
-    /// Part sizes must be a multiple of this many bytes, except for the last part.
+    /// The size of each part must be a multiple of this number of bytes, except for the last part.
     pub multiple: u64,
     /// Maximum number of parts of an object.
     pub max_parts: u64,
     /// True if parts must be sent in order, one at a time.
     pub is_ordered: bool,
-    /// Algorithm of the whole-object digest that the store saves if the caller provides it.
+    /// Algorithm of the digest of the whole object that the store can save, if the caller provides such a digest.
     pub whole: Algorithm,
 }
 
 impl MultipartLimits {
-    /// Returns the part size for an object of `size` bytes: `wanted`, or more if the object would otherwise need too
-    /// many parts.
+    /// Returns the part size for an object of `size` bytes. It is at least `wanted`, and large enough that the number
+    /// of parts does not exceed the limit.
     pub fn part_bytes(&self, wanted: u64, size: u64) -> u64 {
         wanted.max(self.least).max(size.div_ceil(self.max_parts.max(1))).next_multiple_of(self.multiple.max(1))
     }
 }
 
-/// Upload ID. In some stores it grants write access, so it is stored in a journal of mode 0600 and never printed.
+/// Upload ID. In some stores, it grants write access. It is therefore stored in a journal of mode 0600 and never
+/// printed.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UploadId(pub String);
 
@@ -58,36 +59,36 @@ pub struct Part {
     pub size: u64,
     /// CRC-32C of the part.
     pub crc32c: u32,
-    /// The store's name for the part.
+    /// Identifier that the store returned for the part.
     pub tag: String,
 }
 
-/// Position of a part to send.
+/// Position of a part that is to be sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PartSpec {
     /// Part number, counted from 0.
     pub number: u32,
     /// Offset of the part in the object, in bytes.
     pub offset: u64,
-    /// CRC-32C of the whole object, for the last part only. If the last part completes the upload, the store verifies
-    /// this CRC.
+    /// CRC-32C of the whole object, set only for the last part. If the last part completes the upload, the store
+    /// verifies this CRC-32C.
     pub ends: Option<u32>,
 }
 
-/// Multipart uploads of a store. Calls for an upload that no longer exists (aborted, expired, completed) return
+/// Multipart uploads of a store. If an upload no longer exists (aborted, expired or completed), calls for it return
 /// `NotFound`.
 #[async_trait]
 pub trait MultipartStore: Send + Sync {
     /// Returns the limits for parts.
     fn limits(&self) -> MultipartLimits;
 
-    /// Starts an upload. The store uses those options that it needs at the start.
+    /// Starts an upload. The store uses only those options that it needs at the start.
     async fn create(&self, key: &Key, options: &PutOptions, deadline: Deadline) -> Result<UploadId>;
 
     /// Returns those of `parts` that the store still has.
     async fn list_parts(&self, key: &Key, id: &UploadId, parts: &[Part], deadline: Deadline) -> Result<Vec<Part>>;
 
-    /// Sends a part. A part that was sent before is replaced.
+    /// Sends a part. If the same part was sent before, the store replaces it.
     async fn put_part(
         &self,
         key: &Key,
@@ -97,8 +98,8 @@ pub trait MultipartStore: Send + Sync {
         deadline: Deadline,
     ) -> Result<Part>;
 
-    /// Completes the object from all its parts, in order. `whole` contains digests of the object. The store saves those
-    /// that it supports, and returns `Corrupt` if they differ from its own. The options must be the same as for
+    /// Completes the object from all its parts, in order. `whole` contains digests of the object. The store saves the
+    /// digests that it supports, and returns `Corrupt` if one differs from its own. The options must equal those of
     /// `create`.
     async fn complete(
         &self,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Multipart uploads for the store wrappers: `Retry` repeats the requests, `Fault` breaks them, and `ThrottledStore`
-//! slows them down.
+//! Multipart uploads of the store wrappers. `Retry` repeats failed requests, `Fault` injects faults, and
+//! `ThrottledStore` slows requests down.
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::multipart::{MultipartLimits, MultipartStore, Part, PartSpec, UploadId};
 use crate::{Fault, Meta, MeteredStore, PutOptions, Retry, Store, ThrottledStore};
 
-/// Returns the multipart interface of the inner store; a wrapper supports multipart uploads only if the inner store
+/// Returns the multipart interface of the inner store. A wrapper supports multipart uploads only if its inner store
 /// does.
 pub(crate) fn multipart(inner: &dyn Store) -> Result<&dyn MultipartStore> {
     inner.multipart().ok_or_else(|| Error::bug("a multipart upload to a store without them"))
@@ -20,9 +20,9 @@ fn total(bytes: &[Bytes]) -> u64 {
     bytes.iter().map(|bytes| bytes.len() as u64).sum()
 }
 
-/// Checks whether an existing object is the result of this upload. If the response of the completing request was lost,
-/// the next attempt finds the object already there. The object must have this size and one of these digests, and no
-/// digest that differs.
+/// Returns true if an existing object is the result of this upload. Needed if the response to the completing request
+/// was lost: the next attempt then finds the object. The object must have this size and at least one of these digests.
+/// None of its digests may differ.
 pub(crate) fn is_ours(existing: &Meta, size: u64, whole: &[Digest]) -> bool {
     let both = |want: &&Digest| existing.digests.iter().any(|have| have.algorithm == want.algorithm);
     let mut comparable = whole.iter().filter(both).peekable();
@@ -75,7 +75,7 @@ impl MultipartStore for Retry {
         deadline: Deadline,
     ) -> Result<Part> {
         let inner = multipart(self.inner())?;
-        // Allow at least 1 MB/s, as for a whole object.
+        // Allow for a rate as low as 1 MB/s, as for a whole object.
         let limit = self.attempt_timeout() + Duration::from_micros(total(&bytes));
         again!(self, "PUT", key, deadline, limit, inner.put_part(key, id, at, bytes.clone(), deadline))
     }
@@ -91,7 +91,7 @@ impl MultipartStore for Retry {
     ) -> Result<Meta> {
         let inner = multipart(self.inner())?;
         let size: u64 = parts.iter().map(|part| part.size).sum();
-        // Allow more time for large objects, because stores join the parts before they respond.
+        // Allow more time for large objects, because some stores join the parts before they respond.
         let limit = self.attempt_timeout() + Duration::from_micros(size / 10);
         let mut attempts = self.attempts("POST", key, deadline);
         let mut is_doubtful = false;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Types in the `Store` interface: object version and metadata, chunks of a read, options of a write.
+//! Types of the `Store` interface: versions and metadata of objects, chunks of a read, and options of a write.
 
 use std::fmt;
 
@@ -8,8 +8,8 @@ use futures::stream::BoxStream;
 use penstock_types::{Digest, Key, Result, Url};
 use serde::{Deserialize, Serialize};
 
-/// Version of an object: an S3 ETag, a GCS generation, or a file's inode, size and mtime. It is opaque: versions can
-/// only be compared for equality, and only if they come from the same store.
+/// Version of an object: an S3 ETag, a GCS generation, or a file's inode, size and mtime. A version is opaque. Two
+/// versions can only be compared for equality, and only if both come from the same store.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Version(pub String);
 
@@ -19,19 +19,19 @@ impl fmt::Display for Version {
     }
 }
 
-/// Returns the URL of `key` below a store's root, for error messages.
+/// Returns the URL of `key` below the root of a store, for error messages.
 pub fn place(root: &Url, key: &Key) -> String {
     root.with_key(root.key.join(key.as_bytes())).to_string()
 }
 
-/// Capabilities of a store. The store suite tests each one; callers must check a capability before they depend on it.
+/// Capabilities of a store. The store suite tests each one. Callers must check a capability before they rely on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Can list keys (a plain web server cannot).
+    /// Can list keys. A plain web server cannot.
     pub list: bool,
     /// Can write and delete objects.
     pub put: bool,
-    /// Returns versions, and reads only the requested version.
+    /// Returns versions. If a read requests a version, returns only that version.
     pub versions: bool,
     /// Supports preconditions on writes.
     pub preconditions: bool,
@@ -39,7 +39,7 @@ pub struct Capabilities {
     pub checksums: bool,
     /// Can read a range without reading the whole object.
     pub ranges: bool,
-    /// Accepts any byte string as a key, for example both `a` and `a/b`.
+    /// Accepts any byte string as a key. For example, both `a` and `a/b` can exist.
     pub any_key: bool,
 }
 
@@ -56,17 +56,17 @@ impl Capabilities {
     };
 }
 
-/// An object and, if it is pinned, the version to read.
+/// Reference to an object and, if it is pinned, to one version of it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ObjectRef {
     /// Key of the object below the store's root.
     pub key: Key,
-    /// Pinned version; reading any other version returns `Changed`.
+    /// Pinned version. If the object has another version, a read returns `Changed`.
     pub version: Option<Version>,
 }
 
 impl ObjectRef {
-    /// Refers to the current version of an object.
+    /// Refers to the current version of an object, without pinning it.
     pub fn current(key: Key) -> Self {
         Self { key, version: None }
     }
@@ -92,7 +92,7 @@ pub struct Meta {
 /// Consecutive bytes of one of the requested ranges.
 #[derive(Debug, Clone)]
 pub struct Chunk {
-    /// Index of the range in the request.
+    /// Index of the range in the list of requested ranges.
     pub range: usize,
     /// Offset of the first byte in the object.
     pub offset: u64,
@@ -102,9 +102,9 @@ pub struct Chunk {
 
 /// Result of a read: the object's metadata at the start of the read, and the stream of bytes.
 ///
-/// Within a range, chunks arrive in order and without gaps; different ranges may interleave. If the stream ends without
-/// an error, every range is complete. A whole-object read has then also been verified against the store's checksum, if
-/// the store has one.
+/// Within a range, chunks arrive in order and without gaps. Chunks of different ranges may interleave. If the stream
+/// ends without an error, every range is complete. A whole-object read has then also been verified against the store's
+/// checksum, if the store has one.
 pub struct GetResult {
     /// Metadata from the response.
     pub meta: Meta,
@@ -137,6 +137,7 @@ pub struct PutOptions {
     pub precondition: Precondition,
     /// Content-Encoding to store with the object.
     pub encoding: Option<String>,
-    /// Digest of the bytes. A store that supports checksums saves it and returns `Corrupt` if the bytes differ.
+    /// Digest of the bytes. A store that supports checksums saves it. Such a store returns `Corrupt` if the bytes
+    /// differ.
     pub checksum: Option<Digest>,
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Writes a large object of known size sequentially. If the store supports multipart uploads, parts are sent
-//! concurrently; otherwise the object is sent in one request. The object is not visible before `finish`.
+//! Writes a large object of known size sequentially. If the store supports multipart uploads, several parts are sent
+//! concurrently. Otherwise, the object is sent in one request. The object does not become visible before `finish`.
 
 use std::sync::Arc;
 
@@ -11,10 +11,10 @@ use tokio::task::JoinSet;
 use crate::checksum::crc32c;
 use crate::{Meta, Part, PartSpec, PutOptions, Store, UploadId, combined, place};
 
-/// Target size of a part in bytes: large enough that the latency of a request is small compared with its transfer time.
+/// Target size of a part in bytes. At this size, the latency of a request is small compared with its transfer time.
 const PART_BYTES: u64 = 16 << 20;
 
-/// Maximum number of parts in flight. The writer also buffers the part that is being filled.
+/// Maximum number of parts in flight. In addition, the writer buffers the part that is being filled.
 const IN_FLIGHT: usize = 4;
 
 /// Sequential writer of one object.
@@ -29,7 +29,7 @@ pub struct ObjectWriter {
     /// Upload ID; `None` until the first part is full.
     upload: Option<UploadId>,
     buffer: BytesMut,
-    /// Number of bytes before the buffer.
+    /// Number of bytes before those in the buffer.
     sent: u64,
     next: u32,
     under_way: JoinSet<Result<Part>>,
@@ -39,7 +39,7 @@ pub struct ObjectWriter {
 impl ObjectWriter {
     /// Creates a writer for an object of `size` bytes without sending a request.
     pub fn new(store: Arc<dyn Store>, key: Key, size: u64, options: PutOptions, deadline: Deadline) -> Self {
-        // Without multipart uploads, the whole object is a single part.
+        // Without multipart uploads, the whole object is one part.
         let part_bytes = store.multipart().map_or(u64::MAX, |uploads| uploads.limits().part_bytes(PART_BYTES, size));
         Self {
             store,
@@ -66,7 +66,7 @@ impl ObjectWriter {
             let room = (self.part_bytes - self.buffer.len() as u64).min(bytes.len() as u64) as usize;
             self.buffer.extend_from_slice(&bytes[..room]);
             bytes = &bytes[room..];
-            // `finish` sends the last part, because some stores complete the upload with it.
+            // `finish` sends the last part, because the last part completes the upload in some stores.
             if self.buffer.len() as u64 == self.part_bytes && self.sent + self.part_bytes < self.size {
                 self.send(None).await?;
             }
@@ -115,7 +115,7 @@ impl ObjectWriter {
         uploads.complete(&self.key, id, &self.parts, &whole, &self.options, self.deadline).await
     }
 
-    /// Aborts the upload and deletes the parts. Errors are ignored, because the store eventually deletes the parts
+    /// Aborts the upload and deletes its parts. Errors are ignored, because the store eventually deletes the parts
     /// itself.
     pub async fn abort(mut self) {
         self.under_way.shutdown().await;

@@ -16,8 +16,8 @@ use crate::{
 ///
 /// The root is the bucket or container of a cloud store, the host of a web server, the dataset on the Hub, `/` of HDFS,
 /// or the name of a memory store. The prefix is the key in the URL. For a local folder, the root is the folder and the
-/// prefix is empty. For a single local file, the root is its folder and the prefix is the file name. A folder need not
-/// exist: a write creates it, and a read finds no objects.
+/// prefix is empty. For a local file, the root is its folder and the prefix is the file name. A local folder need not
+/// exist: a write creates it, and a read finds no objects in it.
 ///
 /// Returns a `Config` error for invalid settings.
 pub fn open(url: &Url, settings: &StoreSettings, metrics: Arc<Metrics>) -> Result<Opened> {
@@ -29,8 +29,8 @@ pub fn open(url: &Url, settings: &StoreSettings, metrics: Arc<Metrics>) -> Resul
 }
 
 /// Opens a dataset that is stored in several places, each with its own settings. The first store is authoritative, and
-/// reads are spread over all stores. The timeouts are those of the first store, but with several stores the idle
-/// timeout is at most 10 s.
+/// reads are spread over all stores. All timeouts come from the settings of the first store. The idle timeout is at
+/// most 10 s.
 pub fn open_mirrored(
     first: (&Url, &StoreSettings),
     mirrors: &[(Url, StoreSettings)],
@@ -48,7 +48,7 @@ pub fn open_mirrored(
     Ok((Opened { store, prefix }, mirrors))
 }
 
-/// Idle timeout of a mirror; the read then continues on another mirror.
+/// Maximum idle timeout of a mirror. After the timeout, the read continues on another mirror.
 const SILENT_MIRROR: Duration = Duration::from_secs(10);
 
 /// Opens the store with metrics but without retries.
@@ -77,8 +77,8 @@ fn base(url: &Url, settings: &StoreSettings, metrics: Arc<Metrics>) -> Result<Op
             let memory = Arc::new(Memory::named(&url.authority));
             (Arc::new(MeteredStore::new(memory, metrics.clone())), url.key.clone())
         }
-        // S3 counts its own requests, because one call may need several. `Retry` verifies whole objects, because it
-        // also handles streams that were interrupted.
+        // S3 counts its own requests, because one call may need several requests. `Retry` verifies whole objects,
+        // because it can also verify a read that was interrupted and resumed.
         Scheme::S3 => {
             let s3 = S3::new(&url.authority, &settings.s3, metrics.clone())?.unverified();
             (Arc::new(s3), url.key.clone())
@@ -101,8 +101,8 @@ fn base(url: &Url, settings: &StoreSettings, metrics: Arc<Metrics>) -> Result<Op
     Ok(Opened { store: base, prefix })
 }
 
-/// Returns the URL of a Hub dataset with its revision replaced by the commit that `store` reads. `store` must have been
-/// opened for this URL. A branch may move, but a commit never changes. Other URLs are not changed.
+/// Returns the URL of a Hub dataset with the commit that `store` reads instead of the revision. A branch may move, but
+/// a commit never changes. `store` must have been opened for this URL. Returns other URLs unchanged.
 pub async fn pinned(store: &dyn Store, url: &Url, deadline: Deadline) -> Result<Url> {
     if url.scheme != Scheme::Hub {
         return Ok(url.clone());

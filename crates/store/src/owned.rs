@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Files that this process may truncate, rename or remove, with a proof of ownership for each.
+//! Changes files that this process owns: truncates, renames or removes them, each time with a proof of ownership.
 //!
-//! No other module of the core makes these system calls: clippy.toml forbids them, and docs/concepts/ownership.md lists
-//! the callers with their proofs. The strongest proof is an [`OwnedFile`]: an exclusive lock (`flock`) on a name that
-//! only Penstock uses, on the inode to which the name still refers. The kernel releases the lock when the process dies.
-//! A lock on the inode alone proves nothing: after this process opened the file, the previous holder may have renamed
-//! it to its final name. If another lock or the user authorises the change, the caller passes that as [`Proof`].
+//! No other module of the core makes these system calls: clippy.toml forbids them. docs/concepts/ownership.md lists the
+//! callers and their proofs. The strongest proof is an [`OwnedFile`]: this process holds an exclusive lock (`flock`) on
+//! an inode, and a name that only Penstock uses still refers to this inode. The kernel releases the lock when the
+//! process dies. The lock alone is not sufficient: before this process locked the inode, another process may have
+//! renamed it to its final name. If the change is authorised by another lock or by the user, the caller states that
+//! with a [`Proof`].
 
 #![allow(clippy::disallowed_methods, reason = "the one module that may call them")]
 
@@ -18,18 +19,18 @@ use std::sync::Arc;
 use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags, Stat};
 use rustix::io::Errno;
 
-/// Maximum number of times that a name is opened again because another process moved the file between open and lock.
+/// Maximum number of attempts to open or create a file, if other processes keep moving or locking it.
 const MAX_ATTEMPTS: u32 = 16;
 const FILE_MODE: Mode = Mode::from_raw_mode(0o666);
 
-/// Proof that this process may change a file whose lock it does not hold.
+/// Reason why this process may change a file although it does not hold the lock of the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Proof {
-    /// Another lock of this process covers the file: that of its node, its launch or its folder.
+    /// This process holds another lock that covers the file: the lock of its node, of its launch or of its folder.
     Covered,
     /// This process created the file with `O_EXCL` and a random name.
     Made,
-    /// The user named the file or its folder: an output, `--overwrite`, a folder to serve or to measure.
+    /// The user named the file or its folder: for example, as an output, by `--overwrite`, or as a folder to serve.
     Named,
 }
 
@@ -50,7 +51,7 @@ pub struct OwnedFile {
     name: String,
 }
 
-/// Opens the parent folder of a path; returns the folder and the file name.
+/// Opens the parent folder of a path. Returns the folder and the name of the file.
 pub fn parent_of(path: &Path) -> Result<(Arc<OwnedFd>, String)> {
     let invalid = || Error::new(ErrorKind::InvalidInput, "the path does not end in a file name");
     let name = path.file_name().ok_or_else(invalid)?.to_string_lossy().into_owned();
@@ -59,16 +60,16 @@ pub fn parent_of(path: &Path) -> Result<(Arc<OwnedFd>, String)> {
 }
 
 /// Opens or creates a file for reading and writing, with a name that only Penstock uses. Symbolic links are not
-/// followed. Returns `PermissionDenied` for anything but a regular file with a single hard link.
+/// followed. Returns `PermissionDenied` unless the entry is a regular file with a single hard link.
 pub fn open(folder: impl AsFd, name: &str, flags: OFlags) -> Result<File> {
-    // NONBLOCK, because opening a pipe with this name would otherwise wait for its other end.
+    // Without NONBLOCK, opening a pipe with this name would wait for the other end of the pipe.
     let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file: File = rustix::fs::openat(folder, name, flags, FILE_MODE).map_err(not_ours)?.into();
     check(&rustix::fs::fstat(&file)?)?;
     Ok(file)
 }
 
-/// Converts the error for a symbolic link at a name that only Penstock uses.
+/// Converts the error that occurs if a name that only Penstock uses is a symbolic link.
 fn not_ours(errno: Errno) -> Error {
     match errno {
         Errno::LOOP => {
@@ -96,7 +97,7 @@ pub fn set_len(file: &File, bytes: u64, _proof: Proof) -> Result<()> {
     file.set_len(bytes)
 }
 
-/// Renames a file, replacing only what `replace` allows.
+/// Renames a file. Replaces an existing entry only if `replace` allows it.
 pub fn rename(
     from: impl AsFd,
     old: &str,
@@ -108,10 +109,11 @@ pub fn rename(
         return rustix::fs::renameat(from, old, to, new);
     }
     match rustix::fs::renameat_with(from.as_fd(), old, to.as_fd(), new, RenameFlags::NOREPLACE) {
-        // The file system does not support the flag. Creating a hard link fails in the same cases.
+        // The file system does not support NOREPLACE. Create a hard link instead, which also fails if the new name
+        // exists.
         Err(Errno::INVAL | Errno::NOSYS) => {
             match rustix::fs::linkat(from.as_fd(), old, to.as_fd(), new, AtFlags::empty()) {
-                // On NFS, the server may have created the link although its response was lost.
+                // On NFS, the response of the server may have been lost although the server created the link.
                 Err(Errno::EXIST) if is_linked(&from, old, &to, new)? => {}
                 other => other?,
             }
@@ -121,7 +123,7 @@ pub fn rename(
     }
 }
 
-/// Removes the old name of a file whose process was killed between the two steps of a rename by hard link.
+/// Removes the old name of a file if its process was killed between the two steps of a rename by hard link.
 pub fn remove_linked(from: impl AsFd, old: &str, to: impl AsFd, new: &[u8]) -> std::result::Result<(), Errno> {
     match is_linked(&from, old, &to, new)? {
         true => rustix::fs::unlinkat(from, old, AtFlags::empty()),
@@ -129,7 +131,7 @@ pub fn remove_linked(from: impl AsFd, old: &str, to: impl AsFd, new: &[u8]) -> s
     }
 }
 
-/// Returns true if both names refer to the same regular file and this file has no other names.
+/// Returns true if both names refer to the same regular file and the file has no other names.
 fn is_linked(from: impl AsFd, old: &str, to: impl AsFd, new: &[u8]) -> std::result::Result<bool, Errno> {
     let stat =
         |folder: &dyn AsFd, name: &[u8]| match rustix::fs::statat(folder.as_fd(), name, AtFlags::SYMLINK_NOFOLLOW) {
@@ -144,7 +146,7 @@ fn is_same(one: &Stat, other: &Stat) -> bool {
     (one.st_ino, one.st_dev) == (other.st_ino, other.st_dev)
 }
 
-/// Returns an error for entries that Penstock cannot have created: pipes, devices, or files with several hard links.
+/// Returns an error for entries that Penstock does not create: pipes, devices, and files with several hard links.
 fn check(stat: &Stat) -> Result<()> {
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return Err(Error::new(
@@ -163,14 +165,14 @@ fn check(stat: &Stat) -> Result<()> {
 impl OwnedFile {
     /// Opens or creates a file and locks it. Returns `WouldBlock` while another process holds the lock.
     ///
-    /// Symbolic links are not followed. Returns `PermissionDenied` for anything but a regular file with a single hard
-    /// link.
+    /// Symbolic links are not followed. Returns `PermissionDenied` unless the entry is a regular file with a single
+    /// hard link.
     pub fn lock(folder: &Arc<OwnedFd>, name: &str) -> Result<Self> {
         let flags = OFlags::RDWR | OFlags::CREATE;
         Self::open(folder, name, flags, FlockOperation::NonBlockingLockExclusive)
     }
 
-    /// Like [`OwnedFile::lock`], but waits for the lock. For names that are locked only during one small write.
+    /// Like [`OwnedFile::lock`], but waits for the lock. Use it only for names that are locked during one small write.
     pub fn lock_blocking(folder: &Arc<OwnedFd>, name: &str) -> Result<Self> {
         Self::open(folder, name, OFlags::RDWR | OFlags::CREATE, FlockOperation::LockExclusive)
     }
@@ -188,8 +190,8 @@ impl OwnedFile {
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
                 other => other?,
             };
-            // The cleanup that removes files of dead processes also takes this lock, so a file that is already locked
-            // is about to be removed. If the file system has no locks, the random name is sufficient proof.
+            // A cleanup removes the files of dead processes and takes the same lock. If the new file is already locked,
+            // that cleanup is about to remove it. If the file system has no locks, the random name is sufficient proof.
             let is_swept = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK);
             let this = Self { file, folder: folder.clone(), name };
             if !is_swept && this.is_named()? {
@@ -200,7 +202,7 @@ impl OwnedFile {
     }
 
     fn open(folder: &Arc<OwnedFd>, name: &str, flags: OFlags, lock: FlockOperation) -> Result<Self> {
-        // NONBLOCK, because opening a pipe with this name would otherwise wait for its other end.
+        // Without NONBLOCK, opening a pipe with this name would wait for the other end of the pipe.
         let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         for _ in 0..MAX_ATTEMPTS {
             let file: File = rustix::fs::openat(folder, name, flags, FILE_MODE).map_err(not_ours)?.into();
@@ -212,7 +214,7 @@ impl OwnedFile {
                     check(&stat)?;
                     return Ok(this);
                 }
-                // The previous holder renamed or removed the file between the open and the lock; try again.
+                // Between the open and the lock, the previous holder renamed or removed the file. Try again.
                 _ => {}
             }
         }
@@ -245,7 +247,7 @@ impl OwnedFile {
 
     /// Truncates the file to zero bytes.
     pub fn clear(&self) -> Result<()> {
-        // Most files are new; truncating an empty file would cost more than this check.
+        // Most files are new, and truncating an empty file would cost more than this check.
         match self.file.metadata()?.len() {
             0 => Ok(()),
             _ => self.file.set_len(0),
@@ -257,7 +259,7 @@ impl OwnedFile {
         self.file.set_len(bytes)
     }
 
-    /// Renames the file. The lock remains held.
+    /// Renames the file. The lock is still held afterwards.
     pub fn rename(&self, to: impl AsFd, name: &[u8], replace: Replace) -> std::result::Result<(), Errno> {
         match self.is_named() {
             Ok(true) => rename(&*self.folder, &self.name, to, name, replace),
@@ -274,7 +276,7 @@ impl OwnedFile {
         }
     }
 
-    /// Removes another file in the same folder that only the holder of this lock uses.
+    /// Removes another file in the same folder, which only the holder of this lock uses.
     pub fn remove_companion(&self, name: &str) {
         let _ = remove_file(&*self.folder, name, Proof::Covered);
     }

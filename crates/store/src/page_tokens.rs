@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Continuation tokens of a paged listing. If a server returns the same pages again, directly or in a longer cycle, the
-//! listing fails instead of repeating for ever.
+//! Continuation tokens of a listing in pages. A server may return the same pages again, directly or in a longer cycle.
+//! The listing then fails instead of repeating the pages for ever.
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
 
 use penstock_types::{Error, Result};
 
-/// Token of the next page, and hashes of all tokens so far: 8 bytes for each page of up to 5,000 keys.
+/// Token of the next page, and hashes of all earlier tokens. Each page of up to 5,000 keys adds a hash of 8 bytes.
 ///
-/// The probability that two 64-bit hashes collide within 10^7 pages is 3e-6.
+/// With 10^7 pages, the probability that two of the 64-bit hashes collide is 3e-6.
 #[derive(Default)]
 pub(crate) struct PageTokens {
     next: Option<String>,
@@ -18,13 +18,13 @@ pub(crate) struct PageTokens {
 }
 
 impl PageTokens {
-    /// Returns the token of the next page; `None` for the first page.
+    /// Returns the token of the next page. Returns `None` if the next page is the first one.
     pub(crate) fn next(&self) -> Option<&str> {
         self.next.as_deref()
     }
 
-    /// Records the token at the end of a page of `place`. Returns false after the last page, and a `Server` error if an
-    /// earlier page had the same token.
+    /// Records the token at the end of a page of `place`. Returns false after the last page. Returns a `Server` error
+    /// if an earlier page had the same token.
     pub(crate) fn advance(&mut self, next: Option<String>, place: &str) -> Result<bool> {
         if let Some(token) = &next
             && !self.seen.insert(self.hasher.hash_one(token))

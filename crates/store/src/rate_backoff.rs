@@ -1,47 +1,48 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Adaptive request rate for a store that throttles (429, 503), shared by all calls.
+//! Adaptive request rate for a store that throttles (429, 503). All calls to the store share the rate.
 //!
-//! The rate is unlimited until the first throttled request. Then this module searches for the store's limit. A
-//! throttled request lowers the rate by one tenth to one half, depending on how many requests succeeded before it. Each
-//! success raises the rate a step towards the last throttled rate. Above that rate the steps are so small that only
-//! about one request in fifty is throttled. If calls backed off independently, all would wait while the store has
-//! capacity, and return together when it has none.
+//! The rate is unlimited until the first throttled request. Then this module searches for the limit of the store. A
+//! throttled request lowers the rate by one tenth to one half. The fewer requests succeeded before it, the larger the
+//! cut. Each success raises the rate a step towards the rate of the last throttled request. Above that rate, the steps
+//! are so small that only about one request in fifty is throttled. If each call backed off independently, all calls
+//! would wait while the store has capacity, and would return together when it has none.
 //!
-//! If a lower rate does not reduce throttling, it has another cause (an unhealthy proxy or shard). The rate then stays
-//! above half of the fastest rate at which nine requests in a row succeeded, as long as most requests succeed.
+//! If a lower rate does not reduce throttling, the throttling has another cause, such as an unhealthy proxy or shard.
+//! As long as most requests succeed, the rate then stays above half of the fastest proven rate. A rate is proven if
+//! nine requests in a row succeeded at it.
 //!
-//! This module decides which call sends next, and when. It counts and sends nothing itself.
+//! This module decides which call sends next, and when. It sends no requests and updates no metrics.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use penstock_types::now;
 
-/// Rate after the first throttled request, in requests per second. If it is too high, a few throttled requests halve
-/// it; if it is too low, it soon rises.
+/// Rate after the first throttled request, in requests per second. If this rate is too high, a few throttled requests
+/// reduce it quickly; if it is too low, it soon rises.
 const START: f64 = 4000.0;
-/// Minimum rate in requests per second. At this rate, the back-off of each call already limits the load.
+/// Minimum rate in requests per second. At this rate, the back-off of the calls already limits the load.
 const MIN_RATE: f64 = 10.0;
-/// Smallest factor by which a throttled request lowers the rate.
+/// Minimum factor by which a throttled request multiplies the rate.
 const LEFT: f64 = 0.5;
-/// Maximum number of successes that are counted, so that a throttled request lowers the rate by at least a tenth.
+/// Maximum number of successes that are counted. It makes a throttled request lower the rate by at least a tenth.
 const MANY: u32 = 9;
-/// If on average fewer requests than this succeed between two rate cuts, each cut halves `State::proven`.
+/// If the mean number of successes between two rate cuts is below this value, each rate cut halves `State::proven`.
 const FEW: f64 = 1.5;
-/// Weight of the newest rate cut in the mean number of successes.
+/// Weight of the latest rate cut in the mean number of successes.
 const LAST: f64 = 1.0 / 8.0;
-/// Share of the distance to the last throttled rate that a success adds to the rate.
+/// Part of the distance to the last throttled rate that one success adds to the rate.
 const BACK: f64 = 1.0 / 32.0;
-/// Minimum increase per success, as a share of the rate: forty successes compensate for one throttled request.
+/// Minimum increase per success, as a share of the rate. Forty successes make up for one throttled request.
 const BEYOND: f64 = 1.0 / 400.0;
-/// Typical delay of timers. To make up for a late timer, the next request may be sent up to this much earlier.
+/// Typical lateness of timers. To make up for a late timer, the next request may be sent up to this much earlier.
 const LATE: Duration = Duration::from_millis(2);
 
 /// Request rate that adapts to throttling.
 #[derive(Debug, Default)]
 pub(crate) struct AdaptiveRate {
     state: Mutex<Option<State>>,
-    /// Time of the next request. The call that sends next holds the lock; the others queue for it.
+    /// Time of the next request. The call that sends next holds the lock, and the other calls queue for the lock.
     next: tokio::sync::Mutex<Option<Instant>>,
 }
 
@@ -53,7 +54,7 @@ struct State {
     refused: f64,
     /// Time of the last rate cut.
     since: Instant,
-    /// Number of requests sent since the last rate cut that succeeded.
+    /// Number of successful requests that were sent after the last rate cut.
     passed: u32,
     /// Mean number of successes between two rate cuts.
     mean: f64,
@@ -78,14 +79,14 @@ impl AdaptiveRate {
         self.state().as_ref().map(|state| Duration::from_secs_f64(1.0 / state.rate))
     }
 
-    /// Waits for permission to send a request, in the order of arrival.
+    /// Waits for permission to send a request. Calls get permission in the order of their arrival.
     pub async fn turn(&self) -> Permit {
         let came = now();
         if self.interval().is_none() {
             return Permit { at: came, waited: Duration::ZERO };
         }
         let mut next = self.next.lock().await;
-        // Time lost to a late timer or to the lock does not count as waiting.
+        // Time that is lost to a late timer or to the lock does not count as waiting.
         let has_room = next.is_none_or(|next| next <= came);
         let begin = |at: Instant| next.map_or(at, |next| next.max(at.checked_sub(LATE).unwrap_or(at)));
         tokio::time::sleep_until(begin(now()).into()).await;
@@ -94,24 +95,24 @@ impl AdaptiveRate {
         Permit { at, waited: if has_room { Duration::ZERO } else { at.saturating_duration_since(came) } }
     }
 
-    /// Records that the request with the permit `turn` succeeded.
+    /// Records that the request with this permit succeeded.
     pub fn passed(&self, turn: Permit) {
         if let Some(state) = self.state().as_mut().filter(|state| turn.at > state.since) {
             state.passed = state.passed.saturating_add(1);
-            // A request that did not wait does not show that a faster rate would work.
+            // Only a request that had to wait shows that a faster rate may be possible.
             if !turn.waited.is_zero() {
                 state.rate += (BACK * (state.refused - state.rate)).max(BEYOND * state.rate);
             }
         }
     }
 
-    /// Records that the request with the permit `turn` was throttled.
+    /// Records that the request with this permit was throttled.
     pub fn refused(&self, turn: Permit) {
         let mut slot = self.state();
         let first = || State { rate: START, refused: START, since: turn.at, passed: 0, mean: MANY.into(), proven: 0.0 };
         let is_first = slot.is_none();
         let state = slot.get_or_insert_with(first);
-        // A request sent before the last rate cut is not evidence for the new rate.
+        // A request that was sent before the last rate cut says nothing about the new rate.
         if !is_first && turn.at <= state.since {
             return;
         }
@@ -123,8 +124,8 @@ impl AdaptiveRate {
         }
         let counted = f64::from(state.passed.min(MANY));
         let left = (counted / (counted + 1.0)).max(LEFT);
-        // A store that throttles every request is down. That is not evidence for its limit, so keep the last known rate
-        // as the target.
+        // If the store throttled every request since the last cut, it is down. That says nothing about the limit, so
+        // the last known rate remains the target.
         if state.passed > 0 {
             state.refused = state.rate;
         }

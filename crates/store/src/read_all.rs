@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads a whole object into one buffer, for callers that decompress or parse it as a whole.
+//! Reads a whole object into one buffer, for callers that decompress or parse whole objects.
 
 use bytes::{Bytes, BytesMut};
 use futures::TryStreamExt;
@@ -7,14 +7,14 @@ use penstock_types::{ByteRange, Deadline, Error, Result};
 
 use crate::{Meta, ObjectRef, Store};
 
-/// Maximum memory reserved before bytes arrive, because the size that a store reports may be wrong.
+/// Maximum number of bytes reserved before any bytes arrive. The size that a store reports may be wrong.
 const TRUSTED: u64 = 256 << 20;
 
-/// Reads a whole object into one buffer and verifies it against the store's checksum, if there is one. If the bytes are
-/// damaged, they are requested once more. An object that arrives in one chunk is not copied.
+/// Reads a whole object into one buffer. If the store has a checksum, verifies the bytes. If the bytes are damaged,
+/// requests them once more. An object that arrives in one chunk is not copied.
 ///
-/// Above 256 MiB, memory is reserved in advance only if `size_hint` (from a manifest) confirms the size; otherwise the
-/// buffer grows as bytes arrive.
+/// More than 256 MiB are reserved in advance only if `size_hint`, which comes from a manifest, confirms the size.
+/// Otherwise, the buffer grows as bytes arrive.
 pub async fn read_whole(
     store: &dyn Store,
     object: &ObjectRef,

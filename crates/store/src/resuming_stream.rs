@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Read stream that reconnects: after an interruption, it resumes after the last byte delivered, at the same version.
+//! Stream of a read that reconnects. After an interruption, it resumes after the last delivered byte, at the same
+//! version.
 
 use futures::stream::{self, BoxStream};
 use futures::{StreamExt, TryStreamExt};
@@ -14,7 +15,7 @@ pub(crate) struct Source {
     size: u64,
     version: Option<Version>,
     ranges: Vec<Progress>,
-    /// Indices in `ranges` that the current request reads.
+    /// Indices of the ranges in `ranges` that the current request reads.
     running: Vec<usize>,
 }
 
@@ -37,8 +38,8 @@ impl Source {
         }
     }
 
-    /// Accepts a chunk of the current request: checks that it follows the previous chunk, and sets the range index of
-    /// the caller.
+    /// Accepts a chunk of the current request. Checks that it follows the previous chunk, and replaces its range index
+    /// by the index in the caller's ranges.
     fn take(&mut self, mut chunk: Chunk) -> Result<Chunk> {
         let index = self
             .running
@@ -58,7 +59,7 @@ impl Source {
         Ok(chunk)
     }
 
-    /// Returns the remaining ranges, which the next request reads.
+    /// Returns the ranges that remain. The next request reads these.
     fn rest(&mut self) -> Vec<ByteRange> {
         self.running = (0..self.ranges.len()).filter(|&i| self.ranges[i].at < self.ranges[i].end).collect();
         self.running
@@ -74,7 +75,7 @@ struct State {
     chunks: BoxStream<'static, Result<Chunk>>,
 }
 
-/// Streams the chunks of `source` across interruptions, within the retry budget of `attempts`.
+/// Streams the chunks of `source`, and resumes after interruptions within the retry budget of `attempts`.
 pub(crate) fn stream(
     attempts: Attempts,
     source: Source,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Retries failed requests. It uses exponential back-off with full jitter, Retry-After, one request rate for all calls
-//! to a store that throttles, time budgets instead of attempt counts, and an idle timeout. A read that is interrupted
-//! resumes from the last byte received, at the same version (see `resuming_stream`). This wrapper only repeats requests
-//! of the wrapped store.
+//! Retries failed requests with exponential back-off and full jitter, and respects Retry-After. All calls to a store
+//! that throttles share one request rate. Retries are limited by time budgets, not by attempt counts, and each request
+//! has an idle timeout. If a read is interrupted, it resumes after the last byte received, at the same version (see
+//! `resuming_stream`). This wrapper only repeats requests of the inner store.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,7 +28,7 @@ impl Retry {
         Self { shared: Shared::new(inner, policy, Arc::default()) }
     }
 
-    /// Counts retries, waits and requested bytes in `metrics`.
+    /// Counts retries, waits and requested bytes in the given metrics.
     pub fn with_metrics(self, metrics: Arc<Metrics>) -> Self {
         let Shared { inner, policy, .. } = &*self.shared;
         Self { shared: Shared::new(inner.clone(), policy.clone(), metrics) }
@@ -58,13 +58,13 @@ impl Store for Retry {
         self.shared.inner.capabilities()
     }
 
-    /// Lists keys; an interrupted listing resumes after its last key. If the store then starts again at or before that
-    /// key, the original error is returned, because resuming would repeat for ever.
+    /// Lists keys. An interrupted listing resumes after its last key. If the store ignores the start key and begins at
+    /// or before that key, returns the original error, because each resumed listing would begin there again.
     fn list(&self, prefix: &Key, after: Option<&Key>, deadline: Deadline) -> ListStream<'_> {
         struct Listing<'a> {
             stream: Option<ListStream<'a>>,
             after: Option<Key>,
-            /// Error that caused a restart; cleared when the next key arrives.
+            /// Error that caused the current restart. Cleared when the next key arrives.
             broke: Option<Error>,
             attempts: Attempts,
         }
@@ -152,7 +152,7 @@ impl Store for Retry {
 
     async fn put(&self, key: &Key, parts: Vec<Bytes>, options: &PutOptions, deadline: Deadline) -> Result<Meta> {
         let size: u64 = parts.iter().map(|part| part.len() as u64).sum();
-        // A large object takes longer, so the timeout assumes at least 1 MB/s.
+        // Large objects take longer. The timeout allows for a rate as low as 1 MB/s.
         let limit = self.shared.policy.stall_after + Duration::from_micros(size);
         let mut attempts = self.attempts("PUT", key, deadline);
         let mut is_doubtful = false;
@@ -160,8 +160,8 @@ impl Store for Retry {
             let work = self.shared.inner.put(key, parts.clone(), options, deadline);
             match attempts.attempt(limit, work).await {
                 Ok(meta) => return Ok(meta),
-                // An earlier attempt may have succeeded although its connection broke, so the existing object may be
-                // the one that this call wrote.
+                // An earlier attempt may have succeeded although its connection broke. The existing object may
+                // therefore be the object that this call wrote.
                 Err(error @ Error::Precondition { .. }) if is_doubtful => {
                     let existing = self.head(key, deadline).await?;
                     let ours = existing.size == size

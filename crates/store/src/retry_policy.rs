@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Retry policy: back-off, time budgets and an idle timeout. Also applies the policy to the attempts of one call.
+//! Retry policy: back-off, time budgets and idle timeout. This module also applies the policy to the attempts of a
+//! call.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,19 +14,19 @@ use crate::rate_backoff::AdaptiveRate;
 /// Settings for retries: waits, time budgets and timeouts.
 #[derive(Debug, Clone)]
 pub struct RetryPolicy {
-    /// Time budget of one call while the store throttles.
+    /// Time budget for the retries of one call while the store throttles.
     pub give_up_after: Duration,
-    /// Time budget of one call while the store does not respond or returns 5xx.
+    /// Time budget for the retries of one call while the store does not respond or returns 5xx.
     pub unreachable_after: Duration,
-    /// Time budget of one call before the store has ever responded; short, so that a wrong endpoint does not cost a
-    /// minute.
+    /// Time budget for the retries of one call if the store has never responded. It is short, so that a wrong endpoint
+    /// is reported soon.
     pub never_reached_after: Duration,
-    /// Upper limit of the first wait; it doubles with each attempt. Waits are random, and their mean is half of the
+    /// Upper limit of the first wait. The limit doubles with each attempt. Waits are random, with a mean of half the
     /// limit.
     pub first_wait: Duration,
-    /// Maximum wait between attempts, unless the store requests a longer one.
+    /// Maximum wait between two attempts, unless the store requests a longer wait.
     pub max_wait: Duration,
-    /// A request that receives no byte for this long is sent again.
+    /// Idle timeout: a request that receives no byte for this time is sent again.
     pub stall_after: Duration,
 }
 
@@ -33,7 +34,7 @@ impl Default for RetryPolicy {
     fn default() -> Self {
         Self {
             give_up_after: Duration::from_secs(300),
-            // Covers an outage of one minute plus the longest wait between two attempts.
+            // This covers an outage of one minute plus the longest wait between two attempts.
             unreachable_after: Duration::from_secs(90),
             never_reached_after: Duration::from_secs(10),
             first_wait: Duration::from_millis(100),
@@ -51,7 +52,7 @@ pub(crate) struct Shared {
     pub(crate) metrics: Arc<Metrics>,
     /// Adaptive request rate after the store has throttled.
     pace: AdaptiveRate,
-    /// True once the store has responded, even with an error.
+    /// True after the first response of the store, even if the response was an error.
     reached: AtomicBool,
 }
 
@@ -61,7 +62,7 @@ impl Shared {
     }
 }
 
-/// The attempts of one call and their time budget.
+/// Attempts of one call, with their time budget.
 pub(crate) struct Attempts {
     pub(crate) shared: Arc<Shared>,
     what: String,
@@ -78,12 +79,13 @@ impl Attempts {
         Self { shared, what, deadline, started: Stopwatch::start(), sent: 0, refused: 0, step: 0 }
     }
 
-    /// Waits for the request rate limit and runs one attempt, which fails if it is idle for longer than `limit`.
+    /// Waits until the request rate allows a request, then runs one attempt. The attempt fails if it is idle for longer
+    /// than `limit`.
     pub(crate) async fn attempt<T>(&mut self, limit: Duration, work: impl Future<Output = Result<T>>) -> Result<T> {
         let turn = self.silent_no_longer(Duration::MAX, async { Ok(self.shared.pace.turn().await) }).await?;
         self.shared.metrics.time(Metric::ThrottleWait, turn.waited);
         if self.sent == 0 {
-            // Waiting for the rate limit is not a failure, so the time budget starts after it.
+            // The time budget starts after the wait for the request rate, because that wait is not a failure.
             self.started = Stopwatch::start();
         }
         self.sent += 1;
@@ -116,20 +118,20 @@ impl Attempts {
         }
     }
 
-    /// Records that bytes arrived, so that the next failure starts with a new time budget.
+    /// Records that bytes have arrived. The next failure then starts a new time budget.
     pub(crate) fn progressed(&mut self) {
         (self.step, self.sent, self.refused, self.started) = (0, 1, 0, Stopwatch::start());
     }
 
-    /// Records that the caller requests more data. If no attempt has failed, the time that the caller spent does not
-    /// count against the budget.
+    /// Records that the caller requests more data. Unless an attempt has failed since the last progress, the time that
+    /// the caller itself spent does not count against the budget.
     pub(crate) fn asked(&mut self) {
         if self.step == 0 {
             self.started = Stopwatch::start();
         }
     }
 
-    /// Waits before the next attempt, or returns an error if the call must not be retried.
+    /// Waits before the next attempt. Returns an error if the call must not be retried.
     pub(crate) async fn after(&mut self, error: Error) -> Result<()> {
         let policy = &self.shared.policy;
         let elapsed = self.started.elapsed();
@@ -145,7 +147,7 @@ impl Attempts {
         self.refused += u32::from(throttled);
         let ceiling = policy.first_wait.saturating_mul(1 << self.step.min(16)).min(policy.max_wait);
         self.step += 1;
-        // Full jitter (M. Brooker, "Exponential backoff and jitter"). A wait that the store requests is never
+        // Full jitter (M. Brooker, "Exponential backoff and jitter"). If the store requests a wait, it is never
         // shortened.
         let jitter = ceiling.mul_f64(rand::random::<f64>());
         let wait = asked.map_or(jitter, |asked| asked.saturating_add(jitter.min(asked / 10)));
@@ -167,7 +169,7 @@ impl Attempts {
         if self.sent == 1 { "1 try".to_owned() } else { format!("{} tries", self.sent) }
     }
 
-    /// Adds the number of attempts and their duration to the last error.
+    /// Adds the number of attempts and their total duration to the last error.
     fn exhausted(&self, error: Error, elapsed: Duration) -> Error {
         let attempts = format!(" ({} in {:.1} s)", self.attempts(), elapsed.as_secs_f64());
         match error {

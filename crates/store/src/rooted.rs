@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Resolves relative paths below an open folder, so that no key and no symbolic link leads out of the folder.
+//! Resolves relative paths below an open folder. Neither a key nor a symbolic link can lead out of this folder.
 //!
-//! Callers choose how to treat symbolic links in a path ([`Links`]). This module opens and creates folders; it does not
+//! Callers choose how to treat symbolic links in a path ([`Links`]). This module opens and creates folders. It does not
 //! read, write or remove files.
 
 use std::ffi::CString;
@@ -20,26 +20,26 @@ pub const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags:
 /// Permissions of a new folder, before the umask.
 const FOLDER_MODE: Mode = Mode::from_raw_mode(0o777);
 
-/// Set to false when the kernel does not support openat2 (before 5.6).
+/// False after the first call showed that the kernel does not support openat2 (before Linux 5.6).
 static HAS_OPENAT2: AtomicBool = AtomicBool::new(true);
 
 /// Policy for symbolic links in a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Links {
-    /// Follow links whose target is below the folder; other links give `XDEV`.
+    /// Follow a link if its target is below the folder. Other links cause the error `XDEV`.
     Beneath,
-    /// Do not follow links; they give `LOOP` or `NOTDIR`.
+    /// Follow no links. A link causes the error `LOOP` or `NOTDIR`.
     Refused,
 }
 
 /// Policy for folders that do not exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Missing {
-    /// Return `NOENT`.
+    /// Return the error `NOENT`.
     Fail,
     /// Create missing folders.
     Make,
-    /// Create missing folders and sync their parents, so that they survive a power failure.
+    /// Create missing folders and sync their parents, so that the new folders survive a power failure.
     MakeDurably,
 }
 
@@ -48,13 +48,13 @@ pub enum Missing {
 pub struct Blocked {
     /// Error number of the system call.
     pub errno: Errno,
-    /// Length of the path up to and including the name that failed, in bytes.
+    /// Length in bytes of the path up to and including the name at which the error occurred.
     pub walked: usize,
-    /// Type of the entry that is not a folder, for `LOOP` and `NOTDIR`.
+    /// If the error is `LOOP` or `NOTDIR`: the type of the entry, which is not a folder.
     pub entry: Option<FileType>,
 }
 
-/// Returns the reason why `key` cannot be a path below a folder; `None` if it can.
+/// Returns the reason why `key` cannot be a path below a folder. Returns `None` if it can.
 pub fn refusal(key: &[u8]) -> Option<&'static str> {
     if key.is_empty() {
         return Some("the key is empty");
@@ -77,12 +77,12 @@ pub fn split(path: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
-/// Opens `path` below `root`. The path is relative, with names that [`refusal`] accepts, or `.`. Links are followed if
+/// Opens `path` below `root`. The path is `.`, or relative with names that [`refusal`] accepts. Links are followed if
 /// their target is below `root`.
 pub fn open_beneath(root: impl AsFd, path: &[u8], flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
     let text = CString::new(path).map_err(|_| Errno::INVAL)?;
     if HAS_OPENAT2.load(Ordering::Relaxed) {
-        // EAGAIN means that a rename raced with the lookup. After 16 attempts it is returned like any other error.
+        // EAGAIN means that another process renamed something during the lookup. After 16 attempts, return the error.
         for _ in 0..16 {
             let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
             match rustix::fs::openat2(&root, &text, flags | OFlags::CLOEXEC, mode, resolve) {
@@ -91,8 +91,8 @@ pub fn open_beneath(root: impl AsFd, path: &[u8], flags: OFlags, mode: Mode) -> 
                     HAS_OPENAT2.store(false, Ordering::Relaxed);
                     return open_by_names(root, path, flags, mode);
                 }
-                // Some sandboxes forbid openat2 with this error. If access to the file itself is forbidden, the
-                // fallback returns the same error.
+                // Some sandboxes forbid openat2 with this error. If the file itself is inaccessible, the fallback
+                // returns the same error.
                 Err(Errno::PERM) => return open_by_names(root, path, flags, mode),
                 result => return result,
             }
@@ -102,7 +102,7 @@ pub fn open_beneath(root: impl AsFd, path: &[u8], flags: OFlags, mode: Mode) -> 
     open_by_names(root, path, flags, mode)
 }
 
-/// Like [`open_beneath`], but without openat2: opens each name in turn and follows no symbolic links.
+/// Like [`open_beneath`], but without openat2. Opens one name of the path after another, and follows no symbolic links.
 fn open_by_names(root: impl AsFd, path: &[u8], flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
     let mut at = rustix::fs::openat(&root, c".", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     let mut names = path.split(|&byte| byte == b'/').peekable();
@@ -116,11 +116,11 @@ fn open_by_names(root: impl AsFd, path: &[u8], flags: OFlags, mode: Mode) -> Res
     Ok(at)
 }
 
-/// Opens the folder `path` below `root` one name at a time; an empty path opens `root` itself. Returns `XDEV` for `.`
-/// and `..`.
+/// Opens the folder `path` below `root`, one name after another. An empty path opens `root` itself. Returns `XDEV` for
+/// the names `.` and `..`.
 pub fn open_folder(root: impl AsFd, path: &[u8], links: Links, missing: Missing) -> Result<OwnedFd, Blocked> {
     let open = |at: &OwnedFd, walked: &[u8], name: &[u8]| match links {
-        // Resolve from the root each time, because a link may lead to another folder below the root.
+        // Resolve the path from the root each time, because a link may lead to another folder below the root.
         Links::Beneath => open_beneath(&root, walked, FOLDER, Mode::empty()),
         Links::Refused => rustix::fs::openat(at, name, FOLDER | OFlags::NOFOLLOW, Mode::empty()),
     };

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! O_DIRECT reads through io_uring. One thread serves all reads of a folder.
 //!
-//! For data that does not fit into memory: O_DIRECT reads copy nothing, evict no pages, and need no waiting thread for
-//! each read. This module owns the ring and its thread. If the kernel provides no ring (too old, or forbidden in a
-//! container) or the file system does not support O_DIRECT, the caller reads through the page cache.
+//! O_DIRECT reads suit data that does not fit into memory: they copy no bytes, evict no pages, and need no waiting
+//! thread for each read. This module owns the ring and its thread. The kernel may provide no ring (too old, or
+//! forbidden in a container), or the file system may not support O_DIRECT. In these cases, the caller reads through the
+//! page cache.
 
 use std::collections::VecDeque;
 use std::io;
@@ -20,26 +21,26 @@ use tokio::sync::oneshot;
 
 use crate::{Buffer, BufferPool};
 
-/// Alignment of offsets, lengths and memory in bytes. No current disk needs a larger one.
+/// Alignment of offsets, lengths and memory, in bytes. No current disk requires a larger alignment.
 const ALIGN: u64 = 4096;
 
-/// Number of bytes per kernel request. A range is read in many concurrent requests.
+/// Number of bytes per kernel request. A range is read with many concurrent requests.
 const PIECE: u64 = 512 << 10;
 
 /// Maximum number of requests in flight in the kernel.
 const DEPTH: usize = 64;
 
-/// User data that marks the completion of a wake-up.
+/// User data of the ring entry that wakes the thread.
 const WAKE: u64 = u64::MAX;
 
-/// A read request for one range. The ring's thread keeps the request alive until the kernel no longer uses its memory,
-/// even if the caller has stopped waiting.
+/// Request to read one range. The ring's thread keeps this value alive until the kernel no longer accesses its memory,
+/// even if the caller no longer waits for the result.
 struct Ask {
     file: Arc<OwnedFd>,
     /// Aligned start offset. `len` is aligned too, so the range may extend beyond the end of the file.
     start: u64,
     len: u64,
-    /// Number of bytes that must be read; fewer is an error.
+    /// Number of bytes that must be read. If fewer bytes are read, the request fails.
     need: u64,
     buffer: Buffer,
     reply: oneshot::Sender<io::Result<Buffer>>,
@@ -69,7 +70,7 @@ impl Ring {
     }
 
     fn send(&self, ask: Ask) {
-        // If the thread has ended, the request is dropped, and the caller receives an error.
+        // If the thread has ended, the request is dropped, and its caller receives an error.
         let _ = self.asks.as_ref().map(|asks| asks.send(ask));
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
@@ -78,12 +79,12 @@ impl Ring {
 impl Drop for Ring {
     fn drop(&mut self) {
         self.asks = None;
-        // Wake the thread. It sees the closed channel and ends once the kernel no longer uses any of its memory.
+        // Wake the thread. It finds the channel closed, and ends as soon as the kernel no longer accesses its memory.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 }
 
-/// A request that has pieces in the kernel or in the queue.
+/// A request of which some pieces are still in the queue or in the kernel.
 struct Active {
     ask: Ask,
     pieces_left: u64,
@@ -95,9 +96,9 @@ struct Driver {
     ring: IoUring,
     inbox: Receiver<Ask>,
     wake: Arc<OwnedFd>,
-    /// Active requests by number. A number is reused after its request has completed.
+    /// Active requests by number. The number of a completed request is used again.
     asks: Vec<Option<Active>>,
-    /// Pieces to submit: request number and piece index.
+    /// Pieces to submit, as (request number, piece index).
     queue: VecDeque<(usize, u64)>,
     in_flight: usize,
 }
@@ -128,8 +129,8 @@ impl Driver {
                 Err(error)
                     if matches!(Errno::from_io_error(&error), Some(Errno::INTR | Errno::AGAIN | Errno::BUSY)) => {}
                 Err(_) => {
-                    // The ring has failed. Closing the channels reports that to the callers. The kernel may still write
-                    // to the buffers, so they are leaked.
+                    // The ring has failed. Returning closes the channels, so the callers receive an error. Leak the
+                    // buffers, because the kernel may still write to them.
                     self.asks.into_iter().flatten().for_each(|active| std::mem::forget(active.ask.buffer));
                     return;
                 }
@@ -139,7 +140,8 @@ impl Driver {
             for (number, result) in done {
                 if number == WAKE {
                     is_watching = false;
-                    // Clear the wake-up counter with a non-blocking read. The requests themselves are in the inbox.
+                    // Reset the wake-up counter with a non-blocking read. The requests themselves are in the channel
+                    // `inbox`.
                     let _ = rustix::io::read(&self.wake, &mut [0; 8]);
                 } else {
                     self.in_flight -= 1;
@@ -165,7 +167,7 @@ impl Driver {
         self.queue.extend((0..pieces).map(|piece| (number, piece)));
     }
 
-    /// Submits pieces to the kernel, up to `DEPTH`.
+    /// Submits pieces to the kernel until `DEPTH` pieces are in flight.
     fn submit(&mut self) {
         while self.in_flight < DEPTH {
             let Some((number, piece)) = self.queue.pop_front() else { return };
@@ -175,8 +177,8 @@ impl Driver {
             // SAFETY: the result is inside the buffer, which is at least as long as the request.
             let into = unsafe { ask.buffer.start().as_ptr().add(at as usize) };
             let read = opcode::Read::new(types::Fd(ask.file.as_raw_fd()), into, len).offset(ask.start + at).build();
-            // SAFETY: the request keeps the file and the memory alive until this entry has completed, and nothing else
-            // uses that memory.
+            // SAFETY: the request keeps the file and the memory alive until this entry has completed. Nothing else
+            // accesses the memory.
             if unsafe { self.ring.submission().push(&read.user_data((number as u64) << 32 | piece)) }.is_err() {
                 self.queue.push_front((number, piece));
                 return;
@@ -198,30 +200,30 @@ impl Driver {
             return;
         }
         if let Some(Active { ask, error, .. }) = self.asks[number].take() {
-            // Sending fails if the caller has stopped waiting; then the result is dropped.
+            // Sending fails if the caller no longer waits. The result is then dropped.
             let _ = ask.reply.send(error.map_or(Ok(ask.buffer), Err));
         }
     }
 }
 
-/// O_DIRECT reads of one folder. The thread starts with the first read.
+/// O_DIRECT reads of one folder. The first read starts the thread.
 #[derive(Debug, Default)]
 pub(super) struct Direct {
     ring: OnceLock<Option<Ring>>,
-    /// True if the first test read succeeded.
+    /// True if a test read with O_DIRECT succeeded.
     works: OnceLock<bool>,
 }
 
 impl Direct {
-    /// Returns true if this file can be read with O_DIRECT: the kernel provides a ring and the file system supports the
-    /// flag. The file must then not be used for other reads.
+    /// Returns true if this file can be read with O_DIRECT: the kernel provides a ring, and the file system supports
+    /// the flag. The file then has the flag set and must not be used for other reads.
     pub fn takes(&self, file: &OwnedFd, buffers: &Arc<BufferPool>) -> bool {
         let set = |flags| rustix::fs::fcntl_setfl(file, flags);
         let Ok(flags) = rustix::fs::fcntl_getfl(file) else { return false };
         if self.ring.get_or_init(|| Ring::start().ok()).is_none() || set(flags | OFlags::DIRECT).is_err() {
             return false;
         }
-        // Some file systems accept the flag but fail to read.
+        // Some file systems accept the flag, but reads then fail.
         let works = *self.works.get_or_init(|| {
             let Ok(mut buffer) = buffers.take(ALIGN as usize) else { return false };
             rustix::io::pread(file, &mut buffer.as_mut()[..ALIGN as usize], 0).is_ok()
@@ -232,8 +234,8 @@ impl Direct {
         works
     }
 
-    /// Reads the bytes from `start` to `end` of a file of `size` bytes that [`Direct::takes`] has accepted. Returns
-    /// `UnexpectedEof` if the file is shorter.
+    /// Reads the bytes from `start` to `end` of a file with `size` bytes. [`Direct::takes`] must have accepted the
+    /// file. Returns `UnexpectedEof` if the file is shorter than `size`.
     pub async fn read(
         &self,
         file: &Arc<OwnedFd>,
@@ -254,7 +256,7 @@ impl Direct {
     }
 }
 
-/// Returns true if the first byte of a range is in the page cache. Copying it is then cheaper than a disk read.
+/// Returns true if the byte at offset `at` is in the page cache. Copying it is then cheaper than reading the disk.
 pub(super) fn is_cached(file: &OwnedFd, at: u64) -> bool {
     let mut byte = [0u8; 1];
     rustix::io::preadv2(file, &mut [io::IoSliceMut::new(&mut byte)], at, ReadWriteFlags::NOWAIT)
@@ -268,14 +270,14 @@ pub enum LocalReads {
     Threads,
     /// O_DIRECT, if the kernel and the file system support it.
     Uring,
-    /// O_DIRECT for datasets larger than half of the available memory, because they would evict their own pages from
-    /// the cache.
+    /// O_DIRECT for datasets larger than half of the available memory. Such a dataset would evict its own pages from
+    /// the page cache.
     Auto,
 }
 
 impl LocalReads {
-    /// Chooses the method for a dataset of `bytes`. For `Auto`, returns `Threads` if the dataset is small enough that
-    /// memory can serve a second epoch.
+    /// Chooses the method for a dataset of `bytes` bytes. `Auto` becomes `Threads` if the dataset is small enough that
+    /// a second epoch can be read from memory.
     pub fn of(self, bytes: u64) -> Self {
         match self {
             Self::Auto if crate::memory_available().is_none_or(|free| bytes <= free / 2) => Self::Threads,

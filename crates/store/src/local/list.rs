@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Lists a folder in the byte order of keys, one subfolder at a time. Memory use is limited to the names in the folders
-//! on the path from the root to the current folder.
+//! Lists a folder in the byte order of keys, one subfolder at a time. Memory holds only the names in the folders on the
+//! path from the root to the current folder.
 
 use std::ffi::CString;
 use std::os::fd::OwnedFd;
@@ -15,14 +15,14 @@ use super::{Local, blocking};
 use crate::Meta;
 use crate::rooted::{FOLDER, open_beneath, refusal, split};
 
-/// Number of entries per batch from a blocking thread.
+/// Maximum number of entries per batch from a blocking thread.
 const BATCH: usize = 256;
 
 struct Walk {
     store: Local,
     prefix: Key,
     after: Option<Key>,
-    /// Open folders from the outermost to the current one, each with its remaining names in reverse order.
+    /// Open folders from the outermost to the current one. Each one has its remaining names in reverse order.
     folders: Vec<Folder>,
     began: bool,
 }
@@ -34,7 +34,7 @@ struct Folder {
     names: Vec<Name>,
 }
 
-/// A name in sort order. Folder names end in `/`, like the beginning of the keys below them.
+/// A name, ordered as in the listing. Folder names end in `/`, as does the part of a key up to a subfolder.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Name(Vec<u8>);
 
@@ -89,7 +89,7 @@ impl Walk {
         Ok(None)
     }
 
-    /// Opens the deepest folder below which all keys with the prefix are located.
+    /// Opens the deepest folder that contains all keys with the prefix.
     fn begin(&mut self) -> Result<()> {
         let root = self.store.open_root()?;
         let prefix = self.prefix.as_bytes();
@@ -101,7 +101,7 @@ impl Walk {
         }
         let key = Key::new(folder.to_vec());
         if refusal(folder).is_some() {
-            return Ok(()); // No file has such a key, so the listing is empty.
+            return Ok(()); // no file has such a key, so the listing is empty
         }
         match open_beneath(&root, folder, FOLDER, Mode::empty()) {
             Ok(dir) => self.push(key.join(b"/"), dir),
@@ -124,7 +124,7 @@ impl Walk {
         let flags = FOLDER | OFlags::NOFOLLOW;
         match rustix::fs::openat(&parent.dir, name, flags, Mode::empty()) {
             Ok(dir) => self.push(key, dir),
-            Err(Errno::NOENT) => Ok(()), // The folder was removed after its parent was read.
+            Err(Errno::NOENT) => Ok(()), // the folder was removed after its parent was read
             Err(errno) => Err(self.store.io(&key, errno)),
         }
     }
@@ -150,7 +150,7 @@ impl Walk {
             match kind {
                 FileType::Directory => name.push(b'/'),
                 FileType::RegularFile | FileType::Symlink => {}
-                _ => continue, // Pipes, sockets and devices are not objects.
+                _ => continue, // pipes, sockets and devices are not objects
             }
             names.push(Name(name));
         }
@@ -159,7 +159,7 @@ impl Walk {
         Ok(())
     }
 
-    /// Returns a file's metadata; `None` if the file no longer exists or is a dangling link.
+    /// Returns the metadata of a file. Returns `None` if the file no longer exists or is a dangling link.
     fn object(&self, key: Key, name: &[u8]) -> Result<Option<Meta>> {
         let parent = self.folders.last().ok_or_else(|| Error::bug("a file without a folder"))?;
         let text = CString::new(name).map_err(|_| Error::bug("a file name contains a NUL byte"))?;
@@ -174,8 +174,8 @@ impl Walk {
         match self.store.open_object(&key) {
             Ok(opened) => Ok(Some(opened.meta)),
             Err(Error::NotFound { .. }) => match rustix::fs::statat(&parent.dir, &text, AtFlags::empty()) {
-                // A link to a folder is an error. Otherwise the files below it would be missing from the listing
-                // without notice.
+                // Return an error for a link to a folder. Otherwise, the files below it would silently be missing from
+                // the listing.
                 Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Directory => {
                     let reason = "it is a symbolic link to a folder; use its target instead".to_owned();
                     Err(Error::System { place: self.store.place(&key), reason })

@@ -2,8 +2,8 @@
 //! Local folder as a store: `file:///folder/`. A key is a relative path of non-empty names.
 //!
 //! This module maps keys to files. Every path is resolved below the folder (see `rooted`). Keys that a folder cannot
-//! store are rejected. A version consists of inode, size and mtime, so a replaced or changed file has a different
-//! version.
+//! store are rejected. A version consists of inode, size and mtime, so a file has another version after it was changed
+//! or replaced.
 
 mod direct;
 mod list;
@@ -49,7 +49,8 @@ impl Local {
         Self { reads, ..self }
     }
 
-    /// Returns the same store with chunks of up to `piece` bytes, for readers that need whole files in one chunk.
+    /// Returns the same store with chunks of up to `piece` bytes. Use it for readers that need whole files in one
+    /// chunk.
     pub fn with_piece(self, piece: u64) -> Self {
         Self { piece: piece.max(1), ..self }
     }
@@ -70,8 +71,8 @@ impl Local {
     }
 }
 
-/// Runs blocking work on a separate thread. The caller waits only until the deadline; the work continues, because a
-/// system call cannot be interrupted.
+/// Runs blocking work on a separate thread. The caller waits only until the deadline. After the deadline, the work
+/// continues, because a system call cannot be interrupted.
 async fn blocking<T: Send + 'static>(
     what: &str,
     deadline: Deadline,
@@ -116,8 +117,8 @@ impl Store for Local {
         read::get(self, object, ranges, deadline).await
     }
 
-    /// The file system enforces the precondition `Absent`. For `Matches`, a folder lock protects against other Penstock
-    /// processes; against other programs, the version is only checked just before the write.
+    /// The file system enforces the precondition `Absent`. For `Matches`, a folder lock excludes other Penstock
+    /// processes. Other programs are not excluded; the version is checked immediately before the write.
     async fn put(&self, key: &Key, parts: Vec<Bytes>, options: &PutOptions, deadline: Deadline) -> Result<Meta> {
         let (key, options) = (key.clone(), options.clone());
         self.blocking("PUT", deadline, move |store| write::put(&store, &key, &parts, &options)).await

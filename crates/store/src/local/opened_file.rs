@@ -61,20 +61,19 @@ impl Local {
         refusal(key.as_bytes()).map_or(Ok(()), |reason| Err(self.refused(key, reason)))
     }
 
-    /// Opens the root folder again, because it may have been created or replaced since the last call.
+    /// Opens the root folder. Each call opens it again, because it may have been created or replaced in the meantime.
     pub(super) fn open_root(&self) -> Result<OwnedFd> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         rustix::fs::openat(CWD, self.path.as_os_str().as_bytes(), flags, Mode::empty())
             .map_err(|errno| Error::from_io(self.path.display().to_string(), &errno.into()))
     }
 
-    /// Opens an object for reading. Returns `NotFound` for a folder too, because folders are not objects.
+    /// Opens an object for reading. Returns `NotFound` for a folder, because folders are not objects.
     pub(super) fn open_object(&self, key: &Key) -> Result<Opened> {
         self.check_key(key)?;
         let missing = || Error::NotFound { place: self.place(key) };
         let root = self.open_root()?;
-        // NONBLOCK, because opening a named pipe would otherwise block for ever. The flag has no effect on a regular
-        // file.
+        // Without NONBLOCK, opening a named pipe could block for ever. The flag has no effect on regular files.
         let file = match open_beneath(&root, key.as_bytes(), OFlags::RDONLY | OFlags::NONBLOCK, Mode::empty()) {
             Ok(file) => file,
             Err(Errno::NOENT | Errno::NOTDIR | Errno::NAMETOOLONG) => return Err(missing()),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads local files: positioned reads of large pieces on blocking threads, or O_DIRECT reads (`direct`).
+//! Reads local files with positioned reads of large pieces on blocking threads, or with O_DIRECT (`direct`).
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -14,20 +14,20 @@ use super::opened_file::{Opened, version};
 use super::{Local, blocking};
 use crate::{BufferPool, Chunk, GetResult, ObjectRef, Version};
 
-/// Default size of one read in bytes. Above 2 MiB, the copy from the page cache dominates the cost.
+/// Default size of one read in bytes. With larger reads, the copy from the page cache dominates the cost.
 pub(super) const PIECE: u64 = 2 << 20;
 
-/// Chunks of this size or more use memory from the buffer pool.
+/// Minimum size, in bytes, of chunks whose memory comes from the buffer pool.
 const BUFFERED: usize = 64 << 10;
 
-/// Size of an O_DIRECT chunk in bytes: one part of a large object.
+/// Size of an O_DIRECT chunk in bytes. It equals the size of one part of a large object.
 const DIRECT_PIECE: u64 = 8 << 20;
 
 /// Maximum number of concurrent O_DIRECT chunks for one object.
 const DIRECT_IN_FLIGHT: usize = 4;
 
-/// Minimum size of an O_DIRECT read in bytes. For smaller reads, the two thread switches of a ring cost more than a
-/// copy.
+/// Minimum size of an O_DIRECT read in bytes. For smaller reads, the two thread switches of a ring cost more than
+/// copying the bytes.
 const MIN_DIRECT: u64 = 64 << 10;
 
 struct Reader {
@@ -36,7 +36,7 @@ struct Reader {
     file: Arc<OwnedFd>,
     place: Arc<str>,
     version: Option<Version>,
-    /// Remaining ranges as index, start and end.
+    /// Ranges that remain to be read, as (index, start, end).
     left: std::collections::VecDeque<(usize, u64, u64)>,
     deadline: Deadline,
     first: Option<Result<Option<Chunk>>>,
@@ -64,7 +64,7 @@ pub(super) async fn get(
                 }
                 && store.direct.takes(&file, &store.buffers);
             if !is_direct && total > PIECE {
-                // This is only advice to the kernel, so errors are ignored.
+                // Ignore errors, because this call only gives advice to the kernel.
                 let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Sequential);
             }
             let mut reader = Reader {
@@ -77,7 +77,8 @@ pub(super) async fn get(
                 deadline,
                 first: None,
             };
-            // Read the first piece on the same thread as the open, so that a small object costs only one thread switch.
+            // Read the first piece on the thread that opened the file, so that a small object costs only one thread
+            // switch.
             if !is_direct {
                 reader.first = Some(reader.read());
             }
@@ -140,8 +141,8 @@ fn check_pin(object: &ObjectRef, place: &str, have: Option<&Version>) -> Result<
     }
 }
 
-/// Returns the non-empty `ranges` of an object of `size` bytes as index, start and end. Returns `Corrupt` if a range
-/// begins beyond the end.
+/// Returns the non-empty ranges among `ranges`, as (index, start, end), for an object of `size` bytes. Returns
+/// `Corrupt` if a range begins beyond the end.
 pub fn plan(ranges: &[ByteRange], size: u64, place: &str) -> Result<std::collections::VecDeque<(usize, u64, u64)>> {
     let mut left = std::collections::VecDeque::new();
     for (index, range) in ranges.iter().enumerate() {
@@ -159,7 +160,7 @@ pub fn plan(ranges: &[ByteRange], size: u64, place: &str) -> Result<std::collect
 }
 
 impl Reader {
-    /// Reads the next chunk. At the end, checks that the file has not changed since it was opened.
+    /// Reads the next chunk. At the end of the file, also checks that the file has not changed since it was opened.
     fn read(&mut self) -> Result<Option<Chunk>> {
         let Some((range, start, end)) = self.left.pop_front() else { return self.still_the_same().map(|()| None) };
         let len = (end - start).min(self.piece) as usize;
@@ -185,7 +186,7 @@ impl Reader {
 }
 
 impl Reader {
-    /// Reads into `into` from offset `at`; returns 0 at the end of the file.
+    /// Reads into `into` from offset `at`. Returns the number of bytes read, which is 0 at the end of the file.
     fn pread(&self, into: &mut [u8], at: u64) -> Result<usize> {
         loop {
             match rustix::io::pread(&self.file, &mut *into, at) {
@@ -221,7 +222,7 @@ impl Reader {
 }
 
 impl Local {
-    /// Returns the version of the current file with the name `key`, if it exists.
+    /// Returns the version of the file that now has the name `key`; `None` if no file has this name.
     pub(super) fn existing(&self, key: &Key) -> Result<Option<Version>> {
         match self.open_object(key) {
             Ok(opened) => Ok(opened.meta.version),

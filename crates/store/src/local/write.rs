@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Writes local files: writes a temporary file, calls fsync, renames it and calls fsync on the folder. Readers never
-//! see a partial object, even after a power failure.
+//! Writes local files. A write creates a temporary file, calls fsync, renames the file and calls fsync on the folder.
+//! Readers therefore never see a partial object, even after a power failure.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -17,13 +17,13 @@ use crate::owned::{self, OwnedFile, Proof, Replace};
 use crate::rooted::{self, FOLDER, Links, Missing, split};
 use crate::{Meta, Precondition, PutOptions, checksum};
 
-/// Prefix of temporary file names; it identifies leftovers of a killed process.
+/// Prefix of the names of temporary files. It identifies files that a killed process left behind.
 const TEMPORARY: &str = ".penstock-tmp-";
-/// Maximum number of bytes per write call through the page cache. For larger writes, the kernel uses larger pages. On a
-/// virtual machine, the host may have reclaimed these pages, and touching them again costs ten times as much as the
-/// copy (decision 0420).
+/// Maximum number of bytes per write call. For larger writes, the kernel uses larger pages for the page cache. On a
+/// virtual machine, the host may have reclaimed the memory of such pages. The first access to it then costs ten times
+/// as much as the copy (decision 0420).
 pub const WRITE_BYTES: usize = 64 << 10;
-/// The caller of `put` chose the key, so the write may replace the existing file.
+/// The write may replace an existing file, because the caller of `put` chose the key.
 const NAMED: Replace = Replace::Existing(Proof::Named);
 
 pub(super) fn put(store: &Local, key: &Key, parts: &[Bytes], options: &PutOptions) -> Result<Meta> {
@@ -41,7 +41,7 @@ pub(super) fn put(store: &Local, key: &Key, parts: &[Bytes], options: &PutOption
         rustix::fs::fsync(&dir).map_err(|errno| store.io(key, errno))
     });
     if let Err(error) = written {
-        // Ignore errors here, because the first error is returned.
+        // Ignore errors of this cleanup, because the error of the write is returned.
         temporary.remove();
         return Err(error);
     }
@@ -73,8 +73,8 @@ fn no_space(store: &Local, key: &Key, file: &File, parts: &[Bytes]) -> Error {
 
 /// Opens the folder of `key`, creating missing folders. Returns the folder and the last name of the key.
 fn parent<'key>(store: &Local, key: &'key Key) -> Result<(OwnedFd, &'key [u8])> {
-    // Links in the path of the root are followed, because the user chose that path. Below the root, no link may lead
-    // out.
+    // Follow links in the path of the root, because the user chose this path. Below the root, links must not lead out
+    // of the root.
     std::fs::create_dir_all(&store.path).map_err(|error| Error::from_io(store.path.display().to_string(), &error))?;
     let (folder, name) = split(key.as_bytes());
     let opened = rooted::open_folder(store.open_root()?, folder, Links::Beneath, Missing::MakeDurably);
@@ -135,7 +135,7 @@ pub(super) fn delete(store: &Local, key: &Key) -> Result<()> {
         Err(errno) => return Err(store.io(key, errno)),
     };
     match owned::remove_file(&dir, name, Proof::Named) {
-        // Folders are not objects, so deleting such a key is not an error.
+        // A folder is not an object. Deleting its key is therefore not an error.
         Ok(()) | Err(Errno::ISDIR | Errno::NOTDIR) => Ok(()),
         Err(errno) => Err(store.io(key, errno)),
     }

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Mirrors: combines several stores that contain the same dataset. The first store is authoritative for listings,
-//! versions and writes; reads are spread over all stores.
+//! Mirrors: combines several stores that contain the same dataset. Listings, versions and writes always use the first
+//! store. Reads are spread over all stores.
 //!
-//! This module chooses a mirror for each read and verifies the result. An object on another mirror must have the same
-//! size as on the first store, and the same digest if both stores return one. It is then read at the version that was
-//! compared. A mirror whose object differs is reported and permanently excluded. A mirror that does not respond is
-//! skipped for a while. This module does not retry: `Retry` resumes from the last byte on another mirror.
+//! This module chooses a mirror for each read and verifies the result. An object on a mirror must have the same size as
+//! on the first store, and the same digest if both stores return a digest. The object is then read at the version that
+//! was compared. If an object on a mirror differs, the mirror is reported and permanently excluded. If a mirror does
+//! not respond, it is skipped for a while. This module does not retry: `Retry` resumes after the last byte on another
+//! mirror.
 
 mod replica;
 
@@ -25,7 +26,8 @@ use crate::{
     Capabilities, GetResult, ListStream, Meta, MultipartStore, ObjectRef, Opened, PutOptions, Store, Version, checksum,
 };
 
-/// Maximum number of objects whose comparison is cached. A stage reads several hundred objects at a time.
+/// Maximum number of objects whose comparison with the first store is cached. `stage` reads several hundred objects at
+/// a time.
 const REMEMBERED: usize = 65_536;
 
 /// Store that reads from several mirrors of a dataset. Cheap to clone.
@@ -36,30 +38,30 @@ pub struct Mirrors {
 
 #[derive(Debug)]
 struct Shared {
-    /// All mirrors. The first is the dataset's own store.
+    /// All mirrors. The first one is the store of the dataset itself.
     members: Vec<Replica>,
     agreed: Mutex<HashMap<Key, Agreed>>,
-    /// Object sizes by hash of key and version (16 bytes per object). They come from listings of the first store or
-    /// from a manifest.
+    /// Sizes of objects by a hash of key and version (16 bytes per object). The sizes come from listings of the first
+    /// store or from a manifest.
     sizes: Mutex<HashMap<u64, u64>>,
     hasher: RandomState,
 }
 
-/// Metadata of an object on the first store, with which the mirrors must agree.
+/// Metadata of an object on the first store. The object on the other mirrors must have the same metadata.
 #[derive(Debug, Clone, Default)]
 struct Agreed {
     /// Version on the first store.
     version: Option<Version>,
     size: u64,
     digests: Vec<Digest>,
-    /// Mirror that served the object, so that damage can be attributed to it.
+    /// Index of the mirror that served the object. If the bytes are damaged, this mirror is excluded.
     member: Option<usize>,
-    /// Version on each mirror that was compared with the first store.
+    /// For each mirror, the version of the object that was compared with the first store.
     pins: HashMap<usize, Option<Version>>,
 }
 
 impl Mirrors {
-    /// Combines stores that were opened without retries. The first is authoritative, and keys refer to it.
+    /// Combines stores that were opened without retries. The first store is authoritative, and all keys are its keys.
     pub fn new(members: Vec<Opened>) -> Result<Self> {
         if members.is_empty() {
             return Err(Error::bug("mirrors without a store"));
@@ -78,15 +80,15 @@ impl Mirrors {
         self.shared.members.iter().map(Replica::report).collect()
     }
 
-    /// Records an object's size from a manifest, so that mirrors can be compared with it while the first store is
-    /// unreachable.
+    /// Records the size of an object from a manifest. While the first store is unreachable, objects on mirrors are
+    /// compared with this size.
     pub fn know(&self, key: &Key, version: Option<&Version>, size: u64) {
         let at = self.shared.hash(key, version);
         lock(&self.shared.sizes).insert(at, size);
     }
 
-    /// Reports that the content of `key` was read completely and is wrong. The mirror that served it is excluded,
-    /// unless it is the first store.
+    /// Reports that an object was read completely but its content is wrong. Excludes the mirror that served the object,
+    /// unless that mirror is the first store.
     pub fn damaged(&self, key: &Key) {
         let member = lock(&self.shared.agreed).remove(key).and_then(|agreed| agreed.member);
         if let Some(member) = member {
@@ -108,8 +110,8 @@ impl Shared {
         self.hasher.hash_one((key, version))
     }
 
-    /// Returns an object's metadata at a version, from the first store. The metadata is cached, so a read requests it
-    /// only once.
+    /// Returns the metadata that the object has on the first store at this version. The metadata are cached, so that
+    /// one read requests them only once.
     async fn agreed(&self, object: &ObjectRef, deadline: Deadline) -> Result<Agreed> {
         if let Some(agreed) = lock(&self.agreed).get(&object.key)
             && object.version.is_some()
@@ -149,7 +151,7 @@ impl Shared {
     fn remember(&self, key: &Key, agreed: Agreed) {
         let mut all = lock(&self.agreed);
         if all.len() >= REMEMBERED {
-            all.clear(); // Objects that are still being read are compared again.
+            all.clear(); // objects that are still being read are compared again
         }
         all.insert(key.clone(), agreed);
     }
@@ -158,7 +160,8 @@ impl Shared {
         change(lock(&self.agreed).entry(key.clone()).or_default())
     }
 
-    /// Chooses a mirror: the mirror that already reads the object, otherwise a random mirror weighted by rate and load.
+    /// Chooses a mirror. Prefers the mirror that already reads the object. Otherwise, chooses randomly, weighted by
+    /// rate and load.
     fn choose(&self, reader: Option<usize>, tried: &[bool]) -> Option<usize> {
         let may = |at: &usize| !tried[*at] && !self.members[*at].is_left_out();
         let ready = |at: &usize| may(at) && !self.members[*at].rests();
@@ -167,7 +170,7 @@ impl Shared {
         }
         let mut open: Vec<usize> = (0..self.members.len()).filter(ready).collect();
         if open.is_empty() {
-            // If all mirrors are paused, choose among all that are not excluded.
+            // If all mirrors are paused, choose among all mirrors that are not excluded.
             open = (0..self.members.len()).filter(may).collect();
         }
         let fastest = open.iter().map(|&at| self.members[at].rate()).fold(0.0, f64::max);
@@ -182,7 +185,7 @@ impl Shared {
         open.last().copied()
     }
 
-    /// Reads from one mirror, and compares the object's metadata with the first store.
+    /// Reads from one mirror, and compares the metadata of the object with the metadata on the first store.
     async fn ask(&self, at: usize, object: &ObjectRef, ranges: &[ByteRange], deadline: Deadline) -> Result<GetResult> {
         let member = &self.members[at];
         if at == 0 {
@@ -191,7 +194,8 @@ impl Shared {
             return Ok(GetResult { meta: got.meta, chunks: started.watched(got.chunks, None) });
         }
         let agreed = self.agreed(object, deadline).await?;
-        // Check the ranges before any request: a range beyond the end is an error of the caller, not of the mirror.
+        // Check the ranges before any request, because a range beyond the end is an error of the caller, not of the
+        // mirror.
         plan(ranges, agreed.size, &crate::place(self.first().store.root(), &object.key))?;
         let first = &self.first().prefix;
         let key = member.key_of(first, &object.key).ok_or_else(|| Error::NotFound { place: member.url.clone() })?;
@@ -203,7 +207,7 @@ impl Shared {
         self.with(&object.key, |known| {
             known.pins.insert(at, got.meta.version.clone());
         });
-        // Verify the mirror's bytes with the first store's digest, even if the mirror returns no digest.
+        // Verify the bytes of the mirror with the digest of the first store, even if the mirror returns no digest.
         let mut digests = agreed.digests.clone();
         digests.extend(got.meta.digests.drain(..).filter(|digest| !agreed.digests.contains(digest)));
         let chunks = match (ranges, checksum::cheapest(&digests)) {
@@ -215,7 +219,7 @@ impl Shared {
     }
 }
 
-/// Returns how an object differs from the first store's metadata; `None` if it does not.
+/// Returns how the metadata of an object differ from those on the first store. Returns `None` if they do not differ.
 fn differs(agreed: &Agreed, meta: &Meta) -> Option<String> {
     if meta.size != agreed.size {
         return Some(format!("has {} bytes (expected {})", meta.size, agreed.size));
@@ -237,14 +241,14 @@ impl Store for Mirrors {
         self.shared.first().store.capabilities()
     }
 
-    /// Lists the first store, which defines the dataset.
+    /// Lists the first store, which defines the content of the dataset.
     fn list(&self, prefix: &Key, after: Option<&Key>, deadline: Deadline) -> ListStream<'_> {
         let list = self.shared.first().store.list(prefix, after, deadline);
         list.inspect_ok(|meta| self.know(&meta.key, meta.version.as_ref(), meta.size)).boxed()
     }
 
-    /// Requests the metadata from the first store. While the first store is unreachable, it comes from a mirror,
-    /// without a version.
+    /// Requests the metadata from the first store. While the first store is unreachable, returns the metadata of a
+    /// mirror without a version.
     async fn head(&self, key: &Key, deadline: Deadline) -> Result<Meta> {
         let shared = &self.shared;
         let mut error = match shared.first().rests() {
@@ -306,7 +310,7 @@ impl Store for Mirrors {
                     shared.members[at].leave_out(error.to_string());
                 }
                 (Error::Denied { .. } | Error::Config { .. }, _) => shared.members[at].leave_out(error.to_string()),
-                // The object was replaced during the read, so its new version must be compared with the first store.
+                // The object was replaced during the read, so its new version must be compared again.
                 (Error::Changed { .. }, _)
                     if lock(&shared.agreed).get(&object.key).is_some_and(|a| a.pins.contains_key(&at)) =>
                 {
@@ -317,7 +321,7 @@ impl Store for Mirrors {
                 (Error::NotFound { .. }, _) => shared.members[at].fail(&error),
                 _ => return Err(error),
             }
-            // An error of the first store takes precedence over errors of other mirrors.
+            // An error of the first store takes precedence over the errors of the other mirrors.
             if last.is_none() || at == 0 {
                 last = Some(error);
             }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! State of one mirror: its speed, its pause after failures, and the reason for its exclusion.
+//! State of one mirror: its rate, its pause after failures, and the reason if it was excluded.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,15 +12,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Chunk, Opened, Store};
 
-/// First pause after a failure. It doubles with each consecutive failure.
+/// Length of the first pause after a failure. The length doubles with each consecutive failure.
 const REST: Duration = Duration::from_millis(500);
-/// Maximum pause after failures.
+/// Maximum length of a pause after a failure.
 const MAX_REST: Duration = Duration::from_secs(30);
-/// Minimum weight of a mirror, as a share of the fastest mirror's rate.
+/// Minimum weight of a mirror, as a share of the rate of the fastest mirror.
 const MIN_WEIGHT: f64 = 0.02;
-/// A read that is dropped after this much time without a byte counts as failed.
+/// If a read is dropped after at least this time without a byte, it counts as failed.
 const SILENT: Duration = Duration::from_secs(5);
-/// Weight of the newest read in the moving average of a mirror's rate.
+/// Weight of the latest read in the moving average of a mirror's rate.
 const NEWEST: f64 = 0.2;
 
 /// Read statistics of one mirror.
@@ -34,7 +34,7 @@ pub struct MirrorReport {
     pub bytes: u64,
     /// Number of failed reads.
     pub errors: u64,
-    /// Reason for the mirror's exclusion, if it was excluded.
+    /// Reason why the mirror was excluded, if it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub left_out: Option<String>,
 }
@@ -62,7 +62,7 @@ struct Health {
     left_out: Option<String>,
     rests_until: Option<Instant>,
     failures: u32,
-    /// Moving average of the bytes per second of one read; 0 before the first read has ended.
+    /// Moving average of the rate of a single read, in bytes per second. 0 until the first read has ended.
     rate: f64,
 }
 
@@ -80,8 +80,8 @@ impl Replica {
         self.store.root().to_string()
     }
 
-    /// Returns this mirror's key for the object `key` of the first store, whose dataset has the prefix `first`. Returns
-    /// `None` for a key outside of the dataset.
+    /// Returns the key on this mirror of the object that has the key `key` on the first store. `first` is the dataset's
+    /// prefix on the first store. Returns `None` for a key outside of the dataset.
     pub fn key_of(&self, first: &Key, key: &Key) -> Option<Key> {
         match key.strip_prefix(&first.as_folder()) {
             Some(tail) => Some(self.prefix.as_folder().join(tail.as_bytes())),
@@ -101,8 +101,8 @@ impl Replica {
         self.health().rate
     }
 
-    /// Weight for choosing this mirror: its rate divided by its load. The weight is never zero, because a slow mirror
-    /// may become faster. A mirror without reads counts as the fastest.
+    /// Returns the weight for choosing this mirror: its rate divided by its load. The weight is never zero, because a
+    /// slow mirror may become faster. A mirror without completed reads gets the rate of the fastest mirror.
     pub fn weight(&self, fastest: f64) -> f64 {
         let rate = match self.rate() {
             rate if rate > 0.0 => rate.max(fastest * MIN_WEIGHT),
@@ -141,13 +141,13 @@ impl Replica {
         }
     }
 
-    /// Permanently excludes the mirror.
+    /// Excludes the mirror permanently.
     pub fn leave_out(&self, why: String) {
         self.tally.errors.fetch_add(1, Ordering::Relaxed);
         self.health().left_out.get_or_insert(why);
     }
 
-    /// Excludes the mirror, unless it is the first store, which defines the dataset.
+    /// Excludes the mirror, unless it is the first store, which defines the content of the dataset.
     pub fn leave_out_unless_first(&self, at: usize, why: String) {
         match at {
             0 => {
@@ -193,8 +193,8 @@ pub(super) struct Reading {
 }
 
 impl Reading {
-    /// Passes chunks on and counts them. If this mirror is not the first store, `of` is the object's key, and wrong
-    /// bytes exclude the mirror.
+    /// Passes chunks on and counts them. `of` is the key of the object if this mirror is not the first store. In this
+    /// case, wrong bytes exclude the mirror.
     pub fn watched(
         self,
         chunks: BoxStream<'static, Result<Chunk>>,
@@ -238,7 +238,7 @@ impl Reading {
 
 impl Drop for Reading {
     fn drop(&mut self) {
-        // The caller has dropped a stalled read to use another mirror, so this mirror is paused for later reads too.
+        // The caller has dropped a stalled read to use another mirror. Pause this mirror for later reads, too.
         if !self.is_over && self.last_answer.elapsed() >= SILENT {
             self.member.rest(&self.member.away());
         }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Random access: reads records by position, in any order, for map-style datasets. Needs no batch plan and no threads
-//! of its own.
+//! Random access: reads records by position, in any order, for map-style datasets. Needs neither a batch plan nor
+//! threads of its own.
 //!
-//! Owns the reads of one call and a small cache of decompressed objects. The unit of reading is an object: a call that
-//! requests several records of an object reads the object once.
+//! Owns the reads of one call and a small cache of decompressed objects. If a call requests several records of an
+//! object, the object is read only once.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
@@ -21,7 +21,7 @@ use super::decode::{Object, decode};
 use super::memory::Values;
 use super::object_content::{Content, Reads};
 
-/// Divisor of the memory budget: at most 1/4 of it caches decompressed objects between calls.
+/// Divisor of the memory budget: at most 1/4 of the budget caches decompressed objects between calls.
 const CACHED: u64 = 4;
 
 /// Cache of the most recently used decompressed objects.
@@ -32,7 +32,8 @@ pub(crate) struct Cache {
 
 #[derive(Debug, Default)]
 struct Entries {
-    /// Least recently used objects first. A linear search costs less than hashing, because there are only a few.
+    /// Cached objects, with the least recently used one first. There are only a few objects, so a linear search costs
+    /// less than hashing.
     queue: VecDeque<((usize, u64), Bytes)>,
     bytes: u64,
 }
@@ -64,8 +65,8 @@ impl Cache {
 pub type RecordRef = (usize, u64, u64);
 
 impl Feed {
-    /// Reads the fields of the records in `wanted`, one row per record, in the given order. An object is read once for
-    /// all of its rows. Row i gets the random crop of position `positions[i]` in a normal run of `epoch`.
+    /// Reads the fields of the records in `wanted`: one row per record, in the given order. An object is read once for
+    /// all of its rows. The random crop in row i is the one that the sample at position `positions[i]` of `epoch` gets.
     pub async fn gather(
         self: Arc<Self>,
         wanted: Vec<RecordRef>,
@@ -127,8 +128,8 @@ impl Feed {
                 (source.fetch_reads(object, &reads, deadline).await?.content, false)
             }
         };
-        // Decompression takes milliseconds, so it runs on a blocking thread and does not delay the runtime's network
-        // threads.
+        // Decompression takes milliseconds. It runs on a blocking thread, so that it does not delay the runtime's
+        // network threads.
         let decoding = tokio::task::spawn_blocking(move || {
             let place = source.place(object);
             let content = match (fetched, source.codec(object)) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Byte ranges of an object that the records of a batch need; the whole object if ranges do not pay off.
+//! Byte ranges of an object that contain the records for a batch. If ranges do not pay off, the whole object is read.
 //!
-//! Ranges require the positions of the records (from an index or by arithmetic), and an object that is stored
-//! uncompressed. Nearby ranges are merged if reading the gap between them costs less than another request.
+//! Reading ranges requires the positions of the records (from an index, or computed), and an object that is not
+//! compressed. Nearby ranges are merged if the gap between them costs less than another request.
 
 use super::batch_plan::RowRequest;
 use super::source::Source;
@@ -12,20 +12,22 @@ use penstock_types::ByteRange;
 
 use super::object_content::Reads;
 
-/// Maximum gap in bytes that is read and discarded. At 90 MB/s per connection, 20 ms of request latency equal 1.8 MB.
-/// With half a MiB, a typical mix discards fewer bytes than it uses.
+/// Maximum gap, in bytes, that is read and discarded. At 90 MB/s per connection, a request latency of 20 ms corresponds
+/// to 1.8 MB. The limit is lower, so that a typical mix of records discards fewer bytes than it uses.
 const GAP: u64 = 512 << 10;
 
-/// If at least this percentage of an object is needed, the whole object is read, in one request or in concurrent parts.
+/// If the records need at least this percentage of an object, the whole object is read, in one request or in concurrent
+/// parts.
 const WHOLE_FROM: u64 = 75;
 
 impl Reads {
-    /// Returns the read of a whole object.
+    /// Returns a read of the whole object.
     pub fn whole(source: &Source, object: u64) -> Self {
         Self { ranges: None, bytes: source.entry(object).size }
     }
 
-    /// Returns the reads of the ranges that these records need, or the read of the whole object.
+    /// Returns the reads of the ranges that these records need. If ranges do not pay off, returns a read of the whole
+    /// object.
     pub fn of(source: &Source, object: u64, wants: &[RowRequest]) -> Self {
         let whole = Self::whole(source, object);
         if source.codec(object) != Codec::None {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Read scheduling: splits the tasks of an epoch into reads, orders them by the batch that needs them first, and sets
-//! the number of concurrent reads.
+//! Read scheduling: splits the tasks of an epoch into reads, orders the reads by the first batch that needs them, and
+//! sets the number of concurrent reads.
 //!
-//! Records in stored order are read in small parts, so that only the bytes needed next are in memory and several
-//! threads decode them. A task of shuffled records is split only if the memory budget requires it, because the records
-//! of each part are scattered over the whole object.
+//! Records in stored order are read in small parts. Only the bytes needed next are then in memory, and several threads
+//! decode them. A task of shuffled records is split only if the memory budget requires it, because the records of each
+//! part are in random places of the object.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -15,11 +15,11 @@ use super::read_sizes::PART;
 use super::source::Source;
 use penstock_dataset::sampler::DatasetView;
 
-/// Part size for a local file in bytes. A part of this size is still in the last-level CPU cache when it is decoded.
+/// Part size for a local file, in bytes. When a part of this size is decoded, it is still in the last-level CPU cache.
 const LOCAL_PORTION: u64 = 4 << 20;
 
-/// Maximum bytes that are requested from a local folder at a time. More does not help the page cache or the disk, and
-/// new memory costs a page fault per 4 KiB.
+/// Maximum number of bytes that are requested from a local folder at a time. More bytes would not help the page cache
+/// or the disk, and new memory costs a page fault per 4 KiB.
 const LOCAL_IN_FLIGHT: u64 = 32 << 20;
 
 /// Part size for reads in stored order, in bytes.
@@ -27,7 +27,7 @@ fn portion(source: &Source) -> u64 {
     if source.is_local() { LOCAL_PORTION } else { PART }
 }
 
-/// Request pattern of a dataset, from which the number of concurrent requests is computed.
+/// Request pattern of a dataset. The number of concurrent requests is computed from it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct AccessPattern {
     /// True if single records of every object can be read.
@@ -57,8 +57,8 @@ impl AccessPattern {
     }
 }
 
-/// Returns the number of concurrent requests (at most `most`), and the number of batches after the next one that keep
-/// these requests busy.
+/// Returns the number of concurrent requests (at most `most`). Also returns the number of batches, after the next one,
+/// that must be in progress to keep these requests busy.
 pub(super) fn read_ahead_for(
     patterns: &[AccessPattern],
     most: usize,
@@ -73,19 +73,20 @@ pub(super) fn read_ahead_for(
         requests = usize::try_from(LOCAL_IN_FLIGHT / bytes).unwrap_or(most).max(2 * threads).min(most);
     }
     let batches = |samples: u64| samples.div_ceil(rows.max(1)) + 1;
-    // Read ahead at least one sample per request. If memory allows, read ahead all samples that the requests deliver.
+    // Read ahead at least one sample per request. If the memory is sufficient, read ahead all samples that the requests
+    // deliver.
     let samples = patterns.iter().map(|grain| grain.request_samples).min().unwrap_or(1);
     let wanted = batches(samples.saturating_mul(requests as u64));
     (requests, wanted.min(room / batch_bytes.max(1)).max(batches(requests as u64)))
 }
 
-/// Iterator over the tasks of an epoch with their reads, in the order in which they are needed.
+/// Iterator over the tasks of an epoch and their reads, in the order in which they are needed.
 #[derive(Debug)]
 pub(super) struct ReadScheduler<'f> {
     feed: &'f Feed,
     tasks: std::iter::Peekable<Tasks>,
-    /// Parts of split tasks, by the first batch and row that need them. They are sorted because the second part of one
-    /// object may be needed before the first part of another object.
+    /// Parts of split tasks, by the first batch and row that need the part. The parts are sorted, because the second
+    /// part of one object may be needed before the first part of another object.
     left: BTreeMap<(u64, u32), VecDeque<Task>>,
 }
 
@@ -94,7 +95,7 @@ impl<'f> ReadScheduler<'f> {
         Self { feed, tasks: tasks.peekable(), left: BTreeMap::new() }
     }
 
-    /// Returns the next task, and whether it is a part of a split task.
+    /// Returns the next task, and true if it is a part of a split task.
     fn task(&mut self) -> Option<(Task, bool)> {
         let next = self.tasks.peek().map(need);
         match self.left.first_entry() {
@@ -109,8 +110,8 @@ impl<'f> ReadScheduler<'f> {
         }
     }
 
-    /// Number of parts in which to read a task. A task that is already a part (`is_cut`) has whole records and may
-    /// exceed the part size by some bytes, so it is split again only if it exceeds the memory limit.
+    /// Number of parts in which a task is read. A task that is already a part (`is_cut`) consists of whole records, so
+    /// it may exceed the part size by some bytes. Such a task is split again only if it exceeds the memory limit.
     fn number(&self, task: &Task, bytes: u64, is_cut: bool) -> u64 {
         let grain = &self.feed.patterns[task.leaf];
         if task.wants.len() < 2 || !self.feed.sources[task.leaf].locator().reads_ranges(task.object) {
@@ -125,7 +126,7 @@ impl<'f> ReadScheduler<'f> {
     }
 }
 
-/// First batch and row that need a task.
+/// First batch and row that need the task.
 fn need(task: &Task) -> (u64, u32) {
     (task.wants[0].batch, task.wants[0].row)
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Counts the records of each object. The sources, in order of preference, are the user's declaration, the manifest, a
-//! record index (Penstock's or another program's), the format, a comparison of sizes, and a scan.
+//! Counts the records of each object. The sources of a count, the preferred one first, are the user's declaration, the
+//! manifest, a record index (Penstock's or another program's), the format, a comparison of sizes, and a scan.
 //!
-//! All sources except the scan may be wrong for an unknown dataset. Therefore the feed counts the records that it
+//! For an unknown dataset, every source except the scan may be wrong. The feed therefore counts the records that it
 //! reads, and reports a difference.
 
 use std::path::{Path, PathBuf};
@@ -22,35 +22,36 @@ use penstock_dataset::order::Counts;
 use penstock_dataset::record_index::{IndexWriter, RecordIndex, stamp};
 use penstock_dataset::record_offsets::StagedOffsets;
 
-/// Maximum number of concurrent requests for trailers.
+/// Maximum number of concurrent requests for the ends of tables.
 pub(super) const TRAILERS_IN_FLIGHT: usize = 64;
 
-/// Number of bytes first read from the end of a table for its row count: enough for a few hundred column chunks.
+/// Number of bytes of the first read from the end of a table. They contain the row count of a table with up to a few
+/// hundred column chunks.
 const END: u64 = 64 << 10;
 
-/// Number of bytes first read from the start of a group of rows.
+/// Number of bytes of the first read from the start of a group of rows.
 const GROUP: u64 = 64 << 10;
 
-/// Maximum decompressed size of a table that is held in memory to count its rows.
+/// Maximum decompressed size, in bytes, of a table that is held in memory to count its rows.
 const MAX_TABLE: u64 = 8 << 30;
 
 /// Maximum number of objects that are scanned concurrently.
 pub(super) const SCANS_IN_FLIGHT: usize = 4;
 
-/// Source of the record counts.
+/// Source of record counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CountSource {
-    /// Declared by the user.
+    /// The user declared the counts.
     Declared,
     /// The manifest contains the counts.
     Manifest,
-    /// A record index, written by a scan or by a stage.
+    /// A record index that a scan or a stage wrote.
     Index,
-    /// Indexes written by another program, beside the objects or at a path given by the user.
+    /// Indexes that another program wrote. They are beside the objects, or at a path given by the user.
     Existing,
-    /// The format: counts follow from stored sizes, or each object is one record.
+    /// The format: the counts follow from the stored sizes, or each object is one record.
     Format,
-    /// The first object was read, and all others have the same decompressed size.
+    /// The first object was read, and all other objects have the same decompressed size.
     Sizes,
     /// A scan that read every object.
     Scan,
@@ -75,20 +76,20 @@ impl CountSource {
     }
 }
 
-/// Record counts, and their source.
+/// Record counts, and the source of the counts.
 #[derive(Debug, Clone)]
 pub struct Counted {
     /// Number of records in each object.
     pub counts: Counts,
     /// Source of the counts.
     pub rung: CountSource,
-    /// Identity of the dataset, independent of the path that it is read from.
+    /// Identity of the dataset. It does not depend on the path from which the dataset is read.
     pub fingerprint: u128,
-    /// Index with the positions of the records, if known.
+    /// Index with the positions of the records. `None` if the positions are not known.
     pub index: Option<Arc<RecordIndex>>,
 }
 
-/// Where to find existing record indexes, and notes on the indexes that were ignored.
+/// Existing record indexes, and notes on the indexes that were ignored.
 #[derive(Debug, Default)]
 pub struct ExistingIndexes<'a> {
     /// Folder of Penstock's own indexes.
@@ -139,9 +140,9 @@ pub(super) fn no_record(source: &Source) -> Error {
     Error::config("dataset", text)
 }
 
-/// Counts records without a scan: reads at most one object, and the few bytes of other objects that state a count or a
-/// size. Returns `None` if only a scan can count. If `reads_objects` is false, reads no object in full, and also
-/// returns `None` if counting needs such a read.
+/// Counts records without a scan. Reads at most one object completely, and of other objects only the few bytes that
+/// contain a count or a size. Returns `None` if only a scan can count the records. If `reads_objects` is false, reads
+/// no object completely, and also returns `None` if such a read is needed.
 pub async fn count(
     source: &Arc<Source>,
     declared: Option<u64>,
@@ -151,7 +152,7 @@ pub async fn count(
 ) -> Result<Option<Counted>> {
     let objects = &source.manifest().objects;
     let mut index = cached(source, known.cache)?;
-    // The offsets that a stage recorded are imported as an index of Penstock's own form.
+    // The record offsets that a stage wrote are imported as a record index.
     if !index.as_ref().is_some_and(RecordIndex::is_complete)
         && let Some(staged) = StagedOffsets::of(source.manifest())
     {
@@ -222,7 +223,7 @@ pub async fn count(
     if framing.is_table() && codecs_none(source) {
         return counted(&tables(source, deadline).await?, CountSource::Format);
     }
-    // If records do not contain their own length, objects of equal size may have different counts.
+    // If a format's records do not contain checksums, objects of equal size may have different counts.
     if !framing.checks_itself() || !reads_objects {
         return Ok(None);
     }
@@ -230,7 +231,7 @@ pub async fn count(
     if codecs.iter().any(|codec| !matches!(codec, Codec::None | Codec::Gzip)) {
         return Ok(None);
     }
-    // If uncompressed objects have different sizes, a scan is needed. This check requires no request.
+    // If the sizes of uncompressed objects differ, a scan is needed. This check sends no request.
     let mut plain =
         objects.iter().zip(&codecs).filter(|(_, codec)| **codec == Codec::None).map(|(entry, _)| entry.size);
     let plain_size = plain.next();
@@ -238,7 +239,7 @@ pub async fn count(
         return Ok(None);
     }
     let Scanned { size, spans, .. } = scan_object(source, 0, deadline).await?;
-    // If records have different lengths, objects of equal size may have different counts.
+    // If the lengths of records differ, objects of equal size may have different counts.
     if spans.windows(2).any(|pair| pair[0].len != pair[1].len) || plain_size.is_some_and(|plain| plain != size) {
         return Ok(None);
     }
@@ -260,7 +261,8 @@ fn codecs_none(source: &Source) -> bool {
     (0..source.manifest().objects.len() as u64).all(|object| source.codec(object) == Codec::None)
 }
 
-/// Reads the row counts of tables from their ends, with one or two requests each. A compressed table is read in full.
+/// Reads the row counts of tables from the ends of the tables, with one or two requests each. A compressed table is
+/// read completely.
 async fn tables(source: &Arc<Source>, deadline: Deadline) -> Result<Vec<u64>> {
     let count = |object: u64| async move {
         match source.codec(object) {
@@ -275,11 +277,11 @@ async fn tables(source: &Arc<Source>, deadline: Deadline) -> Result<Vec<u64>> {
     stream::iter(0..source.manifest().objects.len() as u64).map(count).buffered(in_flight).try_collect().await
 }
 
-/// Reads the end of an uncompressed table, with one or two requests. Returns it with the table's row count.
+/// Reads the end of an uncompressed table, with one or two requests. Returns the end and the table's row count.
 pub(super) async fn table_end(source: &Arc<Source>, object: u64, deadline: Deadline) -> Result<(Bytes, u64)> {
     let (place, size) = (source.place(object), source.entry(object).size);
     let mut most = END;
-    // The second attempt uses the length that the first one returned.
+    // The second attempt uses the length that the first attempt returned.
     for _ in 0..2 {
         let end = source.end(object, most, deadline).await?;
         match source.framing().count_of_end(&end, size, &place)? {
@@ -290,7 +292,8 @@ pub(super) async fn table_end(source: &Arc<Source>, object: u64, deadline: Deadl
     Err(Error::corrupt(place, "changed while its footer was read"))
 }
 
-/// Adds up the rows of all groups of a table, whose starts are read one after another. A compressed table is read whole.
+/// Adds up the rows of all groups of a table. Reads the starts of the groups one after another. A compressed table is
+/// read completely.
 async fn rows_of_groups(source: &Arc<Source>, object: u64, deadline: Deadline) -> Result<u64> {
     let (place, size) = (source.place(object), source.entry(object).size);
     if source.codec(object) != Codec::None {
@@ -302,7 +305,7 @@ async fn rows_of_groups(source: &Arc<Source>, object: u64, deadline: Deadline) -
         });
         return counted.await.map_err(|error| Error::bug(format!("counting rows: {error}")))?;
     }
-    // Several small groups are usually found in one read.
+    // One read usually contains several small groups.
     let (mut total, mut at, mut start, mut wants, mut read) = (0u64, 0, 0, GROUP, Bytes::new());
     loop {
         let known = read.get(usize::try_from(at - start).unwrap_or(usize::MAX)..).unwrap_or_default();
@@ -325,8 +328,8 @@ async fn rows_of_groups(source: &Arc<Source>, object: u64, deadline: Deadline) -
     }
 }
 
-/// Reads the row count from the end of a compressed table. The table is decompressed as a stream, of which only the end
-/// is held in memory.
+/// Reads the row count from the end of a compressed table. The table is decompressed as a stream, and only its end is
+/// held in memory.
 async fn rows_of_compressed(source: &Arc<Source>, object: u64, deadline: Deadline) -> Result<u64> {
     let (bytes, place) = (source.fetch(object, deadline).await?.bytes, source.place(object));
     let source = source.clone();
@@ -338,7 +341,7 @@ async fn rows_of_compressed(source: &Arc<Source>, object: u64, deadline: Deadlin
             inflater.push(&bytes, &mut |inflated| {
                 size += inflated.len() as u64;
                 end.extend_from_slice(inflated);
-                // Drop bytes only when enough have accumulated, because each drop moves the remaining bytes.
+                // Drop bytes only after many have accumulated, because each drop moves the remaining bytes.
                 if end.len() > 2 * most {
                     end.drain(..end.len() - most);
                 }
@@ -355,7 +358,7 @@ async fn rows_of_compressed(source: &Arc<Source>, object: u64, deadline: Deadlin
     counted.await.map_err(|error| Error::bug(format!("counting rows: {error}")))?
 }
 
-/// Opens the dataset's index in the cache, if there is a valid one.
+/// Opens the dataset's index in the cache. Returns `None` if the cache has no valid index.
 pub(super) fn cached(source: &Source, cache: Option<&Path>) -> Result<Option<RecordIndex>> {
     let path = index_path(source, cache)?;
     Ok(path.and_then(|path| RecordIndex::open(&path, &source.manifest().objects)))
@@ -366,8 +369,8 @@ pub(super) fn index_path(source: &Source, cache: Option<&Path>) -> Result<Option
     cache.map(|cache| Ok(cache.join(format!("{}.idx", source.cache_name()?)))).transpose()
 }
 
-/// Returns the counts from the index in the cache, if it has every object in its current version. Sends no request to
-/// the store.
+/// Returns the counts from the index in the cache. Returns `None` if the index lacks the current version of an object.
+/// Sends no request to the store.
 pub fn kept(source: &Source, cache: Option<&Path>) -> Result<Option<Counted>> {
     let Some(index) = cached(source, cache)?.filter(RecordIndex::is_complete).map(Arc::new) else { return Ok(None) };
     let objects = source.manifest().objects.len() as u64;
@@ -377,8 +380,8 @@ pub fn kept(source: &Source, cache: Option<&Path>) -> Result<Option<Counted>> {
     Counted::new(source, &records, CountSource::Index, Some(index)).map(Some)
 }
 
-/// Imports indexes of other programs into an index of Penstock's own form, which is stored in the cache if there is
-/// one. Also returns the counts from their list of shards.
+/// Imports other programs' indexes into a record index. The record index is stored in the cache, if there is one. Also
+/// returns the counts from the other programs' shard list.
 async fn import(
     source: &Arc<Source>,
     beside: &SidecarIndexes,
@@ -391,18 +394,18 @@ async fn import(
     Ok((if indexed > 0 { Some(writer.finish(&source.manifest().objects)?) } else { None }, counts))
 }
 
-/// Creates a writer for an index in the cache, or in memory if there is no writable cache.
+/// Creates a writer for a record index in the cache. If there is no writable cache, the index is in memory.
 fn writer(source: &Source, cache: Option<&Path>) -> Result<IndexWriter> {
     let objects = source.manifest().objects.len();
     let kept = index_path(source, cache)?.and_then(|path| IndexWriter::create(&path, objects).ok());
     kept.map_or_else(|| IndexWriter::in_memory(objects), Ok)
 }
 
-/// Counts records by reading every object once, and stores the positions of the records in the cache, if there is one.
-/// An object whose current version is in an older index is not read again. After an error, the index has all objects
+/// Counts records by reading every object once. Stores the positions of the records in the cache, if there is one. An
+/// object whose current version is in an older index is not read again. After an error, the index contains all objects
 /// before the failed one.
 pub async fn scan(source: &Arc<Source>, cache: Option<&Path>, deadline: Deadline) -> Result<Counted> {
-    // A table is always held in memory as a whole, so an index would be useless.
+    // A table is always read completely, so an index would be useless.
     if source.framing().is_table() {
         return Counted::new(source, &tables(source, deadline).await?, CountSource::Scan, None);
     }
@@ -415,7 +418,7 @@ pub async fn scan(source: &Arc<Source>, cache: Option<&Path>, deadline: Deadline
     let objects = &source.manifest().objects;
     let before = cached(source, cache)?;
     let path = index_path(source, cache)?;
-    // If the cache cannot be written, the scan continues; the next open needs another scan.
+    // If the cache cannot be written, the scan continues. The next process that opens the dataset must then scan again.
     let mut writer = path.as_ref().and_then(|path| IndexWriter::create(path, objects.len()).ok());
     let known = |object: u64| before.as_ref().and_then(|index| index.spans(object));
     let mut found = stream::iter(0..objects.len() as u64)
@@ -451,8 +454,8 @@ pub async fn scan(source: &Arc<Source>, cache: Option<&Path>, deadline: Deadline
     Counted::new(source, &records, CountSource::Scan, index)
 }
 
-/// Stores an index of the first `done` objects, and of the later objects that an older index has. Another process can
-/// continue from it.
+/// Stores an index of the first `done` objects, and of the later objects that an older index contains. Another process
+/// can continue from the stored index.
 fn keep_part(mut writer: IndexWriter, objects: &[Entry], done: usize, before: Option<&RecordIndex>) {
     for (object, entry) in objects.iter().enumerate().skip(done) {
         match before.and_then(|before| before.spans(object as u64)).map(|spans| writer.push(stamp(entry), spans)) {

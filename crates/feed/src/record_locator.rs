@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Record locator: finds the byte range of a record in its object, and whether single records of an object can be read.
+//! Record locator: finds the byte range of a record in its object, and states whether single records of an object can
+//! be read.
 //!
-//! The sources of a range, in order of preference, are the dataset's index, arithmetic (for fixed-size records), and
-//! the offsets stored when the object was read before. Only objects that are stored uncompressed can be read in ranges.
+//! The sources of a byte range, the preferred one first, are the dataset's index, computation (for fixed-size records),
+//! and the offsets stored when the object was read before. Ranges can be read only from objects that are not
+//! compressed.
 
 use penstock_codec::Codec;
 use penstock_dataset::record_index::Span;
@@ -37,18 +39,18 @@ impl<'a> RecordLocator<'a> {
         let indexed = source.index().and_then(|index| index.span(object, record));
         let span = indexed.or_else(|| source.framing().span_of(record));
         let span = span.or_else(|| source.offsets().span(object, record))?;
-        // An index file may be wrong, so a range beyond the object's end is ignored.
+        // An index file may be wrong, so a range beyond the object's end counts as unknown.
         let end = span.offset.checked_add(span.len)?;
         (self.is_compressed(object) || end <= source.entry(object).size).then_some(span)
     }
 
-    /// Returns the object's bytes before its first record, if they are stored.
+    /// Returns the object's bytes before its first record. Returns `None` if they are not stored.
     pub fn head(self, object: u64) -> Option<&'a [u8]> {
         self.source.offsets().head(object)
     }
 
-    /// Stores the positions of the records of an object of `size` bytes that was read whole. Later epochs can then read
-    /// it in ranges.
+    /// Stores the positions of the records of an object of `size` bytes that was read completely. Later epochs can then
+    /// read the object in ranges.
     pub fn note(self, object: u64, size: u64, spans: &[Span]) {
         if !self.is_compressed(object) && self.source.blocks().is_none() {
             self.source.offsets().note(object, size, spans);
@@ -65,7 +67,7 @@ impl<'a> RecordLocator<'a> {
         self.objects().all(|object| self.reads_ranges(object))
     }
 
-    /// True if single records of every object can be read now, or after each object was read whole once.
+    /// True if single records of every object can be read now, or after each object was read completely once.
     pub fn may_read_ranges_of_all(self) -> bool {
         let is_framed = self.source.blocks().is_none() && !self.source.framing().is_table();
         is_framed && self.objects().all(|object| !self.is_compressed(object))

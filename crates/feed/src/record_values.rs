@@ -7,19 +7,19 @@ use super::field::Field;
 use super::format::{Record, RecordId};
 use super::value::Value;
 
-/// Name of a value that every record has: the sample's seed, which depends only on the order's seed, the epoch and the
-/// position.
+/// Name of a value that every record has: a seed for the sample. It depends only on the seed of the order, the epoch
+/// and the position.
 const SEED: &str = "__seed__";
 
-/// Value of a record for a field.
+/// Result of looking up the value of a field in a record.
 pub(crate) struct Named<'a> {
     /// The first value that is not missing.
     pub found: Option<Value<'a>>,
-    /// The first null or empty list.
+    /// The first value that is null or an empty list.
     pub absent: Option<Value<'a>>,
 }
 
-/// Looks up the value of a field by the names of its parts.
+/// Looks up the value of a field by the names of the record values from which the field can be read.
 pub(crate) fn named<'a>(record: &'a dyn Record, id: &RecordId<'_>, key: u64, field: &Field) -> Result<Named<'a>> {
     let mut named = Named { found: None, absent: None };
     for name in field.parts() {
@@ -39,7 +39,7 @@ pub(crate) fn named<'a>(record: &'a dyn Record, id: &RecordId<'_>, key: u64, fie
     Ok(named)
 }
 
-/// Adds the record's position to an error.
+/// Adds the record's index to an error.
 pub(crate) fn in_record(error: Error, id: &RecordId<'_>) -> Error {
     match error {
         Error::Corrupt { place: _, problem } => {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Scan: finds the positions of all records of an object in one pass over its bytes.
 //!
-//! Memory is limited. An object of up to [`WHOLE`] bytes, both stored and decompressed, is held in memory. A larger
-//! object is streamed: TFRecords and fixed-size records need no buffer, and other formats buffer a window of whole
-//! records.
+//! The memory is limited. An object with at most [`WHOLE`] stored and decompressed bytes is held in memory. A larger
+//! object is streamed. For TFRecords and fixed-size records, the stream needs no buffer. For other formats, it buffers
+//! a window of whole records.
 
 use std::sync::Arc;
 
@@ -20,21 +20,23 @@ use super::read_sizes::PART;
 use super::source::Source;
 use penstock_dataset::record_index::Span;
 
-/// Maximum size of an object that is held in memory, both stored and decompressed. Four objects are scanned at a time.
+/// Maximum stored size and maximum decompressed size, in bytes, of an object that is held in memory. Four objects are
+/// scanned at a time.
 const WHOLE: u64 = if cfg!(test) { 4 << 10 } else { 128 << 20 };
 
-/// Maximum decompressed size of an object, which limits the number of records in a small compressed file.
+/// Maximum decompressed size of an object. It limits the number of records in a small compressed file.
 const MAX_INFLATED: u64 = 8 << 30;
 
 /// Maximum number of concurrent parts per object.
 const PARTS_IN_FLIGHT: usize = 4;
 
-/// Initial number of bytes to search for records. It is doubled until two records start within it.
+/// Number of bytes that are first searched for records. The number is doubled until two records start within these
+/// bytes.
 const WINDOW: usize = if cfg!(test) { 1 << 10 } else { 32 << 20 };
 
-/// Maximum record size in an uncompressed object (for a tar: a sample plus the start of the next one).
+/// Maximum size of a record in an uncompressed object (for a tar: of a sample plus the start of the next sample).
 const MAX_PLAIN_WINDOW: usize = 4 << 30;
-/// Maximum record size in a compressed object.
+/// Maximum size of a record in a compressed object.
 const MAX_COMPRESSED_WINDOW: usize = 1 << 30;
 
 /// Result of scanning an object.
@@ -44,7 +46,7 @@ pub(super) struct Scanned {
     pub size: u64,
     /// Number of records in the object.
     pub records: u64,
-    /// Positions of the records; empty if they can be computed.
+    /// Positions of the records. Empty if the positions can be computed.
     pub spans: Vec<Span>,
 }
 
@@ -56,7 +58,7 @@ impl Scanned {
     }
 }
 
-/// Scans an object. An object of 0 bytes has no records, for any codec.
+/// Scans an object. An object of 0 bytes has no records, whatever its codec.
 pub(super) async fn scan_object(source: &Arc<Source>, object: u64, deadline: Deadline) -> Result<Scanned> {
     let (size, framed) = (source.entry(object).size, source.clone());
     if size == 0 {
@@ -96,8 +98,8 @@ fn joined(error: tokio::task::JoinError) -> Error {
 fn whole(source: &Source, object: u64, stored: &[u8]) -> Result<Scanned> {
     let (codec, mut inflated) = (source.codec(object), Vec::new());
     let place = source.place(object);
-    // Decompression in one call costs half as much as in pieces. An object that is damaged or too large for one call is
-    // processed in pieces.
+    // Decompression in one call costs half as much as decompression in pieces. An object that is damaged or too large
+    // for one call is decompressed in pieces.
     let is_likely = match (codec, stored.last_chunk()) {
         (Codec::Gzip, Some(last)) => gzip_size_hint(*last) <= WHOLE,
         _ => true,
@@ -135,15 +137,15 @@ struct Records<'a> {
     holding: Holding,
 }
 
-/// Decompressed bytes that are held in memory between two pieces.
+/// Decompressed bytes that are held in memory between two pieces of input.
 enum Holding {
-    /// The first bytes, until they suffice to choose one of the other variants.
+    /// The first bytes of the object, until they are sufficient to choose one of the other variants.
     First(Vec<u8>),
-    /// Reader of frames, which holds at most one frame header.
+    /// A reader of frames. It holds at most the header of one frame.
     Frames(Box<FrameStream>),
-    /// Nothing, because all records have the same size.
+    /// No bytes, because all records have the same size.
     Sized,
-    /// Bytes whose last record may continue in the next piece.
+    /// Bytes whose last record may continue in the next piece of input.
     Window(Window),
 }
 
@@ -195,7 +197,7 @@ impl Records<'_> {
         }
     }
 
-    /// Chooses from the first bytes how the following bytes are held.
+    /// Chooses, from the object's first bytes, how later bytes are held.
     fn begin(&mut self) -> Result<()> {
         let Holding::First(first) = &mut self.holding else { return Ok(()) };
         let first = std::mem::take(first);
@@ -234,14 +236,14 @@ struct Window {
     pending: Vec<u8>,
     /// Offset of the window in the object.
     base: u64,
-    /// Number of bytes to search next.
+    /// Number of bytes of the window that are searched next.
     target: usize,
 }
 
 impl Window {
     fn hold(&mut self, bytes: &[u8], place: &str) -> Result<()> {
         let (need, room) = (self.pending.len() + bytes.len(), self.pending.capacity());
-        // Reserve the exact size instead of doubling: `target` sets the window size.
+        // Reserve the exact size, instead of doubling the capacity: `target` determines the size of the window.
         if need > room && self.pending.try_reserve_exact(need.max(self.target) - self.pending.len()).is_err() {
             let what = format!("scanning {place}");
             return Err(Error::BudgetExceeded { what, need: need as u64, budget: room as u64 });
@@ -250,7 +252,7 @@ impl Window {
         Ok(())
     }
 
-    /// Appends the positions of the records in the window's first `len` bytes.
+    /// Appends the positions of the records in the first `len` bytes of the window.
     fn spans(&self, framing: &dyn Framing, place: &str, len: usize, spans: &mut Vec<Span>) -> Result<()> {
         let from = spans.len();
         let walked = framing.spans_from(self.base, &self.pending[..len], place, spans);
@@ -258,8 +260,8 @@ impl Window {
         walked
     }
 
-    /// Finds the records in the first `target` bytes and drops their bytes. Keeps the last record, which may continue
-    /// beyond them.
+    /// Finds the records in the first `target` bytes, and drops the bytes of these records. Keeps the last record,
+    /// because it may continue beyond the `target` bytes.
     fn cut(&mut self, framing: &dyn Framing, place: &str, max: usize, spans: &mut Vec<Span>) -> Result<()> {
         let from = spans.len();
         let walked = self.spans(framing, place, self.target, spans);
@@ -280,7 +282,7 @@ impl Window {
     }
 }
 
-/// Adds to an error message that offsets are counted from byte `at`.
+/// Adds to an error message that its offsets are counted from byte `at`.
 pub(super) fn behind(error: Error, at: u64) -> Error {
     match error {
         Error::Corrupt { place, problem } if at > 0 => {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Schema of a dataset: inspects the first records of the first non-empty object, and derives the default fields.
+//! Schema of a dataset: inspects the first records of the first object that has any, and derives the default fields.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,29 +18,31 @@ use super::source::Source;
 use super::value::Value;
 use penstock_dataset::record_index::Span;
 
-/// Number of stored bytes to read at a time, until the first record of an object is found.
+/// Number of stored bytes per read, until the first record of an object is found.
 const STEP: u64 = 16 << 20;
 
-/// Number of decompressed bytes that are first searched for a record. If they contain none, four times as many are
-/// searched. Later records are inspected only within these bytes.
+/// Number of decompressed bytes that are first searched for a record. If they contain no record, four times as many
+/// bytes are searched. Later records are inspected only within these bytes.
 const HEAD: usize = 1 << 20;
 
-/// Maximum decompressed bytes of an object held during inspection: the default memory budget of a loader.
+/// Maximum number of decompressed bytes of an object that are in memory during the inspection. The same as a loader's
+/// default memory budget.
 const MAX_HEAD: usize = 1 << 30;
 
-/// Maximum number of records to inspect. All of them are within the object's first bytes.
+/// Maximum number of records to inspect. All inspected records are within the object's first bytes.
 const MAX_RECORDS: usize = 100;
 
-/// Maximum decoded bytes: of one column in the first row of a table, and of all columns together in the other rows.
+/// Maximum number of decoded bytes. In the first row of a table, the limit is for each column; in the other rows, it is
+/// for all columns together.
 const MAX_CELL: u64 = 256 << 20;
 
-/// Name of the default field for records without named values: the whole record.
+/// Name of the default field that contains the whole record. It is used if records have no named values.
 const RECORD: &str = "record";
 
 /// A value found in the first records.
 #[derive(Debug, Clone)]
 pub struct Seen {
-    /// Description of the first value of this name, with numbers.
+    /// Description of the first value of this name, with its size.
     pub holds: String,
     /// Default field for the value.
     pub field: Field,
@@ -55,9 +57,9 @@ pub struct Schema {
     pub left_out: Vec<(String, String)>,
 }
 
-/// Inspects the first records of the first object that has any.
+/// Inspects the first records of the first object that contains records.
 ///
-/// Returns `Unsupported` or `BudgetExceeded` if no field can read any of their values.
+/// Returns `Unsupported` or `BudgetExceeded` if no field can read any value of these records.
 pub async fn schema(source: &Arc<Source>, deadline: Deadline) -> Result<Schema> {
     if let Some(blocks) = source.blocks() {
         let seen = |(name, spec): (&str, TensorSpec)| Seen {
@@ -104,8 +106,8 @@ struct Start {
     first: Span,
 }
 
-/// Reads the first bytes of an object until they contain its first record. Returns `None` if it has no record. Reads no
-/// more than necessary, and returns an error at the first bytes that are not a record.
+/// Reads the first bytes of an object until they contain its first record. Returns `None` if the object has no record.
+/// Reads no more bytes than necessary. Returns an error if the bytes do not start with a record.
 async fn start_of(source: &Arc<Source>, object: u64, deadline: Deadline) -> Result<Option<Start>> {
     let size = source.entry(object).size;
     let place = source.place(object);
@@ -122,11 +124,11 @@ async fn start_of(source: &Arc<Source>, object: u64, deadline: Deadline) -> Resu
     Ok(None)
 }
 
-/// Decompressed bytes that are searched for the first record.
+/// Decompressed bytes in which the first record is searched.
 struct Head {
     inflater: StreamDecoder,
     content: Vec<u8>,
-    /// Number of bytes to search next.
+    /// Number of bytes that are searched next.
     target: usize,
     first: Option<Span>,
     /// True if `content` is the whole object.
@@ -153,7 +155,7 @@ impl Head {
                 }
                 target = target.saturating_mul(4);
             }
-            // Returning an error ends the decompression early.
+            // An error from this closure ends the decompression early.
             if first.is_some() || failed.is_some() { Err(Error::bug("enough was decompressed")) } else { Ok(()) }
         });
         if let Some(error) = failed {
@@ -171,7 +173,8 @@ impl Head {
     }
 }
 
-/// Returns the position of the first whole record in an object's first bytes (or in the whole object if `is_all`).
+/// Returns the position of the first whole record. `content` are the object's first bytes, or the whole object if
+/// `is_all`.
 fn found(content: &[u8], is_all: bool, framing: &dyn Framing, place: &str) -> Result<Option<Span>> {
     if let Some(frames) = framing.frames(content, place) {
         let (mut frames, mut first) = (frames?, None);
@@ -191,14 +194,14 @@ fn found(content: &[u8], is_all: bool, framing: &dyn Framing, place: &str) -> Re
     let mut spans = Vec::new();
     let walked = framing.spans(content, place, &mut spans);
     match spans.first() {
-        // A record that ends where the bytes end may continue after them, so a second record must follow.
+        // A record that ends at the end of `content` may be incomplete, so a second record must follow.
         Some(first) if is_all || spans.len() > 1 => Ok(Some(*first)),
         None if is_all => walked.map(|()| None),
         _ => Ok(None),
     }
 }
 
-/// Inspects the first rows of a table. Returns `None` if it has no rows.
+/// Inspects the first rows of a table. Returns `None` if the table has no rows.
 fn look_at_table(source: &Source, object: u64, stored: Bytes) -> Result<Option<Schema>> {
     let place = source.place(object);
     let content = match source.codec(object) {
@@ -219,7 +222,7 @@ fn look_at_table(source: &Source, object: u64, stored: Bytes) -> Result<Option<S
         looked = record.and_then(|record| survey.add(framing, record));
     });
     looked?;
-    // In the other rows, read only the columns that were readable in the first row.
+    // In the other rows, read only the columns that could be read in the first row.
     let columns: Vec<String> = survey.found.iter().map(|found| found.name.clone()).collect();
     let parts: Vec<&[String]> = columns.iter().map(std::slice::from_ref).collect();
     let rows: Vec<u64> = (1..table.records().min(MAX_RECORDS as u64)).collect();
@@ -245,7 +248,8 @@ fn look_at_table(source: &Source, object: u64, stored: Bytes) -> Result<Option<S
     Ok(Some(schema))
 }
 
-/// Inspects an object's first records. `start` contains the object's first bytes and the position of its first record.
+/// Inspects the first records of an object. `start` contains the object's first bytes and the position of its first
+/// record.
 fn look(source: &Source, object: u64, start: &Start) -> Result<Schema> {
     let (place, framing) = (source.place(object), source.framing());
     let first = start.first;
@@ -254,12 +258,12 @@ fn look(source: &Source, object: u64, start: &Start) -> Result<Schema> {
     let slice = |range: std::ops::Range<u64>| content.get(range.start as usize..range.end as usize);
     let head = slice(0..first.offset).ok_or_else(|| Error::corrupt(&*place, "ends inside its first record"))?;
     let mut spans = Vec::new();
-    // Fixed-size records all have the same layout, so one is enough.
+    // All fixed-size records have the same layout, so one record is enough.
     if framing.span_of(0).is_none() {
-        // Damage after the first record is reported when the damaged record is read.
+        // Ignore an error after the first record: it is reported when the damaged record is read.
         let _ = framing.spans(content, &place, &mut spans);
         if !start.is_whole || end < start.content.len() {
-            // The last record may continue after these bytes.
+            // The last record may be incomplete.
             spans.pop();
         }
     }
@@ -283,8 +287,8 @@ fn look(source: &Source, object: u64, start: &Start) -> Result<Schema> {
     if survey.has_no_value()
         && let Some(len) = whole
     {
-        // This happens, for example, with TFRecords whose messages are not tf.Examples. A few such messages can be
-        // parsed as a tf.Example whose features have no values.
+        // For example, TFRecords whose messages are not tf.Examples have no values. Some such messages can be parsed as
+        // a tf.Example whose features have no values.
         let holds = format!("{} bytes", with_separators(len as u64));
         let field = Field::of_kind(RECORD, Kind::Record);
         return Ok(Schema { seen: vec![Seen { holds, field }], left_out: Vec::new() });
@@ -300,24 +304,24 @@ struct Found {
     kind: Option<Kind>,
     /// Number of records that have the value.
     count: usize,
-    /// Reason why no kind of field can read all of these values.
+    /// Reason why no kind of field can read these values.
     refused: Option<Error>,
     /// True if a record has a feature list whose steps are all empty.
     has_empty_steps: bool,
 }
 
-/// Survey of the values in several records.
+/// Values that were found in several records.
 #[derive(Default)]
 struct Survey {
     records: usize,
     found: Vec<Found>,
     left_out: Vec<(String, Error)>,
-    /// Index in `found` of each name; `None` for a value that is left out.
+    /// For each name, the value's index in `found`. `None` for a value that is left out.
     known: HashMap<String, Option<usize>>,
 }
 
 impl Survey {
-    /// True if no record has a value, not even one that no field can read.
+    /// True if no record has any value. A value that no field can read also counts as a value.
     fn has_no_value(&self) -> bool {
         let is_null = |found: &Found| found.kind.is_none() && found.refused.is_none() && !found.has_empty_steps;
         self.left_out.is_empty() && self.found.iter().all(is_null)
@@ -365,7 +369,7 @@ impl Survey {
                     let was_scalar = matches!(&found.kind, Some(Kind::Tensor(spec)) if spec.shape.is_empty());
                     let kind = found.kind.take().map_or(kind.clone(), |known| joined(known, &kind));
                     if was_scalar && matches!(kind, Kind::Ragged(_)) {
-                        // The first value was one number; this one shows that the values are lists.
+                        // The first value was one number, but this value shows that the values are lists.
                         found.holds = part.describe();
                     }
                     found.kind = Some(of_json(kind, &part));
@@ -423,14 +427,14 @@ impl Survey {
     }
 }
 
-/// Returns a kind that covers both kinds, such as ragged for numbers of different lengths.
+/// Returns a kind that can read the values of both kinds, for example ragged for numbers of different lengths.
 fn joined(known: Kind, other: &Kind) -> Kind {
     match (&known, other) {
         (Kind::Bytes | Kind::BytesList, Kind::BytesList) | (Kind::BytesList, Kind::Bytes) => Kind::BytesList,
-        // A column of text may contain texts that look like numbers.
+        // Some texts in a column of text may look like numbers.
         (Kind::Text(_), Kind::Tensor(spec)) if spec.shape.is_empty() => known,
         (Kind::Tensor(spec), Kind::Text(errors)) if spec.shape.is_empty() => Kind::Text(*errors),
-        // A JSON value may be a list of numbers in one record and other text in the next.
+        // A JSON value may be a list of numbers in one record and another text in the next record.
         (Kind::Ragged(_), Kind::Text(errors)) => Kind::Text(*errors),
         (Kind::Tensor(a), Kind::Tensor(b)) if a.shape == b.shape && is_wider(b.dtype, a.dtype) => other.clone(),
         (Kind::Ragged(a), Kind::Ragged(b)) if a.shape == b.shape && is_wider(b.dtype, a.dtype) => other.clone(),
@@ -442,7 +446,7 @@ fn joined(known: Kind, other: &Kind) -> Kind {
             lists_of(a.dtype)
         }
         (Kind::BytesList, Kind::Nested { item: None, depth: 2 }) => other.clone(),
-        // Arrays that differ only in their number of rows, such as boxes [n, 4].
+        // Arrays that differ only in their number of rows, for example boxes of shape [n, 4].
         (Kind::Tensor(a), Kind::Tensor(b))
             if known != *other && a.dtype == b.dtype && a.shape.len() > 1 && a.shape.get(1..) == b.shape.get(1..) =>
         {
@@ -462,8 +466,8 @@ fn joined(known: Kind, other: &Kind) -> Kind {
     }
 }
 
-/// Returns `kind`, or text if the value is a JSON list of numbers that `kind` cannot read. JSON lists of lists whose
-/// lengths differ are text.
+/// Returns `kind`. If the value is a JSON list of numbers that `kind` cannot read, returns text instead. JSON lists of
+/// lists of different lengths are text.
 fn of_json(kind: Kind, part: &Value<'_>) -> Kind {
     let Value::Numbers(numbers) = part else { return kind };
     if numbers.shape().is_empty() {
@@ -476,12 +480,12 @@ fn of_json(kind: Kind, part: &Value<'_>) -> Kind {
     if is_read { kind } else { Kind::Text(TextErrors::Strict) }
 }
 
-/// True if a column of text or JSON with numbers of both types must be read as `wide`.
+/// True if a column of text or JSON that contains numbers of both types must be read as `wide`.
 fn is_wider(wide: DType, narrow: DType) -> bool {
     matches!((narrow, wide), (DType::I64, DType::U64) | (DType::I64 | DType::U64, DType::F64))
 }
 
-/// Returns the field for a value that some records lack. In those records, the field is empty.
+/// Returns the field for a value that some records lack. For these records, the field is empty.
 fn optional(field: Field) -> Field {
     match &field.kind {
         Kind::Tensor(spec) => Field { kind: rows_of(spec), ..field },
@@ -490,18 +494,18 @@ fn optional(field: Field) -> Field {
     }
 }
 
-/// Kind of arrays that differ from this one only in their number of rows.
+/// Kind for arrays that differ from `array` only in their number of rows.
 fn rows_of(array: &TensorSpec) -> Kind {
     Kind::Ragged(TensorSpec { dtype: array.dtype, shape: array.shape.get(1..).unwrap_or_default().to_vec() })
 }
 
-/// Kind of a feature list whose steps have different lengths.
+/// Kind for a feature list whose steps have different lengths.
 fn lists_of(dtype: DType) -> Kind {
     Kind::Nested { item: Some(TensorSpec { dtype, shape: Vec::new() }), depth: 2 }
 }
 
-/// Returns the default kind of field for a value, assuming that its length is the same in all records. An error is the
-/// reason why no kind can read the whole value.
+/// Returns the default kind of field for a value, on the assumption that all records have a value of the same length.
+/// The error states why no kind can read the whole value.
 fn proposed(part: &Value<'_>) -> Result<Kind, &'static str> {
     let spec = |dtype, shape: &[usize]| Kind::Tensor(TensorSpec { dtype, shape: shape.to_vec() });
     let row = |dtype, len: usize| if len == 1 { spec(dtype, &[]) } else { spec(dtype, &[len]) };

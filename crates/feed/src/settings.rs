@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Settings of a feed, which a Python `Loader` writes as a JSON document.
+//! Settings of a feed. A Python `Loader` writes them as a JSON document.
 
 use std::time::Duration;
 
@@ -12,15 +12,14 @@ use super::on_error::OnError;
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FeedSettings {
-    /// Memory budget in bytes, for stored objects, decompression buffers and batches that are not delivered yet. The
-    /// default is 1 GiB, or twice the required minimum if that is more.
+    /// Memory budget in bytes for stored objects, decompression buffers, and batches that are not delivered yet. The
+    /// default is the larger of 1 GiB and twice the required minimum.
     pub memory_bytes: Option<u64>,
-    /// Maximum number of concurrent requests. Fewer are used for local files.
+    /// Maximum number of concurrent requests. For local files, fewer requests are sent.
     pub max_in_flight: usize,
-    /// Number of batches to prepare in addition to the next one. By default, enough to keep `max_in_flight` requests
-    /// busy.
+    /// Number of batches to prepare in addition to the next batch. The default keeps `max_in_flight` requests busy.
     pub read_ahead: Option<u64>,
-    /// Number of decoding threads; by default one per core.
+    /// Number of decoding threads. The default is one per core.
     #[serde(deserialize_with = "cores_by_default")]
     pub threads: usize,
     /// Time limit for reading one object, including retries and back-off.
@@ -30,7 +29,7 @@ pub struct FeedSettings {
     pub on_error: OnError,
     /// True to fetch the first objects of the next epoch while an epoch ends.
     pub prefetch_next_epoch: bool,
-    /// For each dataset of the sampler, its number in the field `source`. `None` for batches without this field.
+    /// For each dataset of the sampler, its number in the field `source`. `None` if batches do not have this field.
     pub source_numbers: Option<Vec<i32>>,
 }
 
@@ -39,7 +38,7 @@ impl FeedSettings {
     ///
     /// # Errors
     ///
-    /// A field is missing, unknown, or has an invalid value.
+    /// A field is missing or unknown, or has an invalid value.
     pub fn from_json(json: &str) -> Result<Self> {
         parse_settings("loader", json)
     }

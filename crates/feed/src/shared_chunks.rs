@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Chunks that several blocks use: the first block of a shuffle window reads such a chunk, and later blocks reuse its
-//! stored bytes.
+//! Chunks that several blocks use. The first block of a shuffle window that needs such a chunk reads it, and later
+//! blocks reuse its stored bytes.
 //!
 //! A block claims its chunks before it is read. If the capacity is exceeded, the chunks with the oldest claims are
-//! dropped first. So all chunks of a window are kept if they fit in the capacity.
+//! dropped first. If all chunks of a window fit in the capacity, none of them is dropped.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Mutex;
@@ -14,19 +14,19 @@ use tokio::sync::watch;
 
 use super::chunked_arrays::Block;
 
-/// Location of a chunk: the index of its object in the listing, and its offset.
+/// Location of a chunk: index of its object in the listing, and offset in the object.
 type ChunkId = (usize, u64);
 
 /// How a block gets a stored chunk.
 #[derive(Debug)]
 pub(crate) enum Claim {
-    /// The block reads the chunk, and publishes it if other blocks use it.
+    /// The block reads the chunk. It publishes the chunk if other blocks use it, too.
     Read(Option<watch::Sender<Option<Bytes>>>),
-    /// An earlier block reads the chunk. If that block fails, this one reads it.
+    /// An earlier block reads the chunk. If that read fails, this block reads the chunk.
     Reuse(watch::Receiver<Option<Bytes>>),
 }
 
-/// Stored chunks that were read for a block, and that another block may need soon.
+/// Stored chunks that one block has read and another block may need soon.
 #[derive(Debug, Default)]
 pub(crate) struct SharedChunks {
     held: Mutex<Held>,
@@ -34,10 +34,10 @@ pub(crate) struct SharedChunks {
 
 #[derive(Debug, Default)]
 struct Held {
-    /// Maximum size of all chunks in bytes; 0 disables reuse.
+    /// Maximum total size of the chunks in bytes; 0 disables reuse.
     capacity: u64,
     bytes: u64,
-    /// For each chunk: the content or the pending read, its size, and the number of its last claim.
+    /// For each chunk: its content or pending read, its size, and the number of its last claim.
     chunks: HashMap<ChunkId, (watch::Receiver<Option<Bytes>>, u64, u64)>,
     /// Chunks by the number of their last claim.
     by_claim: BTreeMap<u64, ChunkId>,
@@ -56,7 +56,7 @@ impl Held {
 }
 
 impl SharedChunks {
-    /// Sets the maximum size of the chunks that are kept, in bytes.
+    /// Sets the maximum total size of the stored chunks, in bytes.
     pub fn set_capacity(&self, bytes: u64) {
         lock(&self.held).capacity = bytes;
     }
@@ -76,7 +76,7 @@ impl SharedChunks {
             }
             let (id, len) = ((stored.object, stored.range.start), stored.range.len);
             let known = held.chunks.get(&id).map(|(content, _, claim)| (content.clone(), *claim));
-            // A read that failed is repeated by the next block that needs the chunk.
+            // If a read has failed, the next block that needs the chunk reads it again.
             let usable =
                 known.as_ref().filter(|(content, _)| content.borrow().is_some() || content.has_changed().is_ok());
             if let Some((content, _)) = usable {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Sidecar indexes: imports record indexes that other programs wrote for a dataset. Supports DALI's `.idx` files of
-//! TFRecords and tars, Megatron-LM's `.idx` files, and the shard list of wids.
+//! Sidecar indexes: imports record indexes that other programs wrote for a dataset. Supports DALI's `.idx` files for
+//! TFRecords and tars, Megatron-LM's `.idx` files, and the shard list of `wids` (random access for WebDataset).
 //!
-//! Owns the assignment of indexes to objects, and the conversion to rows of Penstock's own index. An index that does
-//! not match its object or cannot be read is ignored with a note; its object then counts as unindexed. Indexes of
-//! compressed objects are ignored, because their offsets refer to decompressed bytes, which ranged reads cannot return.
+//! Owns the assignment of indexes to objects, and their conversion to a record index of Penstock. An index that cannot
+//! be read or does not match its object is ignored, with a note; the object then counts as unindexed. Indexes of
+//! compressed objects are ignored, because their offsets refer to decompressed bytes, which cannot be read by range.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -24,20 +24,20 @@ use penstock_dataset::manifest::{Entry, Manifest};
 use penstock_dataset::record_index::Span;
 use penstock_dataset::record_index::{IndexWriter, RecordIndex, stamp};
 
-/// Maximum index size of one object. An index of 10^8 records has 2 GB.
+/// Maximum size of an object's index, in bytes. An index of 10^8 records has 2 GB.
 const MAX_BYTES: u64 = 4 << 30;
 
 /// Maximum number of indexes that are read concurrently.
 const IN_FLIGHT: usize = 64;
 
-/// Maximum number of consecutive bytes of a tar that its index may omit. These are folders, long names and, at the end,
-/// blocks of zeros (GNU tar and Python pad to 10,240 bytes).
+/// Maximum number of consecutive bytes of a tar that the index may omit. The index omits folders, long names and, at
+/// the end, blocks of zeros (GNU tar and Python pad a tar to a multiple of 10,240 bytes).
 const MAX_GAP: u64 = 64 << 10;
 
-/// Maximum number of notes. A few are enough even if 10^6 indexes have the same defect.
+/// Maximum number of notes. A few notes are enough, even if 10^6 indexes have the same defect.
 const MAX_NOTES: usize = 8;
 
-/// Indexes of other programs, stored beside the objects or in a separate folder.
+/// Indexes that other programs wrote. They are stored beside the objects or in a separate folder.
 #[derive(Debug)]
 pub struct SidecarIndexes {
     store: Arc<dyn Store>,
@@ -54,8 +54,8 @@ pub(crate) struct Imported {
     pub counts: Option<Vec<u64>>,
 }
 
-/// Returns the indexes in a listing: `.idx` files that are named after another object, and shard lists. Returns `None`
-/// if the listing has neither.
+/// Returns the indexes in a listing: `.idx` files whose names match another object, and shard lists. Returns `None` if
+/// the listing contains neither.
 pub fn indexes_in(listing: &Manifest) -> Option<Manifest> {
     let mut objects: Vec<Entry> =
         listing.objects.iter().filter(|entry| is_index_name(entry.key.as_bytes())).cloned().collect();
@@ -67,7 +67,7 @@ pub fn indexes_in(listing: &Manifest) -> Option<Manifest> {
     (!objects.is_empty()).then(|| Manifest { objects, ..Manifest::new(listing.url.clone(), Vec::new()) })
 }
 
-/// Removes the indexes of objects from a listing.
+/// Removes the index files of objects from a listing.
 pub fn without_indexes(listing: &mut Manifest, indexes: &Manifest) {
     let named: HashSet<&[u8]> = indexes.objects.iter().map(|entry| entry.key.as_bytes()).collect();
     listing
@@ -75,7 +75,7 @@ pub fn without_indexes(listing: &mut Manifest, indexes: &Manifest) {
         .retain(|entry| !entry.key.as_bytes().ends_with(INDEX_SUFFIX) || !named.contains(entry.key.as_bytes()));
 }
 
-/// Possible index names of an object, such as `a.tfrecord.idx` and `a.idx`.
+/// Possible index names of an object. For `a.tfrecord`, they are `a.tfrecord.idx` and `a.idx`.
 pub(crate) fn names_of(key: &[u8]) -> [Vec<u8>; 2] {
     let logical = strip_suffix(key);
     let base = logical.len() - last_component(logical).len();
@@ -85,13 +85,13 @@ pub(crate) fn names_of(key: &[u8]) -> [Vec<u8>; 2] {
 }
 
 impl SidecarIndexes {
-    /// Creates a source of the indexes in `manifest`, whose keys are relative to `base` in `store`.
+    /// Creates the sidecar indexes in `manifest`. Their keys are relative to `base` in `store`.
     pub fn new(store: Arc<dyn Store>, base: Key, manifest: Manifest) -> Self {
         Self { store, base, manifest }
     }
 
-    /// Imports the indexes: writes the record positions of each object of `source` to `writer`, and the problems of
-    /// ignored indexes to `notes`. Objects that are in the index `before` are not read again. Returns an error if the
+    /// Imports the indexes. Writes the record positions of each object of `source` to `writer`, and the problems of
+    /// ignored indexes to `notes`. The index of an object that `before` contains is not read. Returns an error if the
     /// store fails.
     pub(crate) async fn import(
         &self,
@@ -105,7 +105,7 @@ impl SidecarIndexes {
         let mut imported = Imported::default();
         let named: HashMap<&[u8], &Entry> =
             self.manifest.objects.iter().map(|entry| (entry.key.as_bytes(), entry)).collect();
-        // In a separate folder, the indexes may be stored without subfolders.
+        // A separate folder may contain the indexes without the subfolders of their objects.
         let mut flat: HashMap<&[u8], Option<&Entry>> = HashMap::new();
         if self.manifest.url != source.manifest().url {
             for entry in &self.manifest.objects {
@@ -188,7 +188,7 @@ impl SidecarIndexes {
         }
     }
 
-    /// Reads the record counts from a shard list. Returns `None` if it does not contain those of every object.
+    /// Reads the record counts from a shard list. Returns `None` if the list lacks the count of an object.
     async fn shard_counts(
         &self,
         source: &Source,
@@ -243,8 +243,9 @@ fn note(notes: &mut Vec<String>, text: String) {
     }
 }
 
-/// Returns the positions of a tar's samples from a DALI index. Each sample starts where the previous one ends, because
-/// the index omits folders and long names. Returns an error if a gap is too large for folders and long names.
+/// Returns the positions of a tar's samples from a DALI index. The index omits folders and long names, so each sample
+/// is assumed to start where the previous sample ends. Returns an error if a gap is too large for folders and long
+/// names.
 fn tar_spans(text: &[u8], size: u64, place: &str) -> Result<Vec<Span>> {
     let samples = parse_tar_index(text, size, place)?;
     let mut spans = Vec::with_capacity(samples.len());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Source of a feed: the objects of a dataset that hold records, and the store to read them from.
+//! Source of a feed: the objects of a dataset that contain records, and the store that serves these objects.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -39,7 +39,7 @@ const PARTS_IN_FLIGHT: usize = 8;
 /// Maximum number of concurrent requests for the first bytes of objects.
 const HEADS_IN_FLIGHT: usize = 64;
 
-/// The objects of a dataset, and their store. Shared by `Arc`.
+/// The objects of a dataset, and their store. Shared through an `Arc`.
 #[derive(Debug)]
 pub struct Source {
     store: Arc<dyn Store>,
@@ -50,7 +50,7 @@ pub struct Source {
     listing: Arc<Manifest>,
     blocks: Option<Arc<Blocks>>,
     metrics: Arc<Metrics>,
-    /// Pool of buffers in which the chunks of a read are joined.
+    /// Pool of buffers. The chunks of a read are joined in such a buffer.
     buffers: Arc<BufferPool>,
     offsets: OffsetCache,
     /// Chunks of arrays that several blocks use.
@@ -60,12 +60,12 @@ pub struct Source {
     framing: Box<dyn Framing>,
     /// Hive partitions of a dataset of tables.
     partitions: Partitions,
-    /// For each column of times: its type, and the object in which it was first met.
+    /// For each column of times: its type, and the first object in which the column was decoded.
     times: Mutex<HashMap<String, (String, u64)>>,
     index: Option<Arc<RecordIndex>>,
     schedule: Option<Arc<NextUse>>,
     is_local: bool,
-    /// Node cache, if there is one; `store` is then this cache.
+    /// Node cache. If it is set, `store` is this cache.
     cache: Option<Arc<NodeCache>>,
 }
 
@@ -88,15 +88,15 @@ pub(crate) struct FetchedReads {
 }
 
 impl Source {
-    /// Creates a source of the objects of `manifest` that hold records. Keys are relative to `base` in `store`. The
-    /// object names determine the format. If some names match it (`.tfrecord`), the other objects are ignored; if no
-    /// name shows a format, all objects are read as TFRecords.
+    /// Creates a source of the objects of `manifest` that contain records. Keys are relative to `base` in `store`. The
+    /// object names determine the format. If some names show the format (for example, `.tfrecord`), all other objects
+    /// are ignored. If no name shows a format, all objects are read as TFRecords.
     pub fn new(store: Arc<dyn Store>, base: Key, manifest: Manifest, metrics: Arc<Metrics>) -> Result<Self> {
         let format = FormatSpec::of_names(&manifest)?.unwrap_or(FormatSpec::TFRECORD);
         Self::of_format(store, base, manifest, metrics, format)
     }
 
-    /// Creates a source of the objects of `manifest` that hold records, in the given format.
+    /// Creates a source of the objects of `manifest` that contain records in the given format.
     pub fn of_format(
         store: Arc<dyn Store>,
         base: Key,
@@ -110,7 +110,7 @@ impl Source {
         if manifest.objects.is_empty() {
             return Err(Error::NotFound { place: format!("any object under {}", manifest.url) });
         }
-        // If an object and its decompressed copy were both listed, every sample would silently be read twice.
+        // If the listing contained an object and its decompressed copy, every sample would silently be read twice.
         if let Some(pair) = manifest.objects.windows(2).find(|pair| pair[0].logical_name() == pair[1].logical_name()) {
             return Err(Error::config(
                 "dataset",
@@ -154,12 +154,12 @@ impl Source {
         })
     }
 
-    /// True if the objects are read from files of this machine.
+    /// True if the objects are read from files on this machine.
     pub(super) fn is_local(&self) -> bool {
         self.is_local
     }
 
-    /// Returns this source with local reads enabled, if `routes` has all of its objects as files of this node.
+    /// Returns this source. It counts as local if `routes` states that all objects are files of this node.
     pub fn routed(self, routes: &Placements) -> Self {
         let is_local = self.is_local || self.listing.objects.iter().all(|entry| routes.has_own(&entry.key));
         Self { is_local, ..self }
@@ -170,14 +170,14 @@ impl Source {
         &self.format
     }
 
-    /// Returns this source with an index of its records.
+    /// Returns this source with a record index.
     pub fn with_index(self, index: Option<Arc<RecordIndex>>) -> Self {
         Self { index, ..self }
     }
 
     /// Returns this source with a node cache of at most `limit_bytes` below `folder`. `node` are the ranks that share
-    /// the cache, in a job that reads `leaf`. `steps` assigns reads to ranks, and is only given if positions of the
-    /// epoch are positions of the leaf. `transcode` sets when transposed copies are created.
+    /// the cache, in a job that reads `leaf`. `steps` assigns reads to ranks; it is given only if a position in the
+    /// epoch is also the position in the leaf. `transcode` states when transposed copies are created.
     pub fn cached(
         self,
         folder: &Path,
@@ -198,19 +198,20 @@ impl Source {
         Ok(Self { store: cache.clone(), schedule: Some(schedule), cache: Some(cache), ..self })
     }
 
-    /// Whether the node cache creates transposed copies, and why; `None` before the decision.
+    /// Returns one sentence on whether and why the node cache creates transposed copies. Returns `None` before the
+    /// decision.
     pub fn transcoding(&self) -> Option<String> {
         self.cache.as_ref()?.transcoding()
     }
 
-    /// Reports the progress of an epoch to the node cache: `position` of `epoch`, counted in the leaf.
+    /// Reports the progress of an epoch to the node cache. `position` is the position in `epoch`, counted in the leaf.
     pub(crate) fn reached(&self, epoch: u64, position: u64) {
         if let Some(schedule) = &self.schedule {
             schedule.reached(epoch, position);
         }
     }
 
-    /// True if [`Source::learn_rows`] is worth its requests: an object has more rows than are planned ahead.
+    /// True if [`Source::learn_rows`] pays off: an object has more rows than are planned ahead.
     pub fn has_long_columns(&self, counts: &Counts) -> bool {
         let is_plain = |object| self.codec(object) == Codec::None;
         self.framing.head_for_count().is_some()
@@ -218,8 +219,8 @@ impl Source {
             && (0..self.manifest.objects.len() as u64).all(is_plain)
     }
 
-    /// Reads the row positions of all objects from their headers, so that the objects can be read in ranges. Sends one
-    /// request for each object that is not in the index.
+    /// Computes the row positions of all objects from their headers, so that the objects can be read in ranges. Sends
+    /// one request for each object that the index does not contain.
     pub async fn learn_rows(&self, deadline: Deadline) -> Result<()> {
         let objects = 0..self.manifest.objects.len() as u64;
         let most = self.framing.head_for_count().unwrap_or(0);
@@ -252,8 +253,9 @@ impl Source {
         Ok(format!("{:032x}", xxhash_rust::xxh3::xxh3_128(text.as_bytes())))
     }
 
-    /// Returns a `Config` error if this column of times (`timestamp[us, UTC]`) has another unit in an object that was
-    /// decoded earlier, because the integers would then be mixed. It is no error of one record that may be skipped.
+    /// Returns a `Config` error if this column of times (for example, `timestamp[us, UTC]`) has another unit in an
+    /// object that was decoded earlier: a batch would mix integers of both units. The error policy cannot skip this
+    /// error, because it is not the error of one record.
     pub(crate) fn check_time(&self, column: &str, time: &str, object: u64) -> Result<()> {
         let unit = |time: &str| time.split([',', ']']).next().unwrap_or_default().to_owned();
         let mut times = lock(&self.times);
@@ -286,8 +288,8 @@ impl Source {
         &*self.framing
     }
 
-    /// Units that the sample order treats as objects: objects of the listing, sorted by logical name, or blocks of
-    /// arrays.
+    /// Units that the sample order treats as objects: the objects of the listing, sorted by logical name, or the blocks
+    /// of arrays.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
@@ -306,25 +308,26 @@ impl Source {
         self.blocks.as_ref().map(|blocks| ArrayBlocks::of(blocks, &self.listing))
     }
 
-    /// Memory in bytes for the chunks that the patches of different blocks share in a shuffle window of `window` blocks.
-    /// A node cache holds them on its disk instead.
+    /// Memory, in bytes, for the chunks that the patches of different blocks share in a shuffle window of `window`
+    /// blocks. It is 0 if the source has a node cache, which stores these chunks on its disk.
     pub(super) fn shared_bytes(&self, window: u64) -> u64 {
         let Some(blocks) = self.blocks.as_ref().filter(|blocks| blocks.patches.is_some()) else { return 0 };
         let (most, all) = blocks.shared();
         if self.cache.is_some() { 0 } else { most.saturating_mul(window).min(all) }
     }
 
-    /// Sets the memory in bytes for the chunks that several blocks share.
+    /// Sets the memory, in bytes, for the chunks that several blocks share.
     pub(super) fn set_shared_bytes(&self, bytes: u64) {
         self.shared.set_capacity(bytes);
     }
 
-    /// Claims the chunks of a block before it is read. Blocks must be claimed in the order in which they are needed.
+    /// Claims the chunks of a block before it is read. The caller must claim blocks in the order in which they are
+    /// needed.
     pub(super) fn claim(&self, object: u64) -> Option<Vec<Claim>> {
         self.shared.claim(&self.blocks.as_ref()?.blocks[object as usize])
     }
 
-    /// Number of objects in the listing that are ignored, because their names show that they hold no records.
+    /// Number of objects in the listing that are ignored. The names of these objects show that they contain no records.
     pub fn ignored(&self) -> usize {
         self.ignored
     }
@@ -338,7 +341,7 @@ impl Source {
         &self.manifest.objects[object as usize]
     }
 
-    /// URL of an object; for a block of arrays, its description.
+    /// URL of an object. For a block of arrays, a description of the block.
     pub fn place(&self, object: u64) -> String {
         match &self.blocks {
             Some(blocks) => blocks.place(object),
@@ -355,7 +358,8 @@ impl Source {
         self.store.root().with_key(self.below_root(entry)).to_string()
     }
 
-    /// Key of an object below the store's root. For `file`, the root has a key of its own, which is part of the path.
+    /// Key of an object below the store's root. The root of a `file` store has a key of its own, which is part of the
+    /// path.
     fn below_root(&self, entry: &Entry) -> Key {
         let key = self.base.join(entry.key.as_bytes());
         let root = &self.store.root().as_folder().key;
@@ -376,8 +380,8 @@ impl Source {
         }
     }
 
-    /// Estimated size of a sample's variable-length fields: its stored size, or four times as much if an object is
-    /// compressed.
+    /// Estimated size of a sample's variable-length fields: the stored size of the sample. If an object is compressed,
+    /// the estimate is four times the stored size.
     pub(crate) fn stored_a_sample(&self, counts: &Counts) -> u64 {
         let ratio =
             if (0..self.manifest.objects.len() as u64).any(|object| self.codec(object) != Codec::None) { 4 } else { 1 };
@@ -404,15 +408,15 @@ impl Source {
         self.fetch_parts(parts, size, sent, deadline).await
     }
 
-    /// Reads the chunks of a block, each at the version in the listing, and concatenates them.
+    /// Reads the chunks of a block and concatenates them. Each chunk is read at the object version in the listing.
     async fn fetch_block(&self, blocks: &Blocks, block: u64, deadline: Deadline) -> Result<Fetched> {
         let stretches = blocks.blocks[block as usize].stretches(PART);
         let parts = stretches.into_iter().map(|(object, range)| (&self.listing.objects[object], range));
         self.fetch_parts(parts, self.entry(block).size, now(), deadline).await
     }
 
-    /// Reads the chunks of a block that no earlier block reads, and concatenates all of them as [`Source::fetch_block`]
-    /// does.
+    /// Reads the chunks of a block that no earlier block reads. Concatenates all chunks of the block, like
+    /// [`Source::fetch_block`].
     async fn fetch_claimed(
         &self,
         blocks: &Blocks,
@@ -466,7 +470,8 @@ impl Source {
             // Copy the bytes, because a slice of the buffer would keep the whole buffer in memory.
             publish.send_replace(Some(Bytes::copy_from_slice(&whole.as_ref()[at])));
         }
-        // These chunks belong to blocks that were claimed earlier, so no two blocks wait for each other.
+        // Earlier claims read these chunks. A block waits only for blocks that were claimed earlier, so there is no
+        // deadlock.
         for (object, range, at, mut content) in reused {
             let found = content.wait_for(Option::is_some).await.ok().and_then(|bytes| bytes.clone());
             let into = &mut whole.as_mut()[at];
@@ -483,7 +488,8 @@ impl Source {
         Ok(Fetched { bytes, sent, first_byte, done: now() })
     }
 
-    /// Reads `parts` concurrently into one buffer, one after the other in memory. `size` is their total size in bytes.
+    /// Reads `parts` concurrently into one buffer, in which they are concatenated. `size` is the total size of the
+    /// parts in bytes.
     async fn fetch_parts<'a>(
         &'a self,
         parts: impl Iterator<Item = (&'a Entry, ByteRange)>,
@@ -563,8 +569,8 @@ impl Source {
         Ok(FetchedReads { content, sent, first_byte, done })
     }
 
-    /// Reads the ranges `reads` of an object with a timeout. Also returns the times of the read.
-    /// `claims` are the block's claims, if it shares chunks with other blocks.
+    /// Reads the ranges `reads` of an object with a timeout. Also returns the times of the read. If the object is a
+    /// block that shares chunks with other blocks, `claims` are the block's claims.
     pub(super) async fn fetched(
         &self,
         object: u64,
@@ -591,7 +597,7 @@ impl Source {
         }
     }
 
-    /// Reads `len` bytes of an object from byte `start`.
+    /// Reads `len` bytes of an object, from byte `start` on.
     pub(crate) async fn stretch(&self, object: u64, start: u64, len: u64, deadline: Deadline) -> Result<Bytes> {
         Ok(self.range(object, ByteRange::new(start, len), len, deadline).await?.0)
     }
@@ -626,7 +632,8 @@ impl Source {
         bytes.as_ref().try_into().map_err(|_| cut())
     }
 
-    /// Reads one range, which must return exactly `want` bytes. Also returns the time at which the first byte arrived.
+    /// Reads one range, and returns an error unless it has exactly `want` bytes. Also returns the time at which the
+    /// first byte arrived.
     async fn range(&self, object: u64, range: ByteRange, want: u64, deadline: Deadline) -> Result<(Bytes, Instant)> {
         self.range_of(self.entry(object), range, want, deadline).await
     }
@@ -644,7 +651,7 @@ impl Source {
         let Some(first) = first else { return self.complete(entry, 0, want).map(|()| (Bytes::new(), first_byte)) };
         let came = first.bytes.len() as u64;
         if came >= want {
-            // Read to the end: a checksum is verified only after the last chunk.
+            // Read to the end of the response, because a checksum is verified only after the last chunk.
             let more = drained(chunks, &mut [], 0).await?;
             return self.complete(entry, came + more, want).map(|()| (first.bytes, first_byte));
         }
@@ -656,7 +663,7 @@ impl Source {
         Ok((joined.freeze(0..want as usize), first_byte))
     }
 
-    /// Reads a range that fills `into`. Returns the time at which the first byte arrived.
+    /// Reads a range into `into`, which has the size of the range. Returns the time at which the first byte arrived.
     async fn read_into(&self, entry: &Entry, range: ByteRange, into: &mut [u8], deadline: Deadline) -> Result<Instant> {
         let mut chunks = self.chunks(entry, range, deadline).await?;
         let first = chunks.next().await.transpose()?;
@@ -675,7 +682,7 @@ impl Source {
         deadline: Deadline,
     ) -> Result<BoxStream<'static, Result<Chunk>>> {
         let answer = self.store.get_ranges(&self.reference(entry), &[range], deadline).await?;
-        // The size is compared because a store may not have versions.
+        // Compare the sizes, because a store may not have object versions.
         if answer.meta.size != entry.size {
             return Err(Error::resized(self.place_of(entry), entry.size, answer.meta.size));
         }
@@ -702,7 +709,7 @@ impl Source {
     }
 }
 
-/// Copies chunks into `into`, starting at `at`. Returns the number of bytes received, including those that do not fit.
+/// Copies chunks into `into`, starting at `at`. Returns the end of the received bytes, counting bytes that do not fit.
 async fn drained(mut chunks: BoxStream<'static, Result<Chunk>>, into: &mut [u8], at: u64) -> Result<u64> {
     let mut at = at as usize;
     while let Some(chunk) = chunks.next().await {

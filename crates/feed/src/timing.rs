@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Timing: measures why the consumer waited for batches, and how long the decoding threads were busy.
+//! Timing: measures why the consumer waited for batches, and for how long the decoding threads were busy.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -21,8 +21,8 @@ impl Trace {
     }
 }
 
-/// Returns the effective transfer start of several parts: the end of the last part minus the total time in which any
-/// part was being transferred. All other time counts as latency, such as waiting for a response or for another part.
+/// Returns the effective start of the transfer of several parts. It is the end of the last part minus the total time in
+/// which at least one part was being transferred. All other time counts as latency, for example waiting for a response.
 pub(crate) fn first_byte_of(parts: &mut [(Instant, Instant)], sent: Instant) -> Instant {
     parts.sort_unstable();
     let (mut flowing, mut until) = (Duration::ZERO, sent);
@@ -33,11 +33,11 @@ pub(crate) fn first_byte_of(parts: &mut [(Instant, Instant)], sent: Instant) -> 
     until.checked_sub(flowing).unwrap_or(sent)
 }
 
-/// Time that the consumer waited for batches. Each moment belongs to exactly one class: the state of the last object
-/// that the batch needed.
+/// Time for which the consumer waited for batches, by class. The class of a moment is the state, at that moment, of the
+/// last object that the batch needed.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Waits {
-    /// The object was requested and no byte had arrived; includes back-off after throttling.
+    /// The object was requested, but no byte had arrived. Includes back-off after throttling.
     pub first_byte: Duration,
     /// The object's bytes were arriving.
     pub transfer: Duration,
@@ -54,7 +54,7 @@ pub struct Waits {
 }
 
 impl Waits {
-    /// Adds a wait from `from` to `to` for a batch. `trace` has the timestamps of the last object that the batch
+    /// Adds the wait for a batch from `from` to `to`. `trace` contains the timestamps of the last object that the batch
     /// needed.
     pub(crate) fn attribute(&mut self, from: Instant, to: Instant, trace: Option<&Trace>) {
         let total = to.saturating_duration_since(from);
@@ -80,7 +80,7 @@ impl Waits {
     }
 }
 
-/// Time that the decoding threads were busy, summed over all threads.
+/// Time for which the decoding threads were busy, summed over all threads.
 #[derive(Debug, Default)]
 pub struct Busy {
     inflate: AtomicU64,

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Value of a record as returned by its format, and its conversion to the type of a field.
+//! Value of a record, as its format returns it, and the conversion to the type of a field.
 //!
-//! Owns the conversions, and the error texts for mismatches, which state the requested and the actual type. Nothing is
-//! silently truncated. Integers convert to any integer or float type that represents them exactly, and floats to another
-//! float type; other conversions are errors.
+//! Owns the conversions, and the error texts for mismatches, which contain the requested and the actual type. No value
+//! is silently truncated. Integers convert to any integer or float type that represents them exactly. Floats convert to
+//! another float type. All other conversions are errors.
 
 pub(crate) mod json_lists;
 pub(crate) mod json_numbers;
@@ -24,13 +24,13 @@ use crate::chunked_arrays::Patch;
 pub enum Value<'a> {
     /// Bytes without a known meaning, such as a file of an archive.
     Bytes(Cow<'a, [u8]>),
-    /// Text: bytes that do not encode numbers.
+    /// Text: bytes that are not a number in text form.
     Text(Cow<'a, [u8]>),
     /// A JSON array of numbers.
     Numbers(Numbers<'a>),
-    /// Another JSON array or an object, as stored.
+    /// Any other JSON array, or a JSON object, as stored.
     Json(&'a str),
-    /// The stored text of an empty CSV cell or of an empty JSON array.
+    /// An empty CSV cell or an empty JSON array, as stored.
     Empty(&'static str),
     /// A list of byte strings.
     Strings(Vec<&'a [u8]>),
@@ -38,12 +38,11 @@ pub enum Value<'a> {
     Digits(&'a [u8]),
     /// A feature of a tf.Example.
     Feature(Feature<'a>),
-    /// A feature list of a tf.SequenceExample: one feature per step, which is `None` if the step has no feature of any
-    /// kind.
+    /// A feature list of a tf.SequenceExample: one feature per step. A step without a feature of any kind is `None`.
     Steps(FeatureList<'a>),
     /// Elements of a known type and shape, little-endian in C order.
     Array(Array<'a>),
-    /// A patch of an array: elements of a known type and shape that are not contiguous.
+    /// A patch of an array: elements of a known type and shape, which are not contiguous.
     Patch(Patch<'a>),
     /// Elements of a known type without a shape.
     List(Array<'a>),
@@ -51,9 +50,9 @@ pub enum Value<'a> {
     Int(i64),
     /// A list of lists.
     Nested(Nested<'a>),
-    /// A null value, as opposed to a value that the record does not have.
+    /// A null. The record has the value, and the value is null.
     Null,
-    /// A null that is read as this empty value, unless the field has a default or a mask.
+    /// A null that is read as this empty value. If the field has a default or a mask, it is read as a null.
     NullAs(Box<Value<'a>>),
 }
 
@@ -74,7 +73,7 @@ impl Array<'_> {
     }
 }
 
-/// Returns a shape without its sides of length 1.
+/// Returns a shape without the axes of length 1.
 fn squeezed(shape: &[usize]) -> Vec<usize> {
     shape.iter().copied().filter(|&side| side != 1).collect()
 }
@@ -84,7 +83,7 @@ fn shown(shape: &[usize]) -> String {
 }
 
 impl<'a> Value<'a> {
-    /// Describes the value with numbers, for error messages.
+    /// Describes the value, with its size, for error messages.
     pub fn describe(&self) -> String {
         match self {
             Self::Bytes(bytes) => format!("{} bytes", with_separators(bytes.len() as u64)),
@@ -117,7 +116,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// Element type of the value's numbers; `None` if it has none.
+    /// Element type of the value's numbers. `None` if the value contains no numbers.
     pub fn number_type(&self) -> Option<DType> {
         let of_feature = |feature: &Feature<'_>| match feature {
             Feature::Ints(_) => Some(DType::I64),
@@ -148,14 +147,14 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// Writes the value into `out`, which has the size of `spec`. An error describes what the value contains instead.
+    /// Writes the value into `out`, which has the size of `spec`. The error describes the actual content of the value.
     pub fn write(&self, spec: &TensorSpec, out: &mut [u8]) -> Result<(), String> {
         match self {
             Self::Bytes(bytes) if bytes.len() == out.len() => {
                 out.copy_from_slice(bytes);
                 Ok(())
             }
-            // A text is not a number, even if it has one character.
+            // A text is not a number, even if it has only one character.
             Self::Text(text) if is_byte(spec.dtype) && !spec.shape.is_empty() && text.len() == out.len() => {
                 out.copy_from_slice(text);
                 Ok(())
@@ -190,8 +189,8 @@ impl<'a> Value<'a> {
                 self.scalar(spec.dtype, out).map_err(|why| self.unlike_because(spec, &why))
             }
             Self::Steps(steps) => {
-                // Every step must have the same length: steps of different lengths could have the right total, but
-                // would put values in wrong positions.
+                // Every step must have the same length. With different lengths, the total could be right, but values
+                // would be in wrong positions.
                 let each = (out.len() / spec.dtype.size()).checked_div(steps.len()).unwrap_or(0);
                 if each * steps.len() * spec.dtype.size() != out.len() {
                     return Err(self.unlike(&wanted(spec)));
@@ -209,7 +208,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// Size in bytes of the result of [`Value::gather`], computed without gathering.
+    /// Size in bytes of the result of [`Value::gather`], computed without creating the result.
     pub fn gathered_len(&self, item: &TensorSpec) -> usize {
         let size = item.dtype.size();
         let of_feature = |feature: &Feature<'_>| match feature {
@@ -231,8 +230,8 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// Returns the elements as any number of whole items of `item` (element type and shape). Each step of a feature
-    /// list must be one item. Byte strings are not joined.
+    /// Returns the elements as any number of whole items. `item` is the element type and shape of one item. Each step
+    /// of a feature list must be one item. Byte strings are not joined.
     pub fn gather(&self, item: &TensorSpec) -> Result<Vec<u8>, String> {
         let size = item.dtype.size();
         let want = || format!("any number of {} {}", item.dtype, shown(&item.shape));
@@ -330,7 +329,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// The bytes of a text. Elements of more than one byte are not a text.
+    /// The bytes of a text. If the value has elements of more than one byte, it is not a text.
     pub fn text(&self) -> Result<Cow<'_, [u8]>, String> {
         match self {
             Self::Array(Array { dtype, .. }) | Self::List(Array { dtype, .. }) if !is_byte(*dtype) => {
@@ -399,7 +398,7 @@ pub(crate) fn get_int(dtype: DType, bytes: &[u8]) -> i128 {
     }
 }
 
-/// Writes an integer as `dtype`. Returns false if the type cannot represent it.
+/// Writes an integer as `dtype`. Returns false if `dtype` cannot represent the integer.
 fn put_int(dtype: DType, value: i128, out: &mut [u8]) -> bool {
     let (least, most) = match dtype {
         DType::Bool => (0, 1),
@@ -420,7 +419,7 @@ fn put_int(dtype: DType, value: i128, out: &mut [u8]) -> bool {
     true
 }
 
-/// Rounds a number to float32. `None` if it is finite but too large.
+/// Rounds a number to float32. Returns `None` if the number is finite, but too large for float32.
 fn narrowed(value: f64) -> Option<f32> {
     let narrow = value as f32;
     (narrow.is_finite() || !value.is_finite()).then_some(narrow)
@@ -434,16 +433,16 @@ fn put_number(dtype: DType, int: Option<i128>, float: impl FnOnce() -> Option<f6
     }
 }
 
-/// Writes a number that is given as text as `dtype`. Returns false if the type cannot represent it.
+/// Writes a number that is given as text as `dtype`. Returns false if `dtype` cannot represent the number.
 pub(crate) fn put_text(dtype: DType, text: &str, out: &mut [u8]) -> bool {
     let int = if matches!(dtype, DType::F32 | DType::F64) { None } else { text.parse::<i128>().ok() };
-    // Beyond the range of float64, the parser returns infinity.
+    // For numbers beyond the range of float64, the parser returns infinity.
     let is_number = |value: &f64| value.is_finite() || !text.bytes().any(|byte| byte.is_ascii_digit());
     put_number(dtype, int, || text.parse::<f64>().ok().filter(is_number), out)
 }
 
-/// Converts elements to another type. Supports the same type, an integer or float type that can represent every integer
-/// exactly, and conversion between float32 and float64.
+/// Converts elements to another type. Supports identical types, an integer or float type that represents every value of
+/// an integer type exactly, and conversion between float32 and float64.
 pub fn convert(from: DType, bytes: &[u8], to: DType, out: &mut [u8]) -> Result<(), String> {
     if from == to {
         if bytes.len() != out.len() {
@@ -458,7 +457,7 @@ pub fn convert(from: DType, bytes: &[u8], to: DType, out: &mut [u8]) -> Result<(
     }
     let pairs = bytes.chunks_exact(from.size()).zip(out.chunks_exact_mut(to.size()));
     match (from, to) {
-        // Tokens are stored as uint16 and read as int64, so this conversion has its own fast loop.
+        // Tokens are often stored as uint16 and read as int64, so this conversion has its own fast loop.
         (DType::U16, DType::I64) => {
             for (slot, value) in out.as_chunks_mut::<8>().0.iter_mut().zip(bytes.as_chunks::<2>().0) {
                 *slot = i64::from(u16::from_le_bytes(*value)).to_le_bytes();

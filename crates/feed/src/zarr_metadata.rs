@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Loads Zarr metadata before any record is read: the metadata of a dataset's arrays, and the indexes of their shards.
+//! Loads Zarr metadata before any record is read: the metadata of a dataset's arrays, and the indexes of the arrays'
+//! shards.
 
 use futures::{StreamExt, TryStreamExt, stream};
 use penstock_types::{ByteRange, Deadline, Error, Result, with_separators};
@@ -10,14 +11,15 @@ use super::source::Source;
 /// Maximum number of concurrent requests.
 const IN_FLIGHT: usize = 64;
 
-/// Maximum size of an array's metadata in bytes. Attributes are text written by people, so larger metadata is an error.
+/// Maximum size of an array's metadata in bytes. The attributes are text that people write, so larger metadata is an
+/// error.
 const MAX_METADATA: u64 = 64 << 20;
 
 /// Maximum total size of all shard indexes in bytes.
 const MAX_INDEXES: u64 = 256 << 20;
 
 impl Source {
-    /// Returns the format with all metadata that it needs. Returns `None` if it already has them.
+    /// Returns the format with all the metadata that it needs. Returns `None` if the format already has it.
     pub async fn resolved_format(&self, deadline: Deadline) -> Result<Option<FormatSpec>> {
         let FormatSpec::Zarr { arrays, metadata: None, patches } = self.format() else { return Ok(None) };
         let listing = self.listing();

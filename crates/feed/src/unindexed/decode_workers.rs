@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Decoding threads of unindexed mode: decode the records of windows into their rows.
+//! Decoding threads of unindexed mode: they decode the records of windows into rows of batches.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -52,17 +52,17 @@ pub(super) fn work(shared: &Arc<Shared>, queue: &Receiver<Job>) {
         job.trace.done = now();
         shared.busy.add(&job.trace);
         let (batch, rows, trace) = (job.batch, job.wants.len(), job.trace);
-        // Release the rows before the batch can be delivered.
+        // Release the rows here, because `settle` may allow the delivery of the batch.
         drop(job);
         shared.settle(batch, rows, trace, bad);
     }
 }
 
-/// Reads each requested record into its row, and returns the rows and errors of the failed ones.
+/// Reads each requested record into its row. Returns the row and the error of each failed record.
 fn decode(shared: &Shared, job: &Job) -> Vec<(u32, Error)> {
     let feed = &shared.feed;
     let Held { window, object, place, .. } = &*job.window;
-    // The formats of unindexed mode do not decompress values one by one, so this reservation stays unused.
+    // No format of unindexed mode decompresses values one by one, so this reservation stays unused.
     let memory = PartMemory::new(0, feed.memory_bytes);
     let memory = memory.hold();
     let read = |&(index, row): &(u64, u32)| -> Result<()> {
@@ -72,7 +72,7 @@ fn decode(shared: &Shared, job: &Job) -> Vec<(u32, Error)> {
         let bytes = bytes.ok_or_else(|| Error::bug("a record is outside its window"))?;
         let (record, offset) = (window.first + index, window.base + span.offset);
         let id = RecordId { place, object: *object, record, offset, memory: &memory };
-        // The key depends only on the sample's location, so it is the same for any number of ranks.
+        // The key depends only on the location of the sample, so it is the same for any number of ranks.
         let key = feed.keys.key_of(shared.epoch, (object << 40) ^ record);
         let framing = feed.source.framing();
         let whole = framing.whole(bytes);

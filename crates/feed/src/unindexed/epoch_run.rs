@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Runs one rank's epoch, or the rest of it, in unindexed mode. Objects are streamed ahead in the order of the epoch.
-//! Each window of records gets its rows on arrival, a few threads decode the windows, and batches are delivered in
-//! order.
+//! When a window of records arrives, its records are assigned to rows. A few threads decode the windows, and batches
+//! are delivered in order.
 //!
-//! A batch is opened only after all earlier batches, and only if the consumer will soon need it. Therefore the number
-//! of open batches is limited, and the first of them can always be filled.
+//! A batch is opened only after all earlier batches, and only if the consumer will need it soon. The number of open
+//! batches is therefore limited, and the first open batch can always be filled.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -40,7 +40,7 @@ impl UnindexedRun {
                 let mut feeder = Feeder::new(shared.clone(), jobs, watched, position);
                 if let Err(error) = feeder.run(position).await {
                     let mut state = shared.locked();
-                    // The error takes the place of the batch that would hold the next record.
+                    // The consumer gets the error instead of the batch that would contain the next record.
                     state.open.remove(&(feeder.batch()));
                     state.failed = Some(error);
                 }
@@ -55,7 +55,7 @@ impl EpochSource for Shared {
     fn is_ready(&self, number: u64) -> bool {
         let state = self.locked();
         match state.open.get(&number) {
-            // An error is returned only after the batches in progress.
+            // The consumer gets an error only after the batches in progress.
             Some(open) => open.left == 0,
             None => state.failed.is_some() || state.total.is_some_and(|total| number >= total),
         }
@@ -95,7 +95,7 @@ impl EpochSource for Shared {
 
 impl Shared {
     /// Waits for a batch to complete, and removes it from the open batches. Returns `None` after the timeout, or if the
-    /// epoch has fewer batches.
+    /// epoch has no batch `number`.
     fn wait(&self, number: u64, timeout: Duration) -> Result<Option<Open>> {
         let until = now() + timeout;
         let mut state = self.locked();
@@ -103,7 +103,7 @@ impl Shared {
             if state.open.get(&number).is_some_and(|open| open.left == 0) {
                 return Ok(state.open.remove(&number));
             }
-            // An error is returned only after the batches in progress.
+            // The consumer gets an error only after the batches in progress.
             if let Some(error) = state.failed.clone().filter(|_| !state.open.contains_key(&number)) {
                 return Err(error);
             }

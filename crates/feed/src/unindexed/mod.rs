@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Unindexed mode, for datasets whose record counts are unknown. The objects of the dataset are permuted, and each of W
-//! ranks streams every W-th object. Records are permuted within windows of limited size in bytes.
+//! Unindexed mode: reads datasets whose record counts are unknown. The objects of the dataset are permuted, and each of
+//! W ranks streams every W-th object. Records are permuted within windows of limited size in bytes.
 //!
-//! Owns the sample order and the position in it: the (object, record) of one rank, for a given number of ranks. A
-//! different number of ranks cannot continue from this position, because the number of earlier records is unknown. The
-//! number of batches is unknown, too.
+//! Owns the sample order, and the position of one rank in this order: (object, record), for a given number of ranks. A
+//! different number of ranks cannot continue from such a position, because the number of earlier records is unknown.
+//! The number of batches is unknown, too.
 
 mod decode_workers;
 mod epoch_run;
@@ -33,18 +33,18 @@ use window::{PARTS_AHEAD, WINDOW};
 /// Maximum number of objects that are streamed concurrently.
 const MAX_AHEAD: usize = 16;
 
-/// Progress of a rank in an epoch: the number of finished objects, and the number of finished records of the next
-/// object.
+/// Progress of a rank in an epoch: the number of finished objects, and the number of finished records in the first
+/// unfinished object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Position {
-    /// Number of this rank's finished objects, in the order of the epoch.
+    /// Number of objects that this rank has finished, in the order of the epoch.
     pub object: u64,
-    /// Number of finished records of the next object, in the order of the epoch.
+    /// Number of finished records in the first unfinished object, in the order of the epoch.
     pub record: u64,
 }
 
 impl Position {
-    /// Packs the position into one number, which increases during the epoch.
+    /// Packs the position into one number. The number increases during the epoch.
     pub fn packed(self) -> u64 {
         (self.object << 40) | self.record
     }
@@ -64,7 +64,7 @@ pub struct Turns {
     pub rank: u64,
     /// Number of ranks.
     pub world: u64,
-    /// True to drop a last batch that is not full.
+    /// True to drop the last batch if it is not full.
     pub drops_tail: bool,
 }
 
@@ -85,17 +85,17 @@ pub struct Unindexed {
     /// Memory budget of the open streams.
     budget: MemoryBudget,
     memory_bytes: u64,
-    /// Order that only provides the random keys of image crops; its counts are not used.
+    /// Order that provides only the random keys of image crops. Its counts are not used.
     keys: Order,
-    /// Bytes per row of variable-length fields: the largest mean of a batch so far.
+    /// Number of bytes per row that variable-length fields take: the largest average of any batch so far.
     value_bytes: AtomicU64,
 }
 
 impl Unindexed {
     /// Creates a feed with `turns.batch` rows per batch.
     ///
-    /// Returns `BudgetExceeded` if the budget cannot hold the batches in progress, one window per thread, and the
-    /// stream of one object.
+    /// Returns `BudgetExceeded` if the budget is below the minimum: the batches in progress, one window per thread, and
+    /// the stream of one object.
     pub fn new(
         source: Arc<Source>,
         seed: Option<u64>,
@@ -189,7 +189,7 @@ impl Unindexed {
         UnindexedRun::over(self.clone(), runtime, epoch, position)
     }
 
-    /// Returns the object with index `turn` among this rank's objects of an epoch.
+    /// Returns the object that is number `turn` among this rank's objects of an epoch.
     fn object(&self, epoch: u64, turn: u64) -> u64 {
         let objects = self.source.manifest().objects.len() as u64;
         let order = match self.seed {
@@ -199,19 +199,19 @@ impl Unindexed {
         order.at(turn * self.turns.world + self.turns.rank)
     }
 
-    /// Returns the order of a window of `records` records that starts with record `first` of an object. It is the same
-    /// for any number of ranks.
+    /// Returns the order of a window of `records` records of an object. `first` is the first record of the window. The
+    /// order is the same for any number of ranks.
     fn records(&self, epoch: u64, object: u64, first: u64, records: u64) -> Permutation {
         match self.seed {
-            // All windows get different permutations if an object has fewer than 2^40 records and a dataset fewer than
-            // 2^24 objects.
+            // All windows get different permutations if every object has fewer than 2^40 records and the dataset has
+            // fewer than 2^24 objects.
             Some(seed) => Permutation::keyed(records, seed, epoch, ((object + 1) << 40) ^ first),
             None => Permutation::identity(records),
         }
     }
 }
 
-/// Maximum memory of an object's stream in bytes: parts in flight, decompression buffer, and one finished window.
+/// Maximum memory, in bytes, of an object's stream: parts in flight, decompression buffer, and one finished window.
 fn stream_bytes(source: &Source, object: u64) -> u64 {
     let size = source.entry(object).size;
     let ratio = if source.codec(object) == Codec::None { 1 } else { LIKELY_RATIO };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Shared state of a running unindexed epoch, used by the consumer, the runtime's tasks and the decoding threads.
+//! State of a running unindexed epoch. The consumer, the runtime's tasks and the decoding threads share it.
 
 use super::super::batch_rows::Rows;
 use super::super::on_error::{ErrorLog, OnError, is_about_data};
@@ -14,11 +14,11 @@ pub(super) struct Open {
     pub rows: Arc<Rows>,
     /// Number of rows that are not filled yet.
     pub left: usize,
-    /// Number of rows in the batch. The last batch of an epoch may have fewer than requested.
+    /// Number of rows in the batch. The last batch of an epoch may have fewer rows than `Turns::batch`.
     pub count: usize,
-    /// Rows that remain without a sample.
+    /// Rows that get no sample.
     pub dead: Vec<u32>,
-    /// Row number and error of the lowest row that failed.
+    /// Row number and error of the failed row with the lowest number.
     pub error: Option<(u32, Error)>,
     pub last: Option<Trace>,
     /// Position in the epoch after this batch.
@@ -28,7 +28,7 @@ pub(super) struct Open {
 #[derive(Default)]
 pub(super) struct State {
     pub open: BTreeMap<u64, Open>,
-    /// Number of batches in the epoch, once it is known.
+    /// Number of batches in the epoch. `None` until the number is known.
     pub total: Option<u64>,
     pub failed: Option<Error>,
     pub closed: bool,
@@ -54,7 +54,7 @@ impl Shared {
         lock(&self.state)
     }
 
-    /// Records that `rows` rows of a batch are done. `bad` lists the rows that remain without a sample.
+    /// Records that `rows` rows of a batch are done. `bad` lists the rows that get no sample, with their errors.
     pub(super) fn settle(&self, batch: u64, rows: usize, trace: Trace, bad: Vec<(u32, Error)>) {
         let mut state = self.locked();
         let Some(open) = state.open.get_mut(&batch) else { return };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Stream feeder of unindexed mode: assigns rows of batches to records. Opens streams in the order of objects, as many
-//! ahead as the budget allows, and assigns rows to the records of each window on arrival.
+//! Stream feeder of unindexed mode: assigns records to rows of batches. It opens streams in the order of objects, as
+//! many ahead as the budget allows. When a window arrives, it assigns rows to the window's records.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use super::window::{Window, windows};
 use super::{MAX_AHEAD, Position, Turns, stream_bytes};
 use crate::memory_budget::Reservation;
 
-/// A stream of an object's windows.
+/// An open stream of one object's windows.
 struct OpenStream {
     turn: u64,
     object: u64,
@@ -36,12 +36,12 @@ impl Drop for OpenStream {
     }
 }
 
-/// Opens streams in the order of objects, and assigns rows to their records.
+/// Opens streams in the order of objects, and assigns rows to the records of the streams.
 pub(super) struct Feeder {
     shared: Arc<Shared>,
     jobs: Sender<Job>,
     consumed: watch::Receiver<u64>,
-    /// Index of the next row, counted from the first row of the first batch.
+    /// Number of the next row, counted from the first row of the epoch's first batch.
     row: u64,
     /// Position in the epoch after the last assigned row.
     at: Position,
@@ -66,7 +66,7 @@ impl Feeder {
             while turn < feed.objects() && ahead.len() < MAX_AHEAD {
                 let object = feed.object(self.shared.epoch, turn);
                 let bytes = stream_bytes(&feed.source, object);
-                // Only the first stream waits for memory. Others are opened if enough memory is free.
+                // Only the first stream waits for memory. Further streams are opened only if enough memory is free.
                 if !ahead.is_empty() && feed.budget.free() < bytes + 4096 {
                     break;
                 }
@@ -92,7 +92,7 @@ impl Feeder {
                     if !skips {
                         return Err(error);
                     }
-                    // Skips the rest of the object. The number of skipped records is unknown.
+                    // Skip the rest of the object. The number of skipped records is unknown.
                     self.shared.mending.skipped(&error);
                 }
                 None => {
@@ -133,20 +133,20 @@ impl Feeder {
             if let Some(open) = self.shared.locked().open.get_mut(&batch) {
                 open.end = self.at;
             }
-            // This fails only after the threads have ended; then no consumer is waiting.
+            // The send fails only after the threads have ended. At that time, no consumer is waiting.
             let _ = self.jobs.send(Job { window: held.clone(), wants, batch, rows, trace });
         }
         Ok(true)
     }
 
-    /// Returns the rows of a batch, and opens the batch if necessary. Returns `None` if the consumer has closed the
+    /// Returns the rows of a batch. Opens the batch if it is not open. Returns `None` if the consumer has closed the
     /// epoch.
     async fn open(&mut self, batch: u64) -> Result<Option<Arc<Rows>>> {
         if let Some(open) = self.shared.locked().open.get(&batch) {
             return Ok(Some(open.rows.clone()));
         }
         let feed = &self.shared.feed;
-        // Open fewer batches ahead if variable-length values turn out to be large.
+        // If variable-length values turn out to be large, open fewer batches ahead.
         let values = feed.value_bytes.load(Ordering::Relaxed).saturating_mul(feed.turns.batch);
         let fit = (feed.memory_bytes / 2) / (feed.layout.bytes as u64).saturating_add(values).max(1);
         let ahead = feed.read_ahead.min(fit);
@@ -162,7 +162,7 @@ impl Feeder {
         Ok(Some(rows))
     }
 
-    /// Finishes the epoch: the last batch is delivered with the rows that it has, or is dropped.
+    /// Finishes the epoch. Delivers the last batch with the rows that it has, or drops the last batch.
     fn finish(&self) {
         let Turns { batch: size, drops_tail, .. } = self.shared.feed.turns;
         let (batch, rows) = (self.row / size, self.row % size);

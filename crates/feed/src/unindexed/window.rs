@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Streams one object as windows: runs of whole records of about the same size in decompressed bytes.
+//! Streams one object as windows. A window is a run of whole records; all windows have about the same decompressed
+//! size.
 //!
-//! The order of records depends on the windows. Therefore a window's end depends only on the object's bytes, not on
-//! their arrival or on the memory budget. Parts are fetched ahead on the runtime. Decompression and framing use one
-//! thread per object while it is streamed.
+//! The order of records depends on the windows. The end of a window must therefore depend only on the object's bytes,
+//! not on the times at which they arrive or on the memory budget. The runtime fetches parts ahead. While an object is
+//! streamed, one thread decompresses it and finds its records.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,20 +19,21 @@ use super::super::scan::behind;
 use super::super::source::Source;
 use penstock_dataset::record_index::Span;
 
-/// Window size in decompressed bytes: all records of a window start within it. It is a constant because it affects the
-/// order of records.
+/// Window size in decompressed bytes: all records of a window start within this size. It is a constant, because it
+/// affects the order of records.
 pub(super) const WINDOW: u64 = if cfg!(test) { 1 << 10 } else { 32 << 20 };
 
 /// Maximum size of a record in bytes.
 const MAX_WINDOW: u64 = 256 << 20;
 
-/// Part size in bytes. Larger objects are read in parts of this size.
+/// Part size in bytes. An object that is larger than one part is read in parts.
 const PART: u64 = if cfg!(test) { 300 } else { 8 << 20 };
 
-/// Maximum number of one object's parts that are in flight or waiting.
+/// Maximum number of parts of one object that are in flight or waiting.
 const PARTS_IN_FLIGHT: usize = 3;
 
-/// Maximum bytes held of an object's parts: those in flight or waiting, and one that is being decompressed.
+/// Maximum number of bytes in memory of one object's parts: the parts in flight or waiting, and the part that is being
+/// decompressed.
 pub(super) const PARTS_AHEAD: u64 = (PARTS_IN_FLIGHT as u64 + 1) * PART;
 
 /// A run of consecutive records of one object.
@@ -52,7 +54,8 @@ pub(super) struct Window {
     pub arrived: Instant,
 }
 
-/// Streams an object as windows. Ends at the end of the object, at the first error, or when the receiver is dropped.
+/// Streams an object as windows. The stream ends at the end of the object, at the first error, or when the receiver is
+/// dropped.
 pub(super) async fn windows(source: Arc<Source>, object: u64, each: Duration, out: mpsc::Sender<Result<Window>>) {
     let (parts, arriving) = mpsc::channel(1);
     let place = source.place(object);
@@ -85,7 +88,7 @@ pub(super) async fn windows(source: Arc<Source>, object: u64, each: Duration, ou
     }
 }
 
-/// Divides arriving bytes into windows.
+/// Divides the bytes of an object into windows as they arrive.
 struct Cutter<'a> {
     source: &'a Source,
     codec: Codec,
@@ -103,13 +106,14 @@ struct Cut {
     pending: Vec<u8>,
     base: u64,
     first: u64,
-    /// Number of bytes to search for records next.
+    /// Number of bytes that are searched for records next.
     target: usize,
 }
 
 impl<'a> Cutter<'a> {
     fn new(source: &'a Source, object: u64, place: String, out: &'a mpsc::Sender<Result<Window>>) -> Self {
-        // The decompressed size needs no limit here, because only a limited part of it is in memory at a time.
+        // The decompressed size needs no limit, because only a limited part of the decompressed bytes is in memory at a
+        // time.
         let codec = source.codec(object);
         let inflater = StreamDecoder::new(codec, u64::MAX, &place);
         let is_one_part = source.entry(object).size <= PART;
@@ -124,8 +128,8 @@ impl<'a> Cutter<'a> {
             let arrived = now();
             let first_byte = *self.first_byte.get_or_insert(arrived);
             let Self { source, inflater, place, out, cut, sent, codec, is_one_part, .. } = &mut self;
-            // Decompression in one call costs half as much as in pieces. If it fails, the decompression in pieces below
-            // reports the error.
+            // Decompression in one call costs half as much as decompression in pieces. If the call fails, the
+            // decompression in pieces below reports the error.
             if *is_one_part && *codec != Codec::None {
                 if decompress_into(*codec, &part, &mut cut.pending, WINDOW, place).is_ok() {
                     self.inflater = StreamDecoder::new(Codec::None, 0, &self.place);
@@ -139,7 +143,7 @@ impl<'a> Cutter<'a> {
                     let Some((content, spans)) = cut.next(source, place)? else { continue };
                     gone = !give(out, cut, content, spans, [*sent, first_byte, arrived]);
                 }
-                // If the receiver is dropped, an error ends the decompression early.
+                // If the receiver was dropped, an error ends the decompression early.
                 if gone { Err(Error::bug("a window without a receiver")) } else { Ok(()) }
             })?;
         }
@@ -149,7 +153,7 @@ impl<'a> Cutter<'a> {
         inflater.finish()?;
         let mut spans = Vec::new();
         let walked = source.framing().spans(&cut.pending, &place, &mut spans);
-        // Send the whole records before an error first.
+        // Before an error, send the whole records that precede it.
         if !spans.is_empty() {
             let content = std::mem::take(&mut cut.pending);
             let base = cut.base;
@@ -161,8 +165,8 @@ impl<'a> Cutter<'a> {
 }
 
 impl Cut {
-    /// Returns the records in the next `target` bytes, except the last, which may continue after them. Returns `None`
-    /// if fewer than two records start within these bytes.
+    /// Returns the records in the next `target` bytes, except the last record, which may continue beyond these bytes.
+    /// Returns `None` if fewer than two records start within these bytes.
     fn next(&mut self, source: &Source, place: &str) -> Result<Option<(Vec<u8>, Vec<Span>)>> {
         let mut spans = Vec::new();
         let walked = source.framing().spans(&self.pending[..self.target], place, &mut spans);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! JSON arrays of arrays, of any lengths. They are parsed only for a field of lists of lists.
+//! JSON arrays of arrays of any length. Such an array is parsed only for a field of lists of lists.
 
 use penstock_types::DType;
 use serde_json::Value as Json;
@@ -9,8 +9,9 @@ use super::put_text;
 /// Bytes of all items, and the ends of the lists, in the form of `Lists`.
 type Parsed = (Vec<u8>, Vec<Vec<usize>>);
 
-/// Parses an array with this number of levels of arrays, at least 2. The items are numbers or booleans, which are
-/// converted to `dtype`. If `dtype` is `None`, they are strings. The error names an item that does not fit.
+/// Parses an array with `levels` levels of arrays; `levels` is at least 2. The items are numbers or booleans, which are
+/// converted to `dtype`. If `dtype` is `None`, the items are strings. The error contains the first item that does not
+/// fit.
 pub(super) fn parse(text: &str, levels: usize, dtype: Option<DType>) -> Result<Parsed, String> {
     let document: Json = serde_json::from_str(text).map_err(|error| error.to_string())?;
     let mut walk = Walk { bytes: Vec::new(), ends: vec![Vec::new(); levels], strings: Vec::new(), dtype };
@@ -33,7 +34,7 @@ pub(super) fn has_null(text: &str) -> bool {
 
 struct Walk {
     bytes: Vec<u8>,
-    /// End of each array, by level: as an index in the next level or, for the last level, in the items.
+    /// For each level, the end of each array: an index into the next level or, at the last level, into the items.
     ends: Vec<Vec<usize>>,
     /// End of each string in `bytes`.
     strings: Vec<usize>,
@@ -78,7 +79,7 @@ impl Walk {
     }
 }
 
-/// The start of a value, for an error message.
+/// First characters of a value, for an error message.
 fn shown(value: &Json) -> String {
     value.to_string().chars().take(32).collect()
 }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! JSON arrays of numbers. Their elements are converted from the text directly to the type of a field, so that `[1, 2]`
-//! and `[1, 2.5]` can both be read as floats.
+//! JSON arrays of numbers. The numbers are converted directly from the text to the type of a field. Both `[1, 2]` and
+//! `[1, 2.5]` can therefore be read as floats.
 
 use penstock_types::DType;
 
 use super::put_text;
 
-/// A JSON array of numbers or booleans, or of such arrays of equal length; or one boolean.
+/// A JSON array of numbers or booleans, an array of such arrays of equal length, or one boolean.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Numbers<'a> {
     text: &'a str,
@@ -14,11 +14,11 @@ pub struct Numbers<'a> {
 }
 
 impl<'a> Numbers<'a> {
-    /// Finds the shape of `text`, which must be valid JSON. Returns `None` unless it is an array of numbers or booleans,
-    /// or of such arrays of equal length.
+    /// Finds the shape of `text`, which must be valid JSON. Returns `None` if `text` is not an array of numbers or
+    /// booleans, or an array of such arrays of equal length.
     pub fn parse(text: &'a str) -> Option<Self> {
         let (mut counts, mut shape, mut is_inside) = (Vec::<usize>::new(), Vec::<Option<usize>>::new(), false);
-        // Depth of the numbers, which must be equal for all.
+        // Number of levels of arrays around the numbers. It must be the same for all numbers.
         let mut depth = None;
         for byte in text.bytes() {
             let was_inside = std::mem::take(&mut is_inside);
@@ -66,18 +66,19 @@ impl<'a> Numbers<'a> {
         self.text
     }
 
-    /// Length of the array, then of the arrays inside.
+    /// Length of the array, followed by the lengths of the arrays inside it.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// Number of numbers.
+    /// Total number of numbers.
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// True if the inner arrays have the lengths `inner`. Compares from the innermost level, and ignores levels that
-    /// only one side has. A list may be split into rows, and rows may be joined, but row lengths cannot change.
+    /// True if the inner arrays have the lengths `inner`. The comparison starts at the innermost level, and ignores
+    /// levels that only one of the two shapes has. A list can be split into rows, and rows can be joined, but the
+    /// length of rows cannot change.
     pub fn has_rows_of(&self, inner: &[usize]) -> bool {
         self.shape.iter().skip(1).rev().zip(inner.iter().rev()).all(|(own, wanted)| own == wanted)
     }
@@ -86,7 +87,7 @@ impl<'a> Numbers<'a> {
         self.text.split(['[', ']', ',', ' ', '\t', '\n', '\r']).filter(|number| !number.is_empty())
     }
 
-    /// The first of bool, int64, uint64 and float64 that can represent all numbers.
+    /// The first of the types bool, int64, uint64 and float64 that can represent all numbers.
     pub fn dtype(&self) -> DType {
         let all = |is: fn(&str) -> bool| self.each().all(is);
         let is_bool = |text: &str| matches!(text, "true" | "false");
@@ -101,7 +102,7 @@ impl<'a> Numbers<'a> {
         }
     }
 
-    /// Writes the numbers into `out`, which has room for exactly these.
+    /// Writes the numbers into `out`, which has exactly the required size.
     pub fn write(&self, dtype: DType, out: &mut [u8]) -> Result<(), String> {
         for (text, slot) in self.each().zip(out.chunks_exact_mut(dtype.size())) {
             let number = match text {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Lists of lists: the value of a record, and the form in which a batch collects them.
+//! Lists of lists: as the value of a record, and as the rows that a batch collects.
 
 use std::borrow::Cow;
 
@@ -11,8 +11,8 @@ use crate::value::{Value, json_lists};
 /// A list of lists. Its depth is `ends.len() + 1`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Nested<'a> {
-    /// For each level of inner lists, the outermost first: the end of each list, as an index in the next level or, for
-    /// the last level, in the items.
+    /// For each level of inner lists, with the outermost level first: the end of each list. An end is an index into the
+    /// next level or, at the last level, into the items.
     pub ends: Vec<Vec<usize>>,
     /// Items of the innermost lists, concatenated: `Value::List` or `Value::Strings`.
     pub items: Box<Value<'a>>,
@@ -21,9 +21,10 @@ pub struct Nested<'a> {
 /// Variable-length value of one row of a batch.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Lists {
-    /// Items, concatenated.
+    /// Bytes of all items, concatenated.
     pub bytes: Vec<u8>,
-    /// As in [`Nested::ends`]. For byte strings, one more level follows: the end of each string in `bytes`.
+    /// Ends of the lists, as in [`Nested::ends`]. For byte strings, one more level follows: the end of each string in
+    /// `bytes`.
     pub ends: Vec<Vec<usize>>,
 }
 
@@ -45,7 +46,7 @@ impl Nested<'_> {
         format!("a list of {count} lists{levels} ({} in all)", items.trim_start_matches("a list of "))
     }
 
-    /// Checks that every list in the last levels has the length that `shape` states for it.
+    /// Checks that every list at the last levels has the length that `shape` states for its level.
     pub(crate) fn check_shape(&self, shape: &[usize]) -> Result<(), String> {
         let first = self.ends.len().checked_sub(shape.len()).ok_or_else(|| self.wrong_depth(shape))?;
         for (ends, &side) in self.ends[first..].iter().zip(shape) {
@@ -57,7 +58,7 @@ impl Nested<'_> {
         Ok(())
     }
 
-    /// Checks that all levels form an array of this shape.
+    /// Checks that the lists of all levels form an array of this shape.
     pub(crate) fn check_array(&self, shape: &[usize]) -> Result<(), String> {
         let Some((&rows, inner)) = shape.split_first().filter(|_| shape.len() == self.depth()) else {
             return Err(self.wrong_depth(shape));
@@ -73,7 +74,7 @@ impl Nested<'_> {
     }
 }
 
-/// Collects the end of each part of `lens` in the concatenation.
+/// Returns the end of each part in the concatenation of parts with the lengths `lens`.
 fn ends(lens: impl Iterator<Item = usize>) -> Vec<usize> {
     let mut end = 0;
     lens.map(|len| {
@@ -89,7 +90,7 @@ fn of_strings(mut outer: Vec<Vec<usize>>, strings: &[&[u8]]) -> Lists {
 }
 
 impl<'a> Value<'a> {
-    /// Size in bytes of the result of [`Value::lists`], computed without collecting. For JSON, an upper bound.
+    /// Size in bytes of the result of [`Value::lists`], computed without creating the result. For JSON, an upper bound.
     pub(crate) fn lists_size(&self, item: Option<&TensorSpec>, depth: usize) -> usize {
         let index = size_of::<usize>();
         let strings = |strings: &[&[u8]]| strings.iter().map(|string| string.len() + index).sum::<usize>();
@@ -99,7 +100,7 @@ impl<'a> Value<'a> {
             }
             (Self::NullAs(_) | Self::Null | Self::Empty(_), _) => 0,
             (Self::Strings(values) | Self::Feature(Feature::Bytes(values)), _) => strings(values),
-            // A list or item has at least two characters.
+            // In JSON, a list or an item takes at least two characters.
             (Self::Json(text), _) => text.len().saturating_mul(index),
             (Self::Numbers(numbers), _) if depth > 1 => numbers.text().len().saturating_mul(index),
             (Self::Steps(steps), None) => {
@@ -115,7 +116,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// Returns lists of `depth` levels. Their items have the type `item`, or are byte strings if `item` is `None`.
+    /// Returns lists of `depth` levels. The items have the type `item`. If `item` is `None`, they are byte strings.
     pub(crate) fn lists(&self, item: Option<&TensorSpec>, depth: usize) -> Result<Lists, String> {
         let want = || match (item, depth) {
             (Some(item), 1) => format!("any number of {} {:?}", item.dtype, item.shape),

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Scoped settings: environment variables that apply only to URLs below one prefix, for another tenant's store.
+//! Scoped settings: environment variables that apply only to URLs with one prefix, such as the store of another tenant.
 //!
 //! `PENSTOCK_STORE_<NAME>_URL=s3://theirs` sets the URL prefix of a tenant. Any variable that a store reads can then be
-//! set for that prefix, for example `PENSTOCK_STORE_<NAME>_AWS_PROFILE=guest`. A tenant inherits no identity: no
-//! variables that contain one, and no home folder with `~/.aws`, gcloud's default credentials or the login of `az`. If
-//! the tenant's own credentials fail, no others are tried. A tenant with its own `AWS_PROFILE` reads that profile from
-//! the user's AWS files.
+//! set for this prefix, for example `PENSTOCK_STORE_<NAME>_AWS_PROFILE=guest`. A tenant inherits no identity. It
+//! inherits no variables that contain an identity, and no home folder with `~/.aws`, gcloud's default credentials or
+//! the login of `az`. If the tenant's own credentials fail, no other credentials are tried. If a tenant sets
+//! `AWS_PROFILE`, that profile is read from the user's AWS files.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -13,10 +13,10 @@ use penstock_types::{Error, Result, Url};
 
 const MARK: &str = "PENSTOCK_STORE_";
 
-/// Variables with the location of the AWS profile files. A tenant inherits them only if it sets `AWS_PROFILE`.
+/// Variables that locate the AWS profile files. A tenant inherits them only if it sets `AWS_PROFILE`.
 const PROFILE_FILES: [&str; 3] = ["HOME", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"];
 
-/// Returns true for variables that contain an identity, for any cloud.
+/// Returns true for variables that contain an identity in any cloud.
 fn is_identity(name: &str) -> bool {
     let places = [
         "AWS_REGION",
@@ -45,7 +45,7 @@ pub(crate) struct ScopedSettings {
     pub(crate) variables: HashMap<String, String>,
 }
 
-/// Returns the tenants that the variables define. Returns a `Config` error for an incomplete tenant.
+/// Returns the tenants that the variables define. Returns a `Config` error if a tenant has no URL, or an invalid one.
 pub(crate) fn tenants(variables: &HashMap<String, String>) -> Result<Vec<ScopedSettings>> {
     let mut found: BTreeMap<&str, String> = BTreeMap::new();
     for (name, value) in variables {
@@ -62,7 +62,7 @@ pub(crate) fn tenants(variables: &HashMap<String, String>) -> Result<Vec<ScopedS
     let mut theirs: HashMap<&str, Vec<(&str, &str)>> = HashMap::new();
     for (name, value) in variables {
         let Some(rest) = name.strip_prefix(MARK) else { continue };
-        // The longest tenant name wins, because both `A` and `A_AWS` may be tenants.
+        // Prefer the longest tenant name, because both `A` and `A_AWS` may be tenants.
         let tenant =
             found.keys().filter(|tenant| rest.starts_with(&format!("{tenant}_"))).max_by_key(|tenant| tenant.len());
         let Some(tenant) = tenant else {
@@ -84,8 +84,8 @@ pub(crate) fn tenants(variables: &HashMap<String, String>) -> Result<Vec<ScopedS
                 let files = PROFILE_FILES.iter().filter_map(|name| variables.get_key_value(*name));
                 all.extend(files.map(|(name, value)| (name.clone(), value.clone())));
             }
-            // `az` finds its login in the home folder of the process, which a tenant's variables cannot change, so `az`
-            // is disabled.
+            // Disable `az`. It finds its login in the home folder of the process, which the variables of a tenant
+            // cannot change.
             all.insert("PENSTOCK_AZURE_CLI".to_owned(), "0".to_owned());
             all.extend(own.into_iter().filter(|(name, _)| *name != "URL").map(|(n, v)| (n.to_owned(), v.to_owned())));
             ScopedSettings { url, variables: all }

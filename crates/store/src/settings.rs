@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Store settings that are not part of a URL. They are parsed once from the environment, and their `Debug` output
-//! contains no secrets.
+//! Store settings that are not part of a URL. They are parsed once from the environment. Their `Debug` output contains
+//! no secrets.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -27,38 +27,38 @@ pub struct StoreSettings {
     pub hub: HubSettings,
     /// Settings for retries.
     pub retry: RetryPolicy,
-    /// Whether late GETs over a network are hedged; disabled if not set.
+    /// Whether late GETs over a network are hedged. If not set, they are not hedged.
     pub hedges: Option<bool>,
-    /// Method of reading local files; threads if not set.
+    /// Method of reading local files. If not set, threads read through the page cache.
     pub local_reads: Option<LocalReads>,
-    /// Maximum chunk size of local file reads in bytes; 2 MiB if not set.
+    /// Maximum chunk size, in bytes, of local file reads. If not set, 2 MiB.
     pub local_piece_bytes: Option<u64>,
-    /// Other tenants' stores, as pairs of URL prefix and settings.
+    /// Settings for the stores of other tenants, as pairs of URL prefix and settings.
     pub(crate) tenants: Vec<(String, StoreSettings)>,
 }
 
 /// Connection settings of S3 and compatible stores. Its `Debug` output contains no credential.
 #[derive(Clone, Default)]
 pub struct S3Settings {
-    /// Endpoint to use instead of AWS's. The bucket name is then part of the path.
+    /// Endpoint to use instead of AWS's. If set, the bucket name is part of the URL path.
     pub endpoint: Option<String>,
-    /// Region to sign for.
+    /// Region for which requests are signed.
     pub region: Option<String>,
     /// Allows plain HTTP to other machines.
     pub allows_http: bool,
-    /// Allows requests to the instance metadata address for credentials.
+    /// Allows requests for credentials to the instance metadata address.
     pub asks_instance: bool,
-    /// Sends requests unsigned, for public buckets.
+    /// Sends requests without a signature, for public buckets.
     pub is_anonymous: bool,
-    /// Verifies an ETag that is an MD5 if the store has no CRC. Disabled by default, because MD5 runs at only 0.77 GB/s
-    /// per core.
+    /// If the store returns no CRC, verifies an ETag that is an MD5. Disabled by default, because MD5 reaches only 0.77
+    /// GB/s per core.
     pub verifies_md5: bool,
-    /// Verifies composite checksums of multipart uploads. For an object with several parts, this needs one or two HEAD
-    /// requests for the part size.
+    /// Verifies the composite checksums of multipart uploads. An object with several parts needs one or two additional
+    /// HEAD requests for the size of its parts.
     pub verifies_parts: bool,
     /// Environment variables that the credential chain may read: AWS_*.
     pub(crate) variables: HashMap<String, String>,
-    /// Home folder, which contains `.aws`.
+    /// Home folder. It contains the folder `.aws`.
     pub(crate) home: Option<PathBuf>,
 }
 
@@ -77,12 +77,12 @@ impl fmt::Debug for S3Settings {
 }
 
 impl StoreSettings {
-    /// Reads the standard AWS variables and Penstock's own: `PENSTOCK_ALLOW_HTTP`, `PENSTOCK_S3_IMDS`,
+    /// Reads the standard AWS variables and the variables of Penstock: `PENSTOCK_ALLOW_HTTP`, `PENSTOCK_S3_IMDS`,
     /// `PENSTOCK_S3_ANONYMOUS`, `PENSTOCK_S3_MD5`, `PENSTOCK_S3_PARTS`, `PENSTOCK_AZURE_IMDS`, `PENSTOCK_AZURE_CLI`,
     /// `PENSTOCK_AZURE_ANONYMOUS`, `PENSTOCK_GS_METADATA`, `PENSTOCK_GS_ANONYMOUS`, `PENSTOCK_HEDGE` (1 or 0),
     /// `PENSTOCK_GIVE_UP_AFTER_S` (seconds of throttling) and `PENSTOCK_LOCAL_READS` (auto, pread, uring).
     ///
-    /// `PENSTOCK_STORE_<NAME>_*` variables define other tenants' stores and their settings (see `scoped_settings`).
+    /// `PENSTOCK_STORE_<NAME>_*` variables define the settings for the stores of other tenants (see `scoped_settings`).
     pub fn from_env(variables: &HashMap<String, String>) -> Result<Self> {
         let tenants = tenants(variables)?.into_iter().map(|tenant| {
             let mut settings = Self::plain(&tenant.variables)?;
@@ -92,7 +92,7 @@ impl StoreSettings {
         Ok(Self { tenants: tenants.collect::<Result<_>>()?, ..Self::plain(variables)? })
     }
 
-    /// Returns these settings with another time limit for the retries of one request, in seconds.
+    /// Returns these settings with `seconds` as the time budget for the retries of one request.
     ///
     /// # Errors
     ///
@@ -108,7 +108,7 @@ impl StoreSettings {
         Ok(self)
     }
 
-    /// Returns the settings for a URL: those of its tenant, or the process's own.
+    /// Returns the settings for a URL: the settings of its tenant or, if it has no tenant, these settings.
     pub fn of(&self, url: &Url) -> Self {
         let tenants = self.tenants.iter().filter(|(prefix, _)| is_below(url, prefix));
         let mut settings = match tenants.max_by_key(|(prefix, _)| prefix.len()) {
@@ -136,7 +136,7 @@ impl StoreSettings {
         let config = text("AWS_CONFIG_FILE")
             .map(PathBuf::from)
             .or_else(|| Some(PathBuf::from(text("HOME")?).join(".aws/config")));
-        // A missing file is ignored, as in all AWS tools.
+        // As in all AWS tools, a missing file is ignored.
         let config = config.and_then(|path| std::fs::read_to_string(path).ok()).unwrap_or_default();
         let profile = aws_profile(&config, text("AWS_PROFILE").unwrap_or("default"));
         let bundle = profile.get("ca_bundle").filter(|_| text("AWS_CA_BUNDLE").is_none());
@@ -200,8 +200,8 @@ impl StoreSettings {
     }
 }
 
-/// Returns the settings of one profile in an AWS configuration file, without nested settings (`s3 =` and its indented
-/// lines).
+/// Returns the settings of one profile in an AWS configuration file. Omits nested settings, such as `s3 =` and the
+/// indented lines after it.
 fn aws_profile(config: &str, name: &str) -> HashMap<String, String> {
     let mut is_ours = false;
     let mut found = HashMap::new();

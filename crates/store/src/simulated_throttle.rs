@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Simulates a slow store that throttles: a store wrapper that limits latency, bytes/s and requests/s. For tests, and
-//! for cases that neither the block layer nor the emulator can simulate. Bytes above the rate wait in a queue of limited
-//! length. Requests that arrive while the queue is full, or that exceed the burst, are throttled with 503, as in real
-//! stores.
+//! Simulates a slow store that throttles. The store wrapper adds latency and limits bytes/s and requests/s. It is for
+//! tests, and for stores that neither a slow block device nor the emulator can simulate. Bytes above the rate wait in a
+//! queue of limited length. Requests that exceed the burst, or that arrive while the queue is full, fail with 503, as
+//! in real stores.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,25 +14,25 @@ use penstock_types::{ByteRange, Deadline, Error, Key, Result, Url, now};
 
 use crate::{Capabilities, Chunk, GetResult, ListStream, Meta, MultipartStore, ObjectRef, PutOptions, Store};
 
-/// Speed limits of a store; the default sets none.
+/// Limits of a throttled store. The default sets no limits.
 #[derive(Debug, Clone, Default)]
 pub struct ThrottleConfig {
     /// Median time until a response begins.
     pub latency: Duration,
-    /// 99th percentile of the latency; together with the median it defines a log-normal distribution. If it is zero,
-    /// every response takes the median time.
+    /// 99th percentile of the time until a response begins. With the median, it defines a log-normal distribution. If
+    /// it is zero, every response begins after the median time.
     pub latency_p99: Duration,
-    /// Maximum body bytes per second, reads and writes together.
+    /// Maximum number of body bytes per second, summed over reads and writes.
     pub bytes_per_s: Option<f64>,
-    /// Maximum requests per second.
+    /// Maximum number of requests per second.
     pub requests_per_s: Option<f64>,
-    /// Number of requests that may arrive at the same time before the rate limit applies.
+    /// Number of requests that may arrive together before the rate limit applies.
     pub burst: u32,
-    /// Maximum queueing time of bytes. A request that would wait longer is throttled.
+    /// Maximum time that bytes wait in the queue. A request that would wait longer is throttled.
     pub queue: Duration,
 }
 
-/// Store wrapper that limits the speed of the inner store.
+/// Store wrapper that applies the limits to the inner store.
 #[derive(Debug)]
 pub struct ThrottledStore {
     inner: Arc<dyn Store>,
@@ -92,13 +92,13 @@ impl Throttle {
         if p99 <= median || median == 0.0 {
             return self.limits.latency;
         }
-        // Box-Muller transform; 2.326 is the 99th percentile of the standard normal distribution.
+        // Box-Muller transform. 2.326 is the 99th percentile of the standard normal distribution.
         let (u, v) = (1.0 - rand::random::<f64>(), rand::random::<f64>());
         let normal = (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos();
         Duration::from_secs_f64(median * ((p99 / median).ln() / 2.326 * normal).exp())
     }
 
-    /// Waits until `bytes` more bytes have passed at the limited rate.
+    /// Waits until `bytes` more bytes have passed at the limited rate, but at most until the deadline.
     async fn pass(&self, bytes: u64, deadline: Deadline) -> Result<()> {
         let Some(rate) = self.limits.bytes_per_s.filter(|rate| *rate > 0.0) else { return Ok(()) };
         let until = {
@@ -107,7 +107,7 @@ impl Throttle {
             *until = Some(next);
             next
         };
-        // Wait only until the deadline. The bytes count in full, because an aborted read has used the bandwidth too.
+        // All bytes count, even if the deadline comes first, because an aborted read has used the bandwidth too.
         tokio::time::sleep_until(deadline.instant().map_or(until, |at| at.min(until)).into()).await;
         deadline.check("a transfer of a throttled store")
     }
@@ -124,7 +124,7 @@ impl ThrottledStore {
         &*self.inner
     }
 
-    /// Admits one request with a body of `bytes` bytes.
+    /// Admits one request, and waits until its body of `bytes` bytes has passed.
     pub(crate) async fn pass(&self, key: &Key, bytes: u64, deadline: Deadline) -> Result<()> {
         self.enter(key, deadline).await?;
         self.gate.pass(bytes, deadline).await

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Composite checksums of S3 multipart uploads: a checksum of the parts' checksums (`COMPOSITE`) or, for older uploads,
-//! an ETag that is the MD5 of the parts' MD5s (`...-8`). Both contain the number of parts but not their size. A HEAD
-//! request for the first part returns the size, and one for the last part shows whether all parts have the same size.
-//! If they do not, no checksum is verified.
+//! an ETag that is the MD5 of the parts' MD5s (`...-8`). Neither contains the size of the parts, only their number. A
+//! HEAD request for the first part returns its size. A HEAD request for the last part shows whether all parts have the
+//! same size. If their sizes differ, no checksum is verified.
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -14,7 +14,7 @@ use super::{Ask, Bucket, is_encrypted};
 use crate::transport::{quoted, ranged_get, text, unquoted};
 use crate::{Meta, checksum};
 
-/// Composite checksum from the headers, with the number of parts.
+/// Composite checksum from the headers of a response, and the number of parts.
 #[derive(Debug, PartialEq)]
 struct CompositeChecksum {
     kind: PartDigest,
@@ -22,7 +22,7 @@ struct CompositeChecksum {
     parts: u64,
 }
 
-/// Adds the composite digest to the metadata of a whole object, if no better digest is available.
+/// Adds the composite digest to the metadata of a whole object, unless the metadata contain a better digest.
 pub(super) async fn vouched(bucket: &Bucket, mut meta: Meta, headers: &HeaderMap, deadline: Deadline) -> Result<Meta> {
     if checksum::cheapest(&meta.digests).is_none()
         && let Some(CompositeChecksum { kind, value, parts }) = composite(headers, bucket.verifies_md5)
@@ -33,7 +33,7 @@ pub(super) async fn vouched(bucket: &Bucket, mut meta: Meta, headers: &HeaderMap
     Ok(meta)
 }
 
-/// Parses the composite checksum and the number of parts from an object's headers.
+/// Parses the composite checksum and the number of parts in the headers of a response.
 fn composite(headers: &HeaderMap, takes_md5: bool) -> Option<CompositeChecksum> {
     let counted = |text: &str| {
         let (value, parts) = text.rsplit_once('-')?;
@@ -57,7 +57,7 @@ fn composite(headers: &HeaderMap, takes_md5: bool) -> Option<CompositeChecksum> 
         .or_else(|| (takes_md5 && !is_encrypted(headers)).then(md5)?)
 }
 
-/// Returns the size of each part; the last part may be shorter. Returns `None` if the size is unknown or parts differ.
+/// Returns the size of all parts except the last, which may be shorter. Returns `None` if it is unknown or not uniform.
 async fn part_bytes(bucket: &Bucket, meta: &Meta, parts: u64, deadline: Deadline) -> Result<Option<u64>> {
     if meta.size == 0 || parts == 1 {
         return Ok(Some(meta.size).filter(|size| *size > 0));
@@ -69,14 +69,14 @@ async fn part_bytes(bucket: &Bucket, meta: &Meta, parts: u64, deadline: Deadline
     if first == 0 || meta.size.div_ceil(first) != parts {
         return Ok(None);
     }
-    // With two parts, the size of the second follows from the first.
+    // If there are two parts, the size of the second part follows from the size of the first.
     if parts > 2 && length_of(bucket, meta, parts, deadline).await? != Some(meta.size - first * (parts - 1)) {
         return Ok(None);
     }
     Ok(Some(first))
 }
 
-/// Returns the size of one part in bytes; `None` if the store does not return it.
+/// Returns the size of one part in bytes. Returns `None` if the store does not return it.
 async fn length_of(bucket: &Bucket, meta: &Meta, number: u64, deadline: Deadline) -> Result<Option<u64>> {
     let query = format!("partNumber={number}");
     let mut ask = Ask { query: &query, ..Ask::new(Method::HEAD, Metric::Heads, Some(&meta.key)) };
@@ -85,8 +85,8 @@ async fn length_of(bucket: &Bucket, meta: &Meta, number: u64, deadline: Deadline
     }
     match bucket.send(ask, deadline).await {
         Ok(answer) => ranged_get::length(bucket, &meta.key, answer.headers()).map(Some),
-        // moto compares If-Match with the ETag of the part and returns 412. Ignoring this error is safe: reads are
-        // pinned to the object's version, so they return `Changed` for a replaced object.
+        // moto compares If-Match with the ETag of the part and returns 412. Ignoring this error is safe: if the object
+        // was replaced, the read itself returns `Changed`, because it is pinned to a version.
         Err(Error::Changed { .. }) => Ok(None),
         Err(error) if error.retryable() => Err(error),
         Err(_) => Ok(None),

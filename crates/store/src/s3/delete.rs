@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Deletes objects: up to 1,000 keys per request. Keys that XML cannot express are deleted one by one.
+//! Deletes objects, with up to 1,000 keys per request. Keys that XML cannot express are deleted one by one.
 
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
@@ -15,7 +15,7 @@ use crate::transport::{client::Parts, within, xml};
 
 /// Maximum number of keys per request.
 const MAX_KEYS: usize = 1000;
-/// Maximum number of concurrent requests that delete one key.
+/// Maximum number of concurrent requests that each delete a single key.
 const AT_ONCE: usize = 8;
 
 pub(super) async fn delete(bucket: &Bucket, keys: &[Key], deadline: Deadline) -> Result<()> {
@@ -47,7 +47,7 @@ async fn delete_batch(bucket: &Bucket, keys: &[&str], deadline: Deadline) -> Res
     let body = Bytes::from(format!("<Delete><Quiet>true</Quiet>{objects}</Delete>"));
     let mut ask = Ask { query: "delete=", ..Ask::new(Method::POST, Metric::Puts, None) };
     for algorithm in [Algorithm::Crc32c, Algorithm::Md5] {
-        // AWS accepts either digest; many compatible stores require the MD5.
+        // AWS accepts either digest. Many compatible stores require the MD5.
         let digest = checksum::of_parts(algorithm, std::slice::from_ref(&body));
         let (name, value) = digest.as_ref().and_then(checksum_header).ok_or_else(|| Error::bug("no digest"))?;
         ask.headers.insert(name, value);

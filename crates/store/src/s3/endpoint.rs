@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Builds the URI of a request from endpoint, bucket and key; every byte of the key is preserved.
+//! Builds the URI of a request from the endpoint, the bucket and the key. Every byte of the key is preserved.
 
 use http::Uri;
 use penstock_types::{Error, Result};
@@ -11,7 +11,7 @@ use crate::transport::{is_loopback, uri};
 pub(super) struct Endpoint {
     scheme: &'static str,
     authority: String,
-    /// URL path of the bucket; empty if the host name contains the bucket name.
+    /// URL path of the bucket. Empty if the host name contains the bucket name.
     base: String,
     region: String,
     shown: String,
@@ -30,7 +30,8 @@ impl Endpoint {
         let Some(url) = &settings.endpoint else {
             let domain = if region.starts_with("cn-") { "amazonaws.com.cn" } else { "amazonaws.com" };
             let host = format!("s3.{region}.{domain}");
-            // AWS's certificate covers only one more label, so a bucket name with dots goes into the path.
+            // AWS's certificate covers only one more label in the host name. A bucket name with dots is therefore part
+            // of the path.
             let (authority, base) = match bucket.contains('.') {
                 true => (host, format!("/{bucket}")),
                 false => (format!("{bucket}.{host}"), String::new()),
@@ -38,7 +39,7 @@ impl Endpoint {
             let shown = format!("https://{authority}");
             return Ok(Self { scheme: "https", authority, base, region, shown });
         };
-        // Errors may contain the URL only after the check that the URL has no password.
+        // The URL may contain a password. Errors may contain the URL only after the check below.
         let bad = |problem: &str| Error::config("AWS_ENDPOINT_URL", problem);
         let uri: Uri = url.parse().map_err(|_| bad("not a valid URL"))?;
         let authority = uri.authority().ok_or_else(|| bad("the URL has no host"))?;
@@ -79,7 +80,7 @@ impl Endpoint {
         &self.shown
     }
 
-    /// Returns the URI of a key, or of the bucket if there is no key.
+    /// Returns the URI of a key, or of the bucket if `key` is `None`.
     pub(super) fn uri(&self, key: Option<&[u8]>, query: &str) -> Result<Uri> {
         let Self { scheme, authority, base, .. } = self;
         let root = if key.is_none() && base.is_empty() { "/" } else { "" };

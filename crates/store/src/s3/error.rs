@@ -19,7 +19,7 @@ pub(super) struct ErrorBody {
 impl ErrorBody {
     pub(super) fn parse(body: &[u8]) -> Self {
         let mut error = Self::default();
-        // If the body cannot be parsed, only the status is used.
+        // If the body cannot be parsed, the error is built from the status alone.
         let _ = xml::elements(body, |path, text| match path {
             ["Error", "Code"] => error.code = shown(&text),
             ["Error", "Message"] => error.message = shown(&text),
@@ -47,7 +47,7 @@ pub(super) async fn of_answer(
 }
 
 /// Returns true if the store rejected the request because the credential has expired. A response to HEAD has no body,
-/// so any 400 counts.
+/// so every status 400 counts.
 pub(super) fn tells_expiry(method: &Method, status: StatusCode, error: &Error) -> bool {
     match error {
         Error::Denied { reason, .. } => {
@@ -75,7 +75,7 @@ pub(super) fn of_status(
         (code, message) => format!("{code}: {message}"),
     };
     match (status.as_u16(), code) {
-        // Some stores return these codes with status 404. `NotFound` and its hint would mislead the user.
+        // Some stores return these codes with status 404, but `NotFound` and its hint would mislead the user.
         (_, "InvalidAccessKeyId" | "XAdminUserNotFound" | "SignatureDoesNotMatch" | "AccessDenied") => {
             Error::Denied { place, reason }
         }

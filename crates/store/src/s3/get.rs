@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! HEAD and GET requests for one key; `transport::ranged_get` uses them for reads.
+//! HEAD and GET requests for one key. `transport::ranged_get` uses them for reads.
 
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Writes large objects as multipart uploads over several connections. The object becomes visible when the last request
-//! succeeds. After a failure the parts are deleted.
+//! succeeds. After a failure, the parts are deleted.
 
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
@@ -14,9 +14,9 @@ use super::{Ask, Bucket, add_encoding, checksum_header, error};
 use crate::transport::{add_precondition, client::Parts, cut, pair, unmet, unquoted, within, xml};
 use crate::{Meta, PutOptions, Version, checksum};
 
-/// Size of a part in bytes. It is larger if the object would otherwise need more than 10,000 parts.
+/// Normal size of a part in bytes. Parts are larger if the object would otherwise need more than 10,000 parts.
 const PART: u64 = 16 << 20;
-/// Maximum number of parts.
+/// Maximum number of parts of an object.
 pub(super) const MAX_PARTS: u64 = 10_000;
 /// Maximum number of parts in flight.
 const AT_ONCE: usize = 4;
@@ -49,7 +49,8 @@ pub(super) async fn put(
             modified_s: Some(unix_now().as_secs_f64()),
         }),
         Err(error) => {
-            // Ignore errors here, because the first error is returned. The request has its own deadline.
+            // Ignore errors of this cleanup, because the error of the upload is returned. The cleanup has its own
+            // deadline.
             let ask = Ask { query: &upload, ..Ask::new(Method::DELETE, Metric::Puts, Some(key)) };
             let _ = bucket.send(ask, Deadline::within(std::time::Duration::from_secs(10))).await;
             Err(unmet(error, &options.precondition))
@@ -93,7 +94,7 @@ async fn finish(
     complete(bucket, key, upload, &sent, whole, options, deadline).await
 }
 
-/// Completes an upload. The request contains the entries of all parts and the CRC of the whole object.
+/// Completes an upload. The request contains the entries of all parts, and the CRC of the whole object.
 pub(super) async fn complete(
     bucket: &Bucket,
     key: &Key,
@@ -119,7 +120,7 @@ pub(super) async fn complete(
         [_, "ChecksumType"] => is_full = text == "FULL_OBJECT",
         _ => {}
     })?;
-    // S3 may return status 200 with an error in the body, because it responds before it has joined the parts.
+    // S3 responds before it has joined the parts, so a response with status 200 may contain an error.
     let reply = ErrorBody::parse(&done);
     if !reply.code.is_empty() {
         let status = if reply.code == "InternalError" { 500 } else { 400 };
@@ -138,13 +139,13 @@ fn name_value(digest: &Digest) -> Result<(http::HeaderName, HeaderValue)> {
     checksum_header(digest).ok_or_else(|| Error::bug("no checksum header exists for a digest"))
 }
 
-/// Builds the XML entry of a part for the list of parts.
+/// Builds the XML entry of a part in the list of parts.
 pub(super) fn line(crc: &Digest, etag: &str, number: u32) -> String {
     let crc = base64::Engine::encode(&base64::prelude::BASE64_STANDARD, &crc.value);
     format!("<Part><ChecksumCRC32C>{crc}</ChecksumCRC32C><ETag>{etag}</ETag><PartNumber>{number}</PartNumber></Part>")
 }
 
-/// Sends a part and returns its XML entry for the list of parts.
+/// Sends a part. Returns the part's XML entry for the list of parts.
 async fn send_part(
     bucket: &Bucket,
     key: &Key,
@@ -158,7 +159,7 @@ async fn send_part(
     Ok(line(&Digest::of_u32(Algorithm::Crc32c, crc), &etag, number))
 }
 
-/// Sends a part and returns its CRC-32C and its ETag.
+/// Sends a part. Returns its CRC-32C and its ETag.
 pub(super) async fn sent_part(
     bucket: &Bucket,
     key: &Key,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Lists objects with ListObjectsV2. Keys are URL-encoded in the response, so that every key is preserved.
+//! Lists objects with ListObjectsV2. The response contains URL-encoded keys, so that every byte of a key is preserved.
 
 use std::sync::Arc;
 
@@ -15,14 +15,14 @@ use crate::page_tokens::PageTokens;
 use crate::transport::{client::innermost, pair, unquoted, within, xml};
 use crate::{ListStream, Meta, Version, http_date};
 
-/// Maximum size of a page in bytes, four times the size of 1000 URL-encoded keys of 1,024 bytes.
+/// Maximum size of a page in bytes: four times the size of 1,000 URL-encoded keys of 1,024 bytes each.
 const PAGE_LIMIT: usize = 16 << 20;
 
 /// One page of a listing.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Page {
     pub(super) objects: Vec<Meta>,
-    /// Token of the next page, if there is a next page.
+    /// Token of the next page; `None` on the last page.
     pub(super) next: Option<String>,
 }
 
@@ -78,7 +78,7 @@ impl Listing {
     }
 }
 
-/// Fields parsed so far from the XML element of an object.
+/// Fields of an object that were parsed so far from its XML element.
 #[derive(Default)]
 struct Entry {
     key: Option<String>,
@@ -98,7 +98,7 @@ pub(super) fn parse(body: &[u8]) -> Result<Page> {
             [_, "IsTruncated"] => is_truncated = text == "true",
             [_, "EncodingType"] => is_encoded = text == "url",
             [_, "NextContinuationToken"] => next = Some(text),
-            // The fields of an entry can appear in any order, so it is complete only at the end of the element.
+            // The fields of an entry may appear in any order, so the entry is complete only at the end of its element.
             [_, "Contents"] => entries.push(std::mem::take(&mut entry)),
             [_, "Contents", field] => match *field {
                 "Key" => entry.key = Some(text),
@@ -137,7 +137,7 @@ pub(super) fn parse(body: &[u8]) -> Result<Page> {
     }
 }
 
-/// Decodes a URL-encoded key. A plus sign means a space, as in forms.
+/// Decodes a URL-encoded key. As in HTML forms, a plus sign means a space.
 fn decode(text: &str) -> Key {
     let spaced: Vec<u8> = text.bytes().map(|byte| if byte == b'+' { b' ' } else { byte }).collect();
     Key::new(percent_decode(&spaced).collect::<Vec<u8>>())

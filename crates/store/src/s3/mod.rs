@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! S3 and compatible stores: reads and writes one bucket over HTTP/1.1 with many connections; `reqsign` signs the
+//! S3 and compatible stores: reads and writes one bucket over HTTP/1.1 with many connections. `reqsign` signs the
 //! requests.
 //!
 //! This module builds the requests to a bucket and interprets the responses. It sends every request once; `Retry`
-//! repeats failed requests. No error or `Debug` output contains a secret or a signed URL.
+//! repeats failed requests. No error and no `Debug` output contains a secret or a signed URL.
 
 mod chain;
 mod composite_checksum;
@@ -64,11 +64,11 @@ impl fmt::Debug for S3 {
     }
 }
 
-/// Parameters of one request.
+/// Parameters of a request.
 struct Ask<'a> {
     method: Method,
     kind: Metric,
-    /// Object of the request; `None` for a request to the bucket.
+    /// Object of the request. `None` for a request to the bucket itself.
     key: Option<&'a Key>,
     query: &'a str,
     headers: HeaderMap,
@@ -94,7 +94,7 @@ impl S3 {
         Ok(Self { bucket: Arc::new(bucket), verifies: true })
     }
 
-    /// Disables the checksum verification of whole objects, because the caller (`Retry`) does it.
+    /// Disables the verification of checksums of whole objects, because the caller (`Retry`) verifies them.
     pub(crate) fn unverified(self) -> Self {
         Self { verifies: false, ..self }
     }
@@ -178,13 +178,13 @@ impl Bucket {
     }
 }
 
-/// Returns true if the object is encrypted so that its ETag is not an MD5.
+/// Returns true if the object is encrypted in such a way that its ETag is not an MD5.
 fn is_encrypted(headers: &HeaderMap) -> bool {
     text(headers, "x-amz-server-side-encryption").is_some_and(|how| how != "AES256")
         || text(headers, "x-amz-server-side-encryption-customer-algorithm").is_some()
 }
 
-/// Returns the Content-Encoding without `aws-chunked`, which describes the transfer and not the object.
+/// Returns the Content-Encoding without `aws-chunked`, which describes the transfer encoding and not the object.
 fn stored_encoding(text: &str) -> Option<String> {
     let kept: Vec<&str> =
         text.split(',').map(str::trim).filter(|name| !name.is_empty() && *name != "aws-chunked").collect();
@@ -199,15 +199,15 @@ const CHECKSUMS: [(&str, Algorithm, usize); 5] = [
     ("x-amz-checksum-sha1", Algorithm::Sha1, 20),
 ];
 
-/// Returns the whole-object checksums in a response. `composite_checksum` handles those of multipart uploads
-/// (`COMPOSITE`).
+/// Returns the whole-object checksums in a response. `composite_checksum` handles composite checksums of multipart
+/// uploads (`COMPOSITE`).
 fn checksums(headers: &HeaderMap) -> Vec<Digest> {
     if headers.get("x-amz-checksum-type").is_some_and(|kind| kind != "FULL_OBJECT") {
         return Vec::new();
     }
-    // If a multipart upload has no checksum type, the server does not support whole-object checksums for it. Its
-    // checksums are then composite, even if they have no `-3` suffix (moto's HEAD). CRC64NVME always covers the whole
-    // object.
+    // If the response for a multipart upload has no checksum type, the server computes no whole-object checksums for
+    // such uploads. Their checksums are then composite, even without a suffix such as `-3` (moto's HEAD). Only
+    // CRC64NVME always covers the whole object.
     let has_only_part_sums =
         !headers.contains_key("x-amz-checksum-type") && text(headers, "etag").is_some_and(is_multipart);
     let decode = |text: &HeaderValue| base64::Engine::decode(&base64::prelude::BASE64_STANDARD, text).ok();
@@ -228,7 +228,7 @@ fn is_multipart(etag: &str) -> bool {
     })
 }
 
-/// Returns the request header for a digest, if S3 has one.
+/// Returns the request header for a digest. Returns `None` if S3 has no header for its algorithm.
 fn checksum_header(digest: &Digest) -> Option<(HeaderName, HeaderValue)> {
     let name = match digest.algorithm {
         Algorithm::Md5 => "content-md5",

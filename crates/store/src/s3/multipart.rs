@@ -14,14 +14,14 @@ use crate::multipart::{MultipartLimits, MultipartStore, Part, PartSpec, UploadId
 use crate::transport::{pair, unmet, unquoted, xml};
 use crate::{Meta, PutOptions, checksum};
 
-/// Maximum number of pages in a listing of parts: 10,000 parts at 1,000 per page, plus one spare page.
+/// Maximum number of pages in a listing of parts: 10 pages for 10,000 parts, and one spare page.
 const PAGES: usize = 11;
 
 fn query(id: &UploadId) -> String {
     pair("uploadId", id.0.as_bytes())
 }
 
-/// Converts the error for an unknown upload to `NotFound`.
+/// Converts the error for an unknown upload to `NotFound`. Leaves other errors unchanged.
 fn gone(error: Error) -> Error {
     match error {
         Error::Server { place, status: 404, .. } => Error::NotFound { place },

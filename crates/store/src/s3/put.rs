@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Writes objects: one PUT request for a small object, several parts for a large one. S3 verifies the CRC-32C of each
-//! request.
+//! Writes objects. A small object is sent in one PUT request, a large one in several parts. S3 verifies the CRC-32C of
+//! each request.
 
 use bytes::Bytes;
 use http::Method;
@@ -11,8 +11,8 @@ use super::{Ask, Bucket, add_encoding, checksum_header, large_put};
 use crate::transport::{add_precondition, client::Parts, unmet, unquoted};
 use crate::{Meta, PutOptions, Version, checksum};
 
-/// Objects above this size (in bytes) are sent in parts. S3 accepts 5 GiB in one request, but parts can use several
-/// connections.
+/// Maximum size, in bytes, of an object that is sent in one request. S3 accepts up to 5 GiB in one request, but parts
+/// can use several connections.
 const SINGLE: u64 = 64 << 20;
 
 pub(super) async fn put(
@@ -28,7 +28,7 @@ pub(super) async fn put(
         return large_put::put(bucket, key, parts, size, options, deadline).await;
     }
     let mut ask = Ask::new(Method::PUT, Metric::Puts, Some(key));
-    // Send the caller's digest if S3 has a header for it, otherwise our own CRC-32C.
+    // Send the caller's digest if S3 has a header for it. Otherwise, send the CRC-32C that is computed here.
     let digest = match &options.checksum {
         Some(digest) if checksum_header(digest).is_some() => digest.clone(),
         _ => checksum::of_parts(Algorithm::Crc32c, &parts).ok_or_else(|| Error::bug("no CRC-32C"))?,

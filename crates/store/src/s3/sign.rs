@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Signs requests with credentials from the cache. Error messages contain only Penstock's own text, never the
-//! response of a credential provider.
+//! Signs requests with credentials from the cache. Error messages contain only text from Penstock, never the response
+//! of a credential provider.
 
 use std::sync::Arc;
 
@@ -19,12 +19,12 @@ use crate::transport::client::Http;
 
 static KEEPERS: Shared<Credential> = Shared::new();
 
-/// Signs requests with the cached credentials (see `credentials`).
+/// Signs requests with the credential from the cache (see `credentials`).
 pub(super) struct Sign {
     keeper: Option<Arc<CredentialCache<Credential>>>,
     signer: RequestSigner,
     sources: String,
-    /// True if the keys come from the environment, which does not change during the life of the process.
+    /// True if the keys come from the environment, which does not change while the process runs.
     is_fixed: bool,
 }
 
@@ -39,7 +39,7 @@ impl Sign {
             variable("AWS_CONTAINER_CREDENTIALS_FULL_URI"),
             variable("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI").map(|_| "http://169.254.170.2/"),
         );
-        // Only known container endpoints are allowed, so that a variable cannot send a token to an arbitrary host.
+        // Allow only known hosts. Otherwise, this variable could send a token to an arbitrary host.
         let full = full.filter(|url| is_container_host(url));
         let chain = Chain {
             region: region.to_owned(),
@@ -66,7 +66,7 @@ impl Sign {
         let signed = credentials::sign(self.keeper.as_deref(), &self.signer, head).await;
         signed.map_err(|error| {
             let place = place.to_owned();
-            // Use only the error's text: its source may quote a file or a response that contains a secret.
+            // Use only the text of the error. Its source may quote a file or a response that contains a secret.
             let text = error.to_string();
             match error.kind() {
                 _ if text.contains(NOTHING) => {
@@ -80,15 +80,15 @@ impl Sign {
         })
     }
 
-    /// Handles a response that reports an expired credential. Returns true if the request may be sent again with a new
-    /// credential.
+    /// Handles a response which reports that the credential has expired. Returns true if a retry with a new credential
+    /// is possible.
     pub(super) fn renews(&self, stamp: Stamp) -> bool {
         !self.is_fixed && credentials::renews(self.keeper.as_deref(), stamp)
     }
 }
 
-/// Returns true for loopback, for the addresses at which ECS and EKS provide container credentials, and for any host
-/// over TLS.
+/// Returns true for this machine, for the addresses at which ECS and EKS provide container credentials, and for any
+/// host over TLS.
 fn is_container_host(url: &str) -> bool {
     let Ok(uri) = url.parse::<http::Uri>() else { return false };
     let host = uri.host().unwrap_or_default();

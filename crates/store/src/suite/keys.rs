@@ -7,7 +7,7 @@ use penstock_types::Key;
 use super::Fixture;
 use crate::PutOptions;
 
-/// Keys that any folder can contain, but that a careless client may escape or decode wrongly.
+/// Keys that any folder can contain. Clients may escape or decode them incorrectly.
 const ODD: [&str; 12] = [
     "plain",
     "with space",
@@ -27,8 +27,8 @@ pub(super) async fn list_is_in_byte_order_under_its_prefix(fixture: &Fixture) {
     if !fixture.store.capabilities().list {
         return;
     }
-    // `a-` and `a.` sort before `a/`, and `a0` sorts after it, so the byte order of keys differs from the order of a
-    // folder walk.
+    // `a-` and `a.` sort before `a/`, and `a0` sorts after `a/`. The byte order of keys therefore differs from the
+    // order of a folder walk.
     let mut keys: Vec<Key> = ["a/b/c/d", "a/bb", "a-", "a.", "a0", "a/a", "b/x", "B", "a/é", "a/z"]
         .iter()
         .map(|tail| fixture.key(tail))
@@ -90,8 +90,8 @@ pub(super) async fn odd_keys_come_back_as_they_were(fixture: &Fixture) {
     for key in ODD.iter().map(|tail| fixture.key(format!("{tail}/{tail}"))) {
         let parts = vec![Bytes::copy_from_slice(key.as_bytes())];
         match fixture.store.put(&key, parts, &PutOptions::default(), fixture.deadline()).await {
-            // Azure turns a backslash into a slash, and HDFS allows no colon. Such a key must be rejected before
-            // anything is written.
+            // Azure changes a backslash to a slash, and HDFS does not allow colons. The store must reject such a key
+            // before it writes anything.
             Err(error)
                 if !fixture.store.capabilities().any_key && key.as_bytes().iter().any(|b| b"\\:".contains(b)) =>
             {
@@ -120,7 +120,7 @@ pub(super) async fn odd_keys_come_back_as_they_were(fixture: &Fixture) {
     }
 }
 
-/// Checks that a store either stores such a key unchanged or rejects it with an error, and never writes to another key.
+/// Checks that a store either stores a hostile key unchanged or rejects it. It must never write to another key instead.
 pub(super) async fn hostile_keys_are_held_or_refused(fixture: &Fixture) {
     let beside = fixture.key("beside");
     fixture.put(&beside, b"untouched").await;

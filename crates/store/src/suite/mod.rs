@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Store suite: checks the contract of [`Store`](crate::Store) for each capability of a store.
+//! Store suite: checks that a store fulfils the contract of [`Store`](crate::Store), capability by capability.
 //!
-//! The suite is part of the public API, so that stores of other crates can be tested too. A check panics with a
-//! description of the difference, like a test. Each check uses its own key prefix and deletes its objects afterwards.
+//! The suite is part of the public API, so that stores in other crates can be tested too. Like a test, a check panics
+//! with a description of the difference. Each check uses its own key prefix, and deletes its objects at the end.
 
 mod keys;
 mod reads;
@@ -70,13 +70,13 @@ checks! {
     keys::key_beside_its_own_folder_is_held_or_refused,
 }
 
-/// Runs all checks on a store; panics at the first check that fails.
+/// Runs all checks on a store. Panics at the first check that fails.
 pub async fn run(store: Arc<dyn Store>) {
     run_but(store, &[]).await;
 }
 
-/// Runs all checks except those in `left_out`, for an emulator that is known to differ from the store that it emulates.
-/// Panics if `left_out` contains an unknown name.
+/// Runs all checks except those in `left_out`. Use it for an emulator that is known to differ from the store that it
+/// emulates. Panics if `left_out` contains the name of no check.
 pub async fn run_but(store: Arc<dyn Store>, left_out: &[&str]) {
     assert!(left_out.iter().all(|name| CHECKS.iter().any(|check| check.name == *name)), "no such check");
     for check in CHECKS.iter().filter(|check| !left_out.contains(&check.name)) {
@@ -124,7 +124,7 @@ impl Fixture {
         Ok((meta, self.collect(got, ranges).await?))
     }
 
-    /// Returns the bytes of each range. Panics on gaps, on empty chunks, and on chunks that belong to no range.
+    /// Returns the bytes of each range. Panics if chunks leave a gap, are empty, or belong to no range.
     pub(crate) async fn collect(&self, mut got: GetResult, ranges: &[ByteRange]) -> Result<Vec<Vec<u8>>> {
         let mut out: Vec<Vec<u8>> = vec![Vec::new(); ranges.len()];
         while let Some(chunk) = got.chunks.try_next().await? {
@@ -155,7 +155,7 @@ impl Fixture {
     }
 }
 
-/// Returns bytes that vary with the position, so that a wrong offset is detected.
+/// Returns bytes that depend on their position, so that a wrong offset is detected.
 pub(crate) fn pattern(len: usize) -> Vec<u8> {
     (0..len as u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 23) as u8).collect()
 }

@@ -142,7 +142,7 @@ pub(super) async fn deadline_that_has_passed_errs(fixture: &Fixture) {
     let past = Deadline::within(std::time::Duration::ZERO);
     let code = |error: penstock_types::Error| error.code();
     let object = ObjectRef::current(key.clone());
-    // A store that responds immediately may succeed despite the deadline. Any error must be `deadline`.
+    // A store that responds immediately may succeed although the deadline has passed. Any error must be `deadline`.
     if let Err(error) = fixture.store.head(&key, past).await {
         assert_eq!(code(error), "deadline");
     }
@@ -164,7 +164,7 @@ pub(super) async fn checksum_that_a_store_keeps_comes_back(fixture: &Fixture) {
     let parts = vec![Bytes::from(bytes)];
     fixture.ok(fixture.store.put(&key, parts.clone(), &options, fixture.deadline()).await);
     let head = fixture.ok(fixture.store.head(&key, fixture.deadline()).await);
-    // The store may return the given digest or another kind. Any digest that it returns must match the bytes.
+    // The store may return the digest that the write stated, or other digests. Each one must match the bytes.
     assert!(checksum::cheapest(&head.digests).is_some(), "none of {:?} can be checked", head.digests);
     for digest in &head.digests {
         let ours = checksum::of_parts(digest.algorithm, &parts);

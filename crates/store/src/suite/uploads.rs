@@ -7,7 +7,7 @@ use penstock_types::{Algorithm, Digest, Key};
 use super::{Fixture, pattern};
 use crate::{MultipartStore, ObjectRef, ObjectWriter, Part, PartSpec, Precondition, PutOptions, UploadId, checksum};
 
-/// Returns an object's bytes and the ranges of its parts: two parts of minimum size and a shorter one.
+/// Returns the bytes of an object and the ranges of its parts: two parts of the minimum size and a shorter last part.
 fn cut(multipart: &dyn MultipartStore) -> (Vec<u8>, Vec<std::ops::Range<usize>>) {
     let part = multipart.limits().part_bytes(300 << 10, 0) as usize;
     let bytes = pattern(2 * part + 1234);
@@ -27,7 +27,7 @@ async fn send(
     let cut = cuts[number].clone();
     let ends = (cut.end == bytes.len()).then(|| checksum::crc32c(bytes));
     let at = PartSpec { number: number as u32, offset: cut.start as u64, ends };
-    // Send the part in two buffers, because a store must not assume that a part is one buffer.
+    // Send the part in two buffers, because a store must accept a part that consists of several buffers.
     let (a, b) = bytes[cut.clone()].split_at(cut.len() / 3);
     let pieces = vec![Bytes::copy_from_slice(a), Bytes::copy_from_slice(b)];
     let part = fixture.ok(multipart.put_part(key, id, &at, pieces, fixture.deadline()).await);
@@ -73,7 +73,7 @@ pub(super) async fn upload_again_sends_only_what_is_not_held(fixture: &Fixture) 
     let options = PutOptions::default();
     let id = fixture.ok(multipart.create(&key, &options, fixture.deadline()).await);
     let first = send(fixture, &key, &id, &bytes, &cuts, 0).await;
-    // Simulate another process that knows the upload ID and the list of parts from a journal.
+    // Simulate another process that has read the upload ID and the list of parts from a journal.
     let id = UploadId(id.0.clone());
     let mut parts = fixture.ok(multipart.list_parts(&key, &id, std::slice::from_ref(&first), fixture.deadline()).await);
     assert_eq!(parts, [first]);

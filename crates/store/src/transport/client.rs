@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! HTTP/1.1 client with TCP_NODELAY, TLS for https URLs, and request and response bodies that are not copied.
+//! HTTP/1.1 client. It sets TCP_NODELAY, uses TLS for https URLs, and does not copy the bodies of requests and
+//! responses.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -24,7 +25,7 @@ use penstock_types::Error;
 use super::proxy::{Connector, Proxies};
 use super::tls;
 
-/// Request body that consists of several buffers in order.
+/// Request body that consists of several buffers, which are sent in order.
 #[derive(Default)]
 pub(crate) struct Parts {
     parts: VecDeque<Bytes>,
@@ -62,15 +63,15 @@ impl Body for Parts {
     }
 }
 
-/// Maximum idle time of a pooled connection. It is less than the 20 s after which S3 closes a connection.
+/// Maximum idle time of a pooled connection. S3 closes a connection after 20 s, so this time is shorter.
 const IDLE: Duration = Duration::from_secs(15);
 /// Timeout for establishing a connection.
 const CONNECT: Duration = Duration::from_secs(5);
 
 type TlsClient = Client<HttpsConnector<Connector>, Parts>;
 
-/// HTTP clients for both schemes. The TLS client is created at first use, because it reads the system's root
-/// certificates.
+/// HTTP clients for http and https URLs. The client for https is created at the first use, because creating it reads
+/// the root certificates of the system.
 #[derive(Clone)]
 pub(crate) struct Http {
     plain: Client<Connector, Parts>,
@@ -131,8 +132,8 @@ impl Http {
         Self { plain: builder().build(connector(proxies.clone())), proxies, tls: Arc::default() }
     }
 
-    /// Creates a client that trusts only the certificate authorities in `bundle`, if one is given. Returns a `Config`
-    /// error if the file cannot be read.
+    /// Creates a client. If `bundle` is given, the client trusts only the certificate authorities in that file. Returns
+    /// a `Config` error if the file cannot be read.
     pub(crate) fn trusting(bundle: Option<&Path>) -> penstock_types::Result<Self> {
         Self::new().trust(bundle)
     }
@@ -147,7 +148,7 @@ impl Http {
     }
 
     pub(crate) async fn send(&self, mut request: Request<Parts>) -> Result<Response<Incoming>, SendError> {
-        // hyper sends no Content-Length for an empty body, and some S3 servers (rclone's) then return 411 to a PUT.
+        // hyper sends no Content-Length for an empty body. Some S3 servers (such as rclone's) then return 411 to a PUT.
         if request.body().left() == 0 && matches!(*request.method(), Method::PUT | Method::POST) {
             request.headers_mut().entry(CONTENT_LENGTH).or_insert(HeaderValue::from_static("0"));
         }
@@ -196,7 +197,7 @@ fn refusal(error: &(dyn std::error::Error + 'static)) -> SendError {
     }
 }
 
-/// Returns the text of an error's innermost cause. The outer causes only name parts of the HTTP client.
+/// Returns the text of an error's innermost cause. The outer causes only name components of the HTTP client.
 pub(crate) fn innermost(error: &(dyn std::error::Error + 'static)) -> String {
     let mut cause = error;
     while let Some(next) = cause.source() {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! HTTP transport for all stores that use HTTP: the client, ranged reads, an XML parser, and errors for HTTP statuses.
+//! HTTP transport for all stores that use HTTP: the client, ranged reads, an XML parser, and errors for HTTP status
+//! codes.
 
 pub(crate) mod client;
 mod proxy;
@@ -26,12 +27,12 @@ use reqsign_core::ErrorKind;
 
 use crate::{Meta, Precondition, Version};
 
-/// Characters to percent-encode in queries, as in request signatures; paths also keep `/`. Dots are not encoded, so
-/// `..` reaches the store unchanged.
+/// Characters that are percent-encoded in queries, as in request signatures. In paths, `/` is not encoded. Dots are
+/// never encoded, so `..` reaches the store unchanged.
 pub(crate) const QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 pub(crate) const PATH: &AsciiSet = &QUERY.remove(b'/');
 
-/// HTTP store as used by `ranged_get`: sends single requests and interprets their responses.
+/// A store as `ranged_get` sees it: sends single HTTP requests and interprets their responses.
 #[async_trait]
 pub(crate) trait Remote: Send + Sync + 'static {
     /// URL of a key, for error messages.
@@ -44,7 +45,7 @@ pub(crate) trait Remote: Send + Sync + 'static {
 
     async fn head(&self, key: &Key, deadline: Deadline) -> Result<Meta>;
 
-    /// Sends one GET for a range, or for the whole object if `range` is `None`. Returns the response if its status is a
+    /// Sends one GET for `range`, or for the whole object if `range` is `None`. Returns the response if its status is a
     /// success.
     async fn get(
         &self,
@@ -57,16 +58,17 @@ pub(crate) trait Remote: Send + Sync + 'static {
     /// Builds the metadata of an object of `size` bytes from the headers of a response.
     fn meta(&self, key: &Key, size: u64, headers: &HeaderMap) -> Meta;
 
-    /// Adds a digest that needs another request. Called for whole-object reads.
+    /// Adds a digest that requires another request to the metadata. Called for reads of whole objects.
     async fn vouched(&self, meta: Meta, _: &HeaderMap, _: Deadline) -> Result<Meta> {
         Ok(meta)
     }
 
-    /// True if the server may respond to a ranged read with the whole body; the ranges are then cut out of the body.
+    /// Returns true if the server may respond to a ranged read with the whole object. The ranges are then cut from the
+    /// body.
     fn slices(&self) -> bool;
 }
 
-/// Runs `work` with a deadline.
+/// Runs `work`. Returns an error if it has not finished at the deadline.
 pub(crate) async fn within<T>(deadline: Deadline, what: &str, work: impl Future<Output = Result<T>>) -> Result<T> {
     match deadline.instant() {
         Some(at) => tokio::time::timeout_at(at.into(), work).await.unwrap_or_else(|_| Err(deadline.error(what))),
@@ -74,8 +76,8 @@ pub(crate) async fn within<T>(deadline: Deadline, what: &str, work: impl Future<
     }
 }
 
-/// Reads the whole body of a small response. Returns an error at `place` for more than `limit` bytes or an interrupted
-/// body.
+/// Reads the whole body of a small response. Returns an error for `place` if the body is longer than `limit` bytes or
+/// is interrupted.
 pub(crate) async fn body(body: Incoming, limit: usize, deadline: Deadline, place: &str) -> Result<Bytes> {
     within(deadline, place, async {
         let body = Limited::new(body, limit).collect().await;
@@ -88,7 +90,7 @@ pub(crate) async fn body(body: Incoming, limit: usize, deadline: Deadline, place
     .await
 }
 
-/// Reads the body of an error response, with limits for size and time.
+/// Reads the body of an error response. Its size and the time for reading it are limited.
 pub(crate) async fn error_body(body: Incoming) -> Bytes {
     const LIMIT: usize = 64 << 10;
     const BODY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -101,7 +103,7 @@ pub(crate) fn pair(name: &str, value: &[u8]) -> String {
     format!("{name}={}", percent_encode(value, QUERY))
 }
 
-/// Builds the URI of a key below `base`, or of `base` itself if there is no key.
+/// Builds the URI of a key below `base`, or of `base` itself if `key` is `None`.
 pub(crate) fn uri(base: &str, key: Option<&[u8]>, query: &str) -> Result<Uri> {
     let mut text = base.to_owned();
     if let Some(key) = key {
@@ -128,7 +130,7 @@ pub(crate) fn add_precondition(headers: &mut HeaderMap, precondition: &Precondit
     Ok(())
 }
 
-/// Adds the precondition that was not met to the error of a write.
+/// If the error means that the precondition of a write was not met, adds a description of the precondition.
 pub(crate) fn unmet(error: Error, precondition: &Precondition) -> Error {
     match (error, precondition) {
         (Error::Precondition { place, .. }, Precondition::Absent) => {
@@ -141,7 +143,7 @@ pub(crate) fn unmet(error: Error, precondition: &Precondition) -> Error {
     }
 }
 
-/// Builds the error of a request that could not be signed; `advice` is the hint for a user without credentials.
+/// Builds the error of a request that could not be signed. `advice` is the hint if the user has no credentials.
 pub(crate) fn unsigned(error: &reqsign_core::Error, place: &str, advice: &str) -> Error {
     let place = place.to_owned();
     // Keep only the text before the first colon, because the rest may quote a file, a command or a server.
@@ -154,12 +156,12 @@ pub(crate) fn unsigned(error: &reqsign_core::Error, place: &str, advice: &str) -
     }
 }
 
-/// Returns a header's value as text, if it is valid text.
+/// Returns the value of a header as text. Returns `None` if the header is missing or its value is not text.
 pub(crate) fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name)?.to_str().ok()
 }
 
-/// Removes the quotes of an ETag; a weak ETag is not changed.
+/// Removes the quotes of an ETag. A weak ETag is not changed.
 pub(crate) fn unquoted(etag: &str) -> &str {
     etag.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')).unwrap_or(etag)
 }
@@ -171,16 +173,16 @@ pub(crate) fn quoted(version: &Version) -> Result<HeaderValue> {
         .map_err(|_| Error::config("version", format!("`{}` is not a valid ETag", text.escape_debug())))
 }
 
-/// Converts a user's text to a header value.
+/// Converts a text that the user has set to a header value.
 pub(crate) fn header_of(what: &str, text: &str) -> Result<HeaderValue> {
     HeaderValue::from_str(text)
         .map_err(|_| Error::config(what, format!("`{}` is not a valid header value", text.escape_debug())))
 }
 
-/// Parses the URL of an endpoint in the setting `what`, and returns its scheme and host. Plain HTTP is allowed to this
-/// machine, and to other machines if `allows_http` is set.
+/// Parses the endpoint URL in the setting `what`, and returns its scheme and host. Plain HTTP is allowed to this
+/// machine. If `allows_http` is set, it is also allowed to other machines.
 pub(crate) fn origin(what: &str, url: &str, allows_http: bool) -> Result<String> {
-    // Errors may contain the URL only after the check that the URL has no password.
+    // The URL may contain a password. Errors may contain the URL only after the check below.
     let bad = |problem: &str| Error::config(what, problem);
     let uri: Uri = url.parse().map_err(|_| bad("not a valid URL"))?;
     let authority = uri.authority().ok_or_else(|| bad("the URL has no host"))?;
@@ -224,7 +226,8 @@ pub(crate) fn is_metadata(host: &str) -> bool {
     }
 }
 
-/// Deletes keys with one request each, several at a time. A missing key is not an error, but a missing `root` is.
+/// Deletes keys with one request each, several at a time. A missing key is not an error, but a missing `root` (the
+/// bucket or container) is.
 pub(crate) async fn delete_each<T, F>(keys: &[Key], root: &str, delete: impl Fn(Key) -> F) -> Result<()>
 where
     F: Future<Output = Result<T>>,

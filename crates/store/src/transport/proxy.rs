@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Forward proxies from `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY`, with the same rules as curl. Plain
-//! HTTP requests are sent to the proxy in absolute form; TLS uses a tunnel (CONNECT). Loopback and the clouds' metadata
-//! addresses are never reached through a proxy, because the proxy would see the metadata tokens.
+//! Forward proxies from `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY`, with the same rules as in curl. Plain
+//! HTTP requests are sent to the proxy in absolute form. TLS uses a tunnel (CONNECT). Requests to this machine and to
+//! the metadata addresses of clouds never use a proxy, because the proxy would see the metadata tokens.
 
 use std::fmt;
 use std::io;
@@ -32,7 +32,7 @@ impl Proxies {
         Self(Arc::new(Matcher::from_env()))
     }
 
-    /// Returns the proxy for `target`; `None` for a direct connection.
+    /// Returns the proxy for `target`. Returns `None` for a direct connection.
     pub(super) fn of(&self, target: &Uri) -> Option<Intercept> {
         let host = target.host()?;
         if is_loopback(host) || is_metadata(host) { None } else { self.0.intercept(target) }
@@ -46,7 +46,7 @@ impl From<Matcher> for Proxies {
     }
 }
 
-/// Connects to a server directly or through its proxy.
+/// Connects to a server, directly or through a proxy.
 #[derive(Clone)]
 pub(super) struct Connector {
     pub(super) direct: HttpConnector,
@@ -80,7 +80,7 @@ impl Service<Uri> for Connector {
     }
 }
 
-/// A connection to a server or proxy. On a connection to a proxy, hyper sends requests in absolute form.
+/// A connection to a server or to a proxy. On a connection to a proxy, hyper sends requests in absolute form.
 pub(super) struct Stream {
     socket: TokioIo<TcpStream>,
     speaks_to_proxy: bool,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! HTTP reads of whole objects and ranges, pinned to one version. Body chunks are passed on as they arrive.
+//! Reads whole objects and ranges over HTTP, pinned to one version. Chunks of a body are passed on as they arrive.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,7 +17,8 @@ use super::{Remote, within};
 use crate::metered::timed;
 use crate::{Chunk, GetResult, Meta, ObjectRef, Version, checksum};
 
-/// Maximum size in bytes of one request that reads several adjacent ranges. Above it, a second connection is faster.
+/// Maximum number of bytes that one request reads for several adjacent ranges. For more bytes, a second connection is
+/// faster.
 const JOINED: u64 = 8 << 20;
 /// Maximum number of concurrent requests of one call.
 const AT_ONCE: usize = 16;
@@ -31,7 +32,7 @@ pub(crate) fn length(remote: &dyn Remote, key: &Key, headers: &HeaderMap) -> Res
     })
 }
 
-/// Adjacent ranges that one request reads.
+/// Adjacent ranges that are read by one request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Group {
     start: u64,
@@ -40,7 +41,7 @@ struct Group {
     members: VecDeque<(usize, u64)>,
 }
 
-/// Groups adjacent ranges, in the requested order.
+/// Groups adjacent ranges. Keeps the order of the ranges.
 fn grouped(ranges: &[ByteRange]) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
     for (index, range) in ranges.iter().enumerate().filter(|(_, range)| range.len > 0) {
@@ -74,7 +75,7 @@ pub(crate) async fn ranges(
     let key = &object.key;
     let mut groups = grouped(ranges).into_iter();
     let Some(first) = groups.next() else {
-        // All ranges are empty, but the object must still exist and have the pinned version.
+        // All ranges are empty. Still check that the object exists and has the pinned version.
         let meta = remote.head(key, deadline).await?;
         check_pin(&**remote, key, object.version.as_ref(), &meta)?;
         check_starts(&**remote, key, ranges, meta.size)?;
@@ -96,7 +97,7 @@ pub(crate) async fn ranges(
         };
         return Ok(GetResult { meta, chunks });
     }
-    // The other requests are pinned to the version that the first one found, even if the caller pinned none.
+    // Pin the other requests to the version that the first request has found, even if the caller pinned no version.
     let (pin, size) = (meta.version.clone(), meta.size);
     let rest = groups.map(|group| {
         let (remote, key, pin) = (remote.clone(), key.clone(), pin.clone());
@@ -148,8 +149,8 @@ fn check_starts(remote: &dyn Remote, key: &Key, ranges: &[ByteRange], size: u64)
     }
 }
 
-/// Sends one GET. Returns the object's metadata, the body, and whether the body is the whole object although a part was
-/// requested.
+/// Sends one GET. Returns the metadata of the object and the body of the response. The flag is true if the body is the
+/// whole object although only a part was requested.
 async fn get(
     remote: &Arc<dyn Remote>,
     key: &Key,
@@ -169,7 +170,7 @@ async fn get(
     let answer = match remote.get(key, pin, range, deadline).await {
         Ok(answer) => answer,
         Err(Error::Changed { .. }) => return Err(changed(&**remote, key, pin)),
-        // Not every store returns the size with this error, so request it.
+        // Not every store returns the size of the object with this error, so request it.
         Err(Error::Corrupt { .. }) => {
             let size = remote.head(key, deadline).await?.size;
             return Err(Error::corrupt(
@@ -185,7 +186,7 @@ async fn get(
         (true, _) => (sent, false),
         (false, StatusCode::PARTIAL_CONTENT) => {
             let range = content_range(&head.headers).ok_or_else(|| match stated_size(&head.headers) {
-                // Azurite returns this for a range that begins beyond the end.
+                // Azurite returns such a header for a range that begins beyond the end of the object.
                 Some(size) if group.start >= size => {
                     Error::corrupt(&place, format!("has {size} bytes, but the range starts at byte {}", group.start))
                 }
@@ -198,8 +199,8 @@ async fn get(
             (size, false)
         }
         (false, StatusCode::OK) if remote.slices() => (sent, true),
-        // A store without range support returns the whole object. For offset 0, that is correct if the object is not
-        // longer than the range.
+        // A server without range support returns the whole object. This is correct if the range begins at 0 and is not
+        // shorter than the object.
         (false, status) if group.start == 0 && sent <= group.len => {
             if status == StatusCode::OK {
                 (sent, false)
@@ -213,7 +214,7 @@ async fn get(
         }
     };
     let meta = remote.meta(key, size, &head.headers);
-    // Some servers ignore If-Match, so compare the version here too.
+    // Some servers ignore If-Match, so compare the version here, too.
     check_pin(&**remote, key, pin, &meta)?;
     let meta = if is_whole { remote.vouched(meta, &head.headers, deadline).await? } else { meta };
     let at = if comes_whole { 0 } else { group.start };
@@ -225,7 +226,7 @@ pub(crate) fn odd(place: &str, what: &str) -> Error {
     Error::Server { place: place.to_owned(), status: 0, reason: format!("the response has {what}") }
 }
 
-/// Parses a Content-Range: `bytes 5-9/20` gives (5, 10, 20).
+/// Parses a Content-Range header. For example, `bytes 5-9/20` gives (5, 10, 20).
 fn content_range(headers: &HeaderMap) -> Option<(u64, u64, u64)> {
     let text = headers.get(header::CONTENT_RANGE)?.to_str().ok()?.strip_prefix("bytes ")?;
     let (range, size) = text.split_once('/')?;
@@ -234,12 +235,12 @@ fn content_range(headers: &HeaderMap) -> Option<(u64, u64, u64)> {
     (first < end && end <= size).then_some((first, end, size))
 }
 
-/// Returns the object size from a Content-Range, ignoring its range.
+/// Returns the size of the object from a Content-Range header, and ignores the range in the header.
 fn stated_size(headers: &HeaderMap) -> Option<u64> {
     headers.get(header::CONTENT_RANGE)?.to_str().ok()?.rsplit_once('/')?.1.parse().ok()
 }
 
-/// A response body that is being received.
+/// The body of a response that is being received.
 struct Body {
     body: Incoming,
     at: u64,
@@ -260,7 +261,7 @@ impl Body {
         .boxed()
     }
 
-    /// Cuts the ranges out of a body that is the whole object, in one pass. Bytes after the last range are not read.
+    /// Cuts the ranges from a body that is the whole object, in one pass. Does not read the bytes after the last range.
     fn sliced(self, ranges: &[ByteRange], size: u64) -> BoxStream<'static, Result<Chunk>> {
         let wants: Vec<(usize, u64, u64)> =
             ranges.iter().enumerate().map(|(index, range)| (index, range.start, range.end(size))).collect();
@@ -286,7 +287,7 @@ impl Body {
         .boxed()
     }
 
-    /// Returns the next bytes from the network; `None` after all announced bytes have arrived.
+    /// Returns the next bytes from the network. Returns `None` after all bytes of the Content-Length have arrived.
     async fn next(&mut self) -> Result<Option<bytes::Bytes>> {
         loop {
             let frame = within(self.deadline, &self.place, async { Ok(self.body.frame().await) }).await?;
@@ -314,7 +315,7 @@ impl Body {
         }
     }
 
-    /// Splits received bytes at the ends of the ranges, without copying.
+    /// Splits received bytes at the ends of the ranges. Does not copy them.
     fn split(&mut self, mut bytes: bytes::Bytes) -> Vec<Chunk> {
         let mut chunks = Vec::with_capacity(1);
         while !bytes.is_empty()

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Converts HTTP statuses to errors. A store with its own error codes checks those first.
+//! Converts HTTP status codes to errors. A store that has its own error codes checks those codes first.
 
 use std::time::Duration;
 
@@ -8,17 +8,17 @@ use penstock_types::{Error, unix_now};
 
 use crate::http_date;
 
-/// Maximum number of characters of a store's message in an error.
+/// Maximum number of characters of a store's message that an error contains.
 const SHOWN: usize = 200;
 
-/// Truncates a store's message and removes control characters, which could manipulate a terminal.
+/// Truncates a store's message, and replaces control characters, which could manipulate a terminal.
 pub(crate) fn shown(text: &str) -> String {
     text.chars().take(SHOWN).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-/// Returns the wait that a response requests in Retry-After (a number of seconds, or a date). Without Retry-After, it
-/// is the time until the quota of a RateLimit header is reset: `"api";r=0;t=55`, as the Hugging Face Hub sends it (IETF
-/// draft-ietf-httpapi-ratelimit-headers).
+/// Returns the wait that a response requests in Retry-After (a number of seconds or a date). If Retry-After is missing,
+/// returns the time until the quota in a RateLimit header is reset. The Hugging Face Hub sends such a header:
+/// `"api";r=0;t=55` (IETF draft-ietf-httpapi-ratelimit-headers).
 pub(crate) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let text = |name: &str| headers.get(name)?.to_str().ok();
     match text("retry-after") {
@@ -35,13 +35,14 @@ fn wait(text: &str) -> Option<Duration> {
     }
 }
 
-/// Error for a request that the store throttled.
+/// Returns the error for a request that the store throttled.
 pub(crate) fn throttled(place: String, status: StatusCode, headers: &HeaderMap) -> Error {
     let (retry_after, status) = (retry_after(headers), status.as_u16());
     Error::Throttled { place, refused: 1, sent: 1, window: Duration::ZERO, retry_after, status }
 }
 
-/// Error for a status without a store-specific code. `reason` is the store's message; `by` is its endpoint.
+/// Returns the error for a status without an error code of the store. `reason` is the store's message, `by` its
+/// endpoint.
 pub(crate) fn of(
     place: String,
     by: &str,
@@ -64,7 +65,7 @@ pub(crate) fn of(
     }
 }
 
-/// Standard text for a status, if the response has no message.
+/// Returns the standard text for a status, for responses without a message.
 pub(crate) fn reason_phrase(status: StatusCode) -> String {
     status.canonical_reason().unwrap_or("no reason given").to_owned()
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! TLS: sets the trusted certificate authorities, and extracts the reason why a certificate was rejected.
+//! TLS: configures the trusted certificate authorities, and extracts the reason why a certificate was rejected.
 
 use std::error::Error as StdError;
 use std::path::Path;
@@ -10,8 +10,8 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use rustls::{CertificateError, ClientConfig, RootCertStore};
 
-/// Builds a configuration that trusts only the authorities in a PEM file, like the AWS tools with `AWS_CA_BUNDLE`.
-/// Returns a `Config` error if the file cannot be read or contains no certificate.
+/// Builds a configuration that trusts only the certificate authorities in a PEM file, as AWS's tools do with
+/// `AWS_CA_BUNDLE`. Returns a `Config` error if the file cannot be read or contains no certificate.
 pub(super) fn trusting(bundle: &Path) -> Result<ClientConfig> {
     let bad =
         |problem: &dyn std::fmt::Display| Error::config("AWS_CA_BUNDLE", format!("{}: {problem}", bundle.display()));
@@ -32,11 +32,11 @@ pub(super) fn trusting(bundle: &Path) -> Result<ClientConfig> {
     Ok(config.with_root_certificates(roots).with_no_client_auth())
 }
 
-/// Returns the reason why the server's certificate was rejected, if that caused the error.
+/// If the error means that the server's certificate was rejected, returns the reason.
 pub(super) fn refusal(error: &(dyn StdError + 'static)) -> Option<String> {
     let mut cause = Some(error);
     while let Some(found) = cause {
-        // An I/O error does not return its inner error through `source`.
+        // `source` does not return the inner error of an I/O error.
         let inner = found.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
         let tls = found.downcast_ref::<rustls::Error>().or_else(|| inner?.downcast_ref());
         if let Some(rustls::Error::InvalidCertificate(problem)) = tls {
@@ -54,7 +54,7 @@ fn reason(problem: &CertificateError) -> String {
         CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => "it is not valid yet".to_owned(),
         CertificateError::NotValidForName => "it was issued for a different name".to_owned(),
         CertificateError::NotValidForNameContext { presented, .. } => {
-            // rustls formats the names as `DnsName("a.example")`.
+            // rustls formats each name like this: `DnsName("a.example")`.
             let names: Vec<&str> = presented.iter().filter_map(|name| name.split('"').nth(1).or(Some(name))).collect();
             format!("it was issued for {}", names.join(", "))
         }

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Parser for the subset of XML in S3 responses: elements and text. It supports no attributes, no DTD, and no entities
-//! except the five predefined ones and character references.
+//! Parser for the subset of XML in S3 responses: elements and text. It does not support attributes or a DTD. The only
+//! entities are the five predefined ones and character references.
 
 use penstock_types::{Error, Result};
 use quick_xml::Reader;
 use quick_xml::events::Event;
 
-/// Maximum nesting depth of elements; S3 responses need five.
+/// Maximum nesting depth of elements. S3 responses have a depth of up to five.
 const DEPTH: usize = 16;
 
-/// Calls `found` at the end of each element with the element's path and its text. The text is empty for an element with
-/// children.
+/// At the end of each element, calls `found` with the path and the text of the element. The text of an element with
+/// child elements is empty.
 pub(crate) fn elements(body: &[u8], mut found: impl FnMut(&[&str], String)) -> Result<()> {
     let bad = |problem: &str| Error::corrupt("the store's response", format!("is not valid XML: {problem}"));
     let text = std::str::from_utf8(body).map_err(|_| bad("not UTF-8"))?;
@@ -62,7 +62,7 @@ pub(crate) fn elements(body: &[u8], mut found: impl FnMut(&[&str], String)) -> R
     }
 }
 
-/// Escapes text for XML. Returns `None` if XML cannot express it (control characters).
+/// Escapes text for XML. Returns `None` for text that XML cannot express (control characters).
 pub(crate) fn escaped(text: &str) -> Option<String> {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

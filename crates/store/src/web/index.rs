@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Lists objects from the index pages of Apache, nginx, lighttpd and Python's server. It follows the links that lead
-//! below each page, one folder at a time. Pages are untrusted: links out of the prefix are ignored, and the depth, the
-//! number of pages and their size are limited.
+//! Lists objects from the index pages of Apache, nginx, lighttpd and Python's server. Follows the links that lead below
+//! each page, one folder at a time. Pages are untrusted. Links that lead out of the prefix are ignored. The depth, the
+//! number of pages and the size of a page are limited.
 
 use std::sync::Arc;
 
@@ -14,20 +14,20 @@ use super::Site;
 use crate::ListStream;
 use crate::transport::{Remote, body, text};
 
-/// Maximum size of an index page in bytes: 400,000 names of 100 bytes, each of which appears twice, with markup.
+/// Maximum size of an index page in bytes: 400,000 names of 100 bytes, each contained twice, with markup.
 const PAGE_LIMIT: usize = 128 << 20;
-/// Maximum folder depth. A server whose links form a cycle reaches this limit or `PAGES`.
+/// Maximum folder depth. If links form a cycle, the listing reaches this limit or `PAGES`.
 const DEPTH: usize = 32;
 /// Maximum number of pages of one listing.
 const PAGES: u32 = 100_000;
-/// Maximum number of concurrent HEAD requests for sizes and versions, which index pages do not contain.
+/// Maximum number of concurrent HEAD requests. They request sizes and versions, which index pages do not contain.
 const AT_ONCE: usize = 16;
 
 struct Walk {
     site: Arc<Site>,
     prefix: Key,
     after: Option<Key>,
-    /// Pages and objects still to visit; the next one is last. Folders end in `/`.
+    /// Folders and objects that remain to be visited, in reverse order. Keys of folders end in `/`.
     open: Vec<Key>,
     pages: u32,
     deadline: Deadline,
@@ -43,7 +43,7 @@ pub(super) fn stream(site: Arc<Site>, prefix: Key, after: Option<Key>, deadline:
             async move {
                 match site.head(&key, deadline).await {
                     Ok(meta) => Ok(Some(meta)),
-                    // The object was deleted since the page was generated, or it never existed.
+                    // After the server generated the page, the object was deleted, or it never existed.
                     Err(Error::NotFound { .. }) => Ok(None),
                     Err(error) => Err(error),
                 }
@@ -55,7 +55,7 @@ pub(super) fn stream(site: Arc<Site>, prefix: Key, after: Option<Key>, deadline:
 }
 
 impl Walk {
-    /// Returns the next object in byte order.
+    /// Returns the next object in the byte order of keys.
     async fn next(&mut self) -> Result<Option<Key>> {
         while let Some(key) = self.open.pop() {
             if !key.is_empty() && !key.as_bytes().ends_with(b"/") {
@@ -78,7 +78,7 @@ impl Walk {
         is_under && is_after
     }
 
-    /// Returns the keys on a folder's page, sorted; empty if the folder does not exist.
+    /// Returns the keys on the page of a folder, sorted. Returns no keys if the folder does not exist.
     async fn page(&mut self, folder: &Key) -> Result<Vec<Key>> {
         let place = self.site.place(folder);
         let bad = |problem: String| Error::Unsupported { what: format!("a listing of {place}"), by: problem };
@@ -89,7 +89,7 @@ impl Walk {
         }
         let answer = self.site.send(&Method::GET, Metric::Lists, folder, HeaderMap::new(), self.deadline).await;
         let answer = match answer {
-            // A key that contains `..` is never on a page, so its listing is empty.
+            // No page contains a key with `..`, so the listing of such a folder is empty.
             Err(Error::NotFound { .. } | Error::KeyRefused { .. }) => return Ok(Vec::new()),
             Err(Error::Denied { .. }) => {
                 return Err(bad("its server, which denies access to its index page".to_owned()));
@@ -106,8 +106,8 @@ impl Walk {
     }
 }
 
-/// Returns the keys below `folder` that its page links to, in byte order. Folders end in `/`. Keys below a linked
-/// folder are omitted, because they are listed with that folder.
+/// Returns the keys below `folder` to which its page links, in byte order. Keys of folders end in `/`. Keys below a
+/// linked folder are omitted, because the page of that folder lists them.
 fn links(page: &[u8], origin: &str, folder: &Key) -> Vec<Key> {
     let mut keys: Vec<Key> = hrefs(page).filter_map(|href| target(&href, origin, folder)).collect();
     keys.sort();
@@ -123,11 +123,11 @@ fn links(page: &[u8], origin: &str, folder: &Key) -> Vec<Key> {
     kept
 }
 
-/// Returns the key to which a link on the page of `folder` refers; `None` for any link that does not lead below the
+/// Returns the key to which a link on the page of `folder` refers. Returns `None` for links that do not lead below the
 /// folder.
 fn target(href: &[u8], origin: &str, folder: &Key) -> Option<Key> {
     let href = href.split(|byte| *byte == b'#').next()?;
-    // Ignore links with a query: they sort the page or lead to generated pages.
+    // Ignore links with a query, because they sort the page or lead to generated pages.
     if href.is_empty() || href.contains(&b'?') {
         return None;
     }
@@ -150,7 +150,7 @@ fn target(href: &[u8], origin: &str, folder: &Key) -> Option<Key> {
     below.split(|byte| *byte == b'/').all(is_plain).then_some(key)
 }
 
-/// Returns the `href` of each `<a>` with its character references resolved.
+/// Returns the `href` of each `<a>` element, with character references resolved.
 fn hrefs(page: &[u8]) -> impl Iterator<Item = Vec<u8>> + '_ {
     let mut rest = page;
     std::iter::from_fn(move || {
@@ -210,7 +210,7 @@ fn attribute<'a>(mut tag: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     }
 }
 
-/// Resolves HTML character references: the five named ones that index pages contain, and numeric ones.
+/// Resolves HTML character references: numeric ones, and the five named ones that index pages contain.
 fn unescaped(text: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(text.len());
     let mut rest = text;

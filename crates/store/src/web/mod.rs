@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Plain web servers as read-only stores: `http://` and `https://`, with and without range support. Listings come from
-//! the servers' index pages.
+//! Plain web servers as read-only stores: `http://` and `https://`, with or without range support. Listings are read
+//! from the index pages of the servers.
 //!
-//! This module sends the requests to one host. It sends no credentials, and rejects URLs that contain them. It follows
-//! redirects within the scheme, but never from another host to a loopback or link-local address (this machine or a
-//! metadata service). It returns the Content-Encoding and never decodes it.
+//! This module sends the requests to one host. It sends no credentials, and rejects URLs that contain credentials. It
+//! follows redirects within the same scheme. It does not follow a redirect from another host to this machine or to a
+//! link-local address, such as a metadata service. It returns the Content-Encoding but does not decode it.
 
 mod index;
 pub(crate) mod redirect;
@@ -28,8 +28,8 @@ use crate::{
     Capabilities, GetResult, ListStream, Meta, MultipartStore, ObjectRef, PutOptions, Store, Version, http_date,
 };
 
-/// Prefix of a version that is built from Last-Modified, if the server returns no ETag. The version also contains the
-/// size, because a time of whole seconds is too coarse.
+/// Prefix of a version that is built from Last-Modified, if the server returns no ETag. Such a version also contains
+/// the size of the object, because a time in whole seconds is too coarse.
 const MODIFIED: &str = "modified:";
 
 /// Web server as a store. Cheap to clone.
@@ -47,7 +47,7 @@ pub(crate) struct Site {
     ranges: AtomicU8,
 }
 
-/// Whether the server supports ranges, according to its responses so far.
+/// Values that state whether the server supports ranges, according to its responses so far.
 const UNKNOWN: u8 = 0;
 const YES: u8 = 1;
 const NO: u8 = 2;
@@ -80,7 +80,7 @@ impl Site {
         uri(&self.shown, Some(key.as_bytes()), "")
     }
 
-    /// Sends one request, follows redirects, and returns the response if its status is a success.
+    /// Sends one request and follows redirects. Returns the response if its status is a success.
     async fn send(
         &self,
         method: &Method,
@@ -103,7 +103,7 @@ impl Site {
                 *request.method_mut() = method.clone();
                 *request.uri_mut() = uri.clone();
                 *request.headers_mut() = headers.clone();
-                // Request the stored bytes, without compression for the transfer.
+                // Request the bytes as they are stored, without compression for the transfer.
                 request.headers_mut().insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
                 self.metrics.count(Metric::Requests);
                 self.metrics.count(kind);
@@ -138,7 +138,7 @@ impl Site {
         within(deadline, &what, work).await.inspect_err(|error| count_error(&self.metrics, error))
     }
 
-    /// Records from a response whether the server supports ranges.
+    /// Uses a response to record whether the server supports ranges.
     fn learn(&self, code: StatusCode, headers: &HeaderMap) {
         let known = match (code, text(headers, "accept-ranges").map(str::trim)) {
             (StatusCode::PARTIAL_CONTENT, _) | (_, Some("bytes")) => YES,
@@ -152,7 +152,7 @@ impl Site {
         self.ranges.load(Ordering::Relaxed) != NO
     }
 
-    /// Requests one byte of an object, if no response has shown yet whether the server supports ranges.
+    /// If no response has shown yet whether the server supports ranges, requests one byte of an object.
     async fn probe(&self, key: &Key, deadline: Deadline) -> Result<()> {
         if self.ranges.load(Ordering::Relaxed) == UNKNOWN {
             let range = Some(HeaderValue::from_static("bytes=0-0"));
@@ -178,7 +178,7 @@ impl Remote for Site {
 
     async fn head(&self, key: &Key, deadline: Deadline) -> Result<Meta> {
         let answer = match self.send(&Method::HEAD, Metric::Heads, key, HeaderMap::new(), deadline).await {
-            // Some servers with generated responses support only GET. Its body is not read.
+            // Some servers that generate responses support only GET. The body of this response is not read.
             Err(Error::Unsupported { .. }) => {
                 self.send(&Method::GET, Metric::Heads, key, HeaderMap::new(), deadline).await?
             }
@@ -203,7 +203,7 @@ impl Remote for Site {
             Some((_, Some((date, _)))) => {
                 headers.insert(header::IF_UNMODIFIED_SINCE, header_of("version", date)?);
             }
-            // A weak ETag never matches If-Match, so the version in the response is compared instead.
+            // A weak ETag never matches If-Match. Instead, the version in the response is compared.
             Some((version, None)) if !version.0.starts_with("W/") => {
                 headers.insert(header::IF_MATCH, quoted(version)?);
             }

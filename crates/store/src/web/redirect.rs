@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Validates redirects: the scheme must not change, and the target must not be an internal address. Errors do not
-//! contain the target, because it may be a signed URL.
+//! Checks redirects. The scheme must not change, and the target must not be an internal address. Errors do not contain
+//! the target, because it may be a signed URL.
 
 use std::net::IpAddr;
 
@@ -13,8 +13,8 @@ use crate::transport::is_loopback;
 /// Maximum number of redirects that one request follows.
 pub(crate) const MAX_REDIRECTS: usize = 5;
 
-/// Returns the target of the redirect `location`, received for `from`. `place` is the URL of the original request,
-/// whose host is `home`.
+/// Returns the target of a redirect with the Location header `location`, received from `from`. `place` is the URL of
+/// the original request, and `home` its host.
 pub(crate) fn follow(from: &Uri, location: &str, home: &Authority, place: &str) -> Result<Uri> {
     let refused = |why: &str| {
         let reason = format!("its server redirects {why}");
@@ -47,14 +47,14 @@ pub(crate) fn follow(from: &Uri, location: &str, home: &Authority, place: &str) 
             "to an address of this machine or of a metadata service; Penstock does not follow such redirects",
         ));
     }
-    // The redirect adds a `/`, so the key is a folder and not an object.
+    // The target has a `/` appended, so the key is a folder and not an object.
     if to.authority() == authority && to.path().strip_suffix('/') == Some(from.path()) {
         return Err(Error::NotFound { place: place.to_owned() });
     }
     Ok(to)
 }
 
-/// Returns true for addresses that refer to this machine or its local link, such as loopback and link-local addresses.
+/// Returns true for addresses of this machine and for link-local addresses.
 fn is_inward(host: &str) -> bool {
     let address = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
     is_loopback(host)

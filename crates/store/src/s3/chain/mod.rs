@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! AWS credential chain, with the sources in the order of AWS's tools. First come the environment, the profile's role,
-//! and web identity (IRSA). Then come the profile's SSO, keys or credential_process, the container endpoint, and the
-//! instance metadata if the settings allow it.
+//! AWS credential chain. The sources have the same order as in AWS's tools: the environment, the profile's role, web
+//! identity (IRSA), the profile's SSO, the profile's keys or credential_process, and the container endpoint. The last
+//! source is the instance metadata, if the settings allow it.
 //!
-//! The first configured source ends the search, even if it fails, because the next source would be another identity.
+//! The search ends at the first configured source, even if that source fails. The next source would be another
+//! identity.
 
 mod profile_files;
 mod sso;
@@ -20,7 +21,7 @@ use serde::Deserialize;
 use self::profile_files::{Files, ProfileSource, RoleSource, words};
 use crate::credentials::Expiring;
 
-/// Maximum length of a chain of roles in which each role assumes the next one.
+/// Maximum number of roles in a chain, in which each role assumes the next one.
 const DEEPEST: usize = 8;
 
 impl Expiring for Credential {
@@ -42,7 +43,7 @@ pub(super) struct Chain {
 }
 
 impl Chain {
-    /// Lists the sources that were tried, for the error if none has credentials.
+    /// Lists the sources that were tried, for the error if no source has credentials.
     pub(super) fn sources(&self) -> String {
         let mut sources = vec!["the environment", "the profile files", "SSO", "web identity", "credential_process"];
         sources.extend(self.has_container.then_some("the container's address"));
@@ -73,7 +74,7 @@ impl Chain {
         }
     }
 
-    /// Returns the keys that assume a role. The future is boxed, because a role can refer to another role.
+    /// Returns the credential that assumes the role. The future is boxed, because a role can refer to another role.
     fn source_of_role<'a>(
         &'a self,
         context: &'a Context,
@@ -92,7 +93,8 @@ impl Chain {
                         )));
                     }
                     let whom = format!("profile {source}");
-                    // A profile may name itself as its source: its own keys then assume its own role.
+                    // A profile may name itself as its source. The keys of the profile then assume the role of the same
+                    // profile.
                     let own = matches!(files.means(&source, false)?, Some(ProfileSource::Role { from: RoleSource::Profile(next), .. }) if next == source);
                     let means = files.means(&source, own)?.ok_or_else(|| nothing(&whom))?;
                     self.of_profile(context, files, means, depth + 1).await
@@ -154,7 +156,7 @@ impl ProvideCredential for Chain {
     }
 }
 
-/// Runs a `credential_process`. Errors do not quote its stderr, which may contain secrets.
+/// Runs a `credential_process`. Errors do not quote its stderr, because it may contain secrets.
 async fn process(context: &Context, command: &str) -> Result<Credential> {
     #[derive(Deserialize)]
     #[serde(rename_all = "PascalCase")]

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads `~/.aws/config` and `~/.aws/credentials`, and determines the credential source of a profile. The files are
-//! read again at each renewal, because other tools may rewrite them during a job.
+//! Reads `~/.aws/config` and `~/.aws/credentials`, and finds the credential source of a profile. Each renewal reads the
+//! files again, because other tools may change them during a job.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use reqsign_core::{Context, Error, Result};
 /// Settings of one section, with names in lower case.
 pub(super) type Section = HashMap<String, String>;
 
-/// Maximum number of bytes read from a settings file.
+/// Maximum number of bytes that are read from a settings file.
 const MAX_BYTES: usize = 4 << 20;
 
 /// Content of both files. A missing file counts as empty, as in all AWS tools.
@@ -34,22 +34,22 @@ pub(super) enum ProfileSource {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum RoleSource {
     Profile(String),
-    /// `Environment`, `EcsContainer` or `Ec2InstanceMetadata`.
+    /// One of `Environment`, `EcsContainer` and `Ec2InstanceMetadata`.
     Place(String),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Sso {
-    /// Key of the cached token: the session name, or the start URL in the older configuration format.
+    /// Name under which the token is cached: the session name or, in the older configuration format, the start URL.
     pub(super) cached_as: String,
     pub(super) region: String,
     pub(super) account: String,
     pub(super) role: String,
-    /// True if the profile uses an sso-session. Only tokens of sessions can be renewed.
+    /// True if the profile uses an sso-session. Only the tokens of sessions can be renewed.
     pub(super) is_session: bool,
 }
 
-/// Parses the sections of an AWS file. Indented lines are nested settings, which are not needed here.
+/// Parses the sections of an AWS settings file. Skips indented lines, which are nested settings.
 fn parse(text: &str) -> HashMap<String, Section> {
     let mut sections: HashMap<String, Section> = HashMap::new();
     let mut current: Option<String> = None;
@@ -62,7 +62,7 @@ fn parse(text: &str) -> HashMap<String, Section> {
             sections.entry(name.clone()).or_default();
             current = Some(name);
         } else if let (Some(name), Some((key, value))) = (&current, line.split_once('=')) {
-            // A comment may follow a value after a space.
+            // A comment may follow a value. It begins with ` #` or ` ;`.
             let value = value.split([' ', '\t']).collect::<Vec<_>>().join(" ");
             let value = value.split(" #").next().unwrap_or_default().split(" ;").next().unwrap_or_default().trim();
             if let (Some(section), false) = (sections.get_mut(name), value.is_empty()) {
@@ -105,9 +105,9 @@ impl Files {
         self.config_of(profile).is_some() || self.credentials.contains_key(profile)
     }
 
-    /// Returns the credential source of a profile; `None` if it has none (a profile may set only a region).
+    /// Returns the credential source of a profile. Returns `None` if it has no source: a profile may set only a region.
     ///
-    /// `is_source` is true if the profile is the source for its own role; the role is then ignored.
+    /// `is_source` is true if the keys of the profile assume the role of the same profile. The role is then ignored.
     pub(super) fn means(&self, profile: &str, is_source: bool) -> Result<Option<ProfileSource>> {
         let empty = Section::new();
         let config = self.config_of(profile).unwrap_or(&empty);
@@ -174,7 +174,7 @@ impl Files {
     }
 }
 
-/// Splits a command line like a POSIX shell, but without expansions.
+/// Splits a command line into words like a POSIX shell, but without expansions.
 pub(super) fn words(line: &str) -> Result<Vec<String>> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! IAM Identity Center (SSO): exchanges the token that `aws sso login` saved in `~/.aws/sso/cache` for the keys of a
-//! role. The token of a session is renewed and saved there again, so that other ranks and the AWS tools can use it.
+//! role. If the token belongs to a session, it is renewed and saved there again, so that other ranks and the AWS tools
+//! can use the new token.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -17,10 +18,10 @@ use serde::{Deserialize, Serialize};
 use super::profile_files::Sso;
 use crate::transport::QUERY;
 
-/// Remaining lifetime below which a token is renewed.
+/// A token is renewed if its remaining lifetime is less than this.
 const LEAD: Duration = Duration::from_secs(300);
 
-/// Token file in the format of the AWS CLI. Unknown fields are preserved.
+/// Content of a token file, in the format of the AWS CLI. Unknown fields are preserved.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Cached {
@@ -72,8 +73,8 @@ pub(super) async fn keys(context: &Context, sso: &Sso) -> Result<Credential> {
                 keep(path, &new).await;
                 token = new;
             }
-            // Another process may have renewed the token first. That has invalidated our refresh token, but its new
-            // token works for us too.
+            // Another process may have renewed the token first. Our refresh token is then invalid, but the new token of
+            // that process is valid for us too.
             Err(error) => match cached(context, &path).await {
                 Some(other) if other.left_s() > 0 => token = other,
                 _ => return Err(error),
@@ -108,7 +109,7 @@ pub(super) async fn keys(context: &Context, sso: &Sso) -> Result<Credential> {
         access_key_id: String,
         secret_access_key: String,
         session_token: String,
-        /// Expiry time in milliseconds since the epoch.
+        /// Expiry time in milliseconds since the Unix epoch.
         expiration: i64,
     }
     #[derive(Deserialize)]
@@ -163,7 +164,7 @@ async fn renewed(context: &Context, sso: &Sso, old: &Cached) -> Result<Cached> {
     })
 }
 
-/// Saves the new token like the AWS CLI: atomically, and readable only by this user. Errors are ignored, because the
+/// Saves the new token as the AWS CLI does: atomically, and readable only by this user. Errors are ignored, because the
 /// token in memory can still be used.
 async fn keep(path: PathBuf, token: &Cached) {
     let Ok(json) = serde_json::to_vec(token) else { return };

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! AWS's token service (STS): exchanges keys, or a token from another identity provider, for temporary keys of a role.
+//! AWS's Security Token Service (STS): exchanges keys, or the token of another identity provider, for temporary role
+//! keys.
 
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request, header};
@@ -9,14 +10,14 @@ use reqsign_core::{Context, Error, Result, SignRequest, hash};
 
 use crate::transport::{QUERY, xml};
 
-/// Returns the service endpoint and the region to sign for.
+/// Returns the endpoint of STS, and the region for which requests to it are signed.
 pub(super) fn endpoint(context: &Context, region: &str) -> (String, String) {
     let named = context.env_var("AWS_ENDPOINT_URL_STS").or_else(|| context.env_var("AWS_ENDPOINT_URL"));
     let domain = if region.starts_with("cn-") { "amazonaws.com.cn" } else { "amazonaws.com" };
     (named.unwrap_or_else(|| format!("https://sts.{region}.{domain}")), region.to_owned())
 }
 
-/// Returns the session name that appears in AWS's logs.
+/// Returns the name of the session, which appears in AWS's logs.
 fn session(context: &Context, given: Option<&str>) -> String {
     given
         .map(str::to_owned)
@@ -24,7 +25,7 @@ fn session(context: &Context, given: Option<&str>) -> String {
         .unwrap_or_else(|| "penstock".to_owned())
 }
 
-/// Calls `AssumeRole`, signed with the credential `by`.
+/// Calls `AssumeRole`. The request is signed with the credential `by`.
 pub(super) async fn assume(
     context: &Context,
     region: &str,
@@ -39,7 +40,7 @@ pub(super) async fn assume(
     ask(context, region, &form, Some(by)).await
 }
 
-/// Calls `AssumeRoleWithWebIdentity` with the token in `file`. The file is read each time, because the identity
+/// Calls `AssumeRoleWithWebIdentity` with the token in `file`. Each call reads the file again, because the identity
 /// provider replaces the token.
 pub(super) async fn with_web_identity(
     context: &Context,
@@ -98,7 +99,7 @@ async fn ask(context: &Context, region: &str, form: &[(&str, &str)], by: Option<
     let status = answer.status();
     let action = form.first().map_or("", |(_, action)| action);
     if !status.is_success() {
-        // The rest of the response may quote the request, so the error contains only the code.
+        // The error contains only the code, because the rest of the response may quote the request.
         let problem = format!("AWS's token service returned HTTP {} {code} for {action}", status.as_u16());
         let passing = status.is_server_error() || status.as_u16() == 429 || code.contains("Throttl");
         return Err(Error::permission_denied(problem).set_retryable(passing));

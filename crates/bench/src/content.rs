@@ -81,8 +81,7 @@ impl Content {
         self.fill(block, u64::MAX, 0);
     }
 
-    /// Changes every page of a prepared block. This is cheaper than [`Self::fill`], but the written content cannot be
-    /// verified later.
+    /// Changes every page of a prepared block. Cheaper than [`Self::fill`], but the content cannot be verified later.
     #[inline]
     pub fn touch(&self, block: &mut [u8], serial: u64) {
         for (page, bytes) in block.chunks_mut(PAGE as usize).enumerate() {
@@ -92,8 +91,8 @@ impl Content {
         }
     }
 
-    /// Returns the first position in `file` at which `block`, which was read from `offset`, differs from the written
-    /// content.
+    /// Compares `block`, read from `offset` of `file`, with the written content. Returns the first position that
+    /// differs.
     pub fn differs(&self, block: &[u8], file: u64, offset: u64) -> Option<u64> {
         let mut first: Option<usize> = None;
         let mut note = |at: usize| first = Some(first.map_or(at, |known| known.min(at)));

@@ -50,8 +50,7 @@ impl CpuTicks {
         Self::parse(&read("/proc/stat"), &read("/proc/self/status"))
     }
 
-    /// Parses `/proc/stat`. Counts only the processors that `/proc/self/status` allows; counts all processors if it
-    /// lists none.
+    /// Parses `/proc/stat`. Counts only the processors that `/proc/self/status` allows, or all if it lists none.
     fn parse(stat: &str, status: &str) -> Self {
         let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap_or_default();
         let is_allowed = |cpu: usize| {

@@ -95,8 +95,7 @@ impl Folder {
         let place = || path.display().to_string();
         let root =
             rustix::fs::open(path, FOLDER, Mode::empty()).map_err(|error| Error::from_io(place(), &error.into()))?;
-        // Use the absolute path. A later change of the working directory then does not affect the path of the state
-        // folder.
+        // Use the absolute path, because the working directory may change before the state folder is used.
         let path = path.canonicalize().map_err(|error| Error::from_io(place(), &error))?;
         let state = path.join(STATE);
         if let Ok(tmp) = File::open(state.join("tmp")) {
@@ -191,8 +190,7 @@ impl Folder {
         Ok(())
     }
 
-    /// Renames a temporary file to a plain path. Returns false if a file or folder that belongs to another key prevents
-    /// it.
+    /// Renames a temporary file to a plain path. Returns false if a file or folder of another key is in the way.
     fn rename_plain(&self, temp: &Temp, path: &str) -> io::Result<bool> {
         let blocked = |error: Errno| {
             matches!(

@@ -81,8 +81,7 @@ pub(crate) fn page(folder: &Folder, query: &Query) -> io::Result<(Vec<Item>, boo
     Ok((items, more))
 }
 
-/// Merges the listings of plain files and of the side store, both sorted. If both contain a key, the plain file is
-/// kept.
+/// Merges the sorted listings of plain files and of the side store. If both contain a key, keeps the plain file.
 fn merge(plain: Vec<(String, Option<Stamp>)>, side: Vec<(String, Option<Stamp>)>) -> Vec<(String, Option<Stamp>)> {
     if side.is_empty() {
         return plain;
@@ -129,8 +128,7 @@ fn roll_up(query: &Query, key: &str) -> Option<String> {
     Some(key[..query.prefix.len() + at + delimiter.len()].to_owned())
 }
 
-/// Returns the index of the first name whose keys may sort at or after `bound`. `names` are the sorted names in the
-/// folder `base`.
+/// Returns the index of the first name in the folder `base` whose keys may sort at or after `bound`.
 fn skip_to(names: &[Box<str>], base: &str, bound: &str) -> usize {
     let Some(rest) = bound.strip_prefix(base) else { return 0 };
     let head = rest.find('/').map_or(rest, |at| &rest[..=at]);
@@ -147,8 +145,7 @@ impl Walk<'_> {
             let next = if key.ends_with('/') { self.visit_folder(&key)? } else { self.visit_file(key)? };
             match next {
                 Next::Go => {}
-                // The prefix also covers the folder `base`, so the caller must skip the rest of its own names with this
-                // prefix.
+                // The prefix also covers the folder `base`, so the caller must skip it too.
                 Next::Past(prefix) if base.starts_with(&prefix) => return Ok(Next::Past(prefix)),
                 Next::Past(_) => {}
                 Next::Stop => return Ok(Next::Stop),

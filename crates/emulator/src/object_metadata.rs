@@ -61,8 +61,7 @@ pub(crate) struct Checksum {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Fact {
     pub stamp: Stamp,
-    /// ETag of the object. `None` for a file that another program put in the folder, because its ETag is computed from
-    /// the stamp.
+    /// ETag of the object. `None` for a file that another program put in the folder; see [`Stamp::etag`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub etag: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -70,8 +69,7 @@ pub(crate) struct Fact {
     /// Size of each part of a multipart upload. Empty for an object that was uploaded in one request.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<u64>,
-    /// Checksum of each part in base64, with the algorithm of the object's checksum. Empty unless every part has a
-    /// checksum.
+    /// Base64 checksum of each part, with the object's algorithm. Empty unless every part has a checksum.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub part_checksums: Vec<String>,
     /// Headers as the client sent them, such as `content-type` and `content-encoding`.

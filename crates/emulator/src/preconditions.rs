@@ -31,8 +31,7 @@ fn seconds(time: &Timestamp) -> i64 {
 }
 
 fn matches(condition: &ETagCondition, etag: &str) -> bool {
-    // All ETags of S3 are strong. If-None-Match uses the weak comparison, so the weak form of an equal ETag also
-    // matches.
+    // S3 has only strong ETags. If-None-Match uses the weak comparison, so the weak form of the same ETag also matches.
     condition.is_any() || condition.as_etag().is_some_and(|wanted| wanted.value() == etag)
 }
 

@@ -35,8 +35,7 @@ fn read(file: &File, offset: u64, want: u64, flags: ReadWriteFlags) -> io::Resul
     match got {
         Ok(0) => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file became shorter while it was read")),
         Ok(len) => Ok(Some(buffer.freeze(0..len))),
-        // The file system does not support NOWAIT, or the read would block. The caller then reads in the blocking
-        // thread pool.
+        // The file system lacks NOWAIT, or the read would block. The caller then reads in the blocking thread pool.
         Err(Errno::AGAIN | Errno::OPNOTSUPP) if !flags.is_empty() => Ok(None),
         Err(error) => Err(error.into()),
     }

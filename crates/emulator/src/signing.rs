@@ -32,9 +32,8 @@ pub(crate) fn has_bad_expiry<B>(request: &Request<B>) -> bool {
     expires.and_then(|text| text.parse().ok()).is_some_and(|expires| !(0..=MAX_EXPIRES_S).contains(&expires))
 }
 
-/// Adds `x-amz-date` to a version 4 request that has only a `Date` header. Version 4 allows either header, but `s3s`
-/// needs `x-amz-date`. Version 2 requests are not changed, because their signature would have to cover the added
-/// header.
+/// Adds `x-amz-date`, which `s3s` requires, to a version 4 request that has only a `Date` header. Version 2 requests
+/// are not changed, because their signature would have to cover the added header.
 pub(crate) fn add_amz_date<B>(request: &mut Request<B>) {
     let headers = request.headers();
     let is_v4 =

@@ -20,8 +20,7 @@ pub struct Tier {
     /// Times to first byte, by kind of request.
     #[serde(default)]
     pub latency: Vec<Latency>,
-    /// Maximum time that bytes above a limit may wait in the queue. While the wait is longer, new requests get a 503
-    /// response.
+    /// Maximum time that bytes above a limit wait in the queue. If the wait is longer, new requests get a 503 response.
     #[serde(default)]
     pub queue: Option<Seconds>,
     /// Burst in seconds. As many requests as a limit allows in this time may arrive together.

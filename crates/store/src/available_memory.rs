@@ -22,8 +22,7 @@ fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim)
 }
 
-/// Returns the available memory of each cgroup in `text` and of its ancestors. `text` is the content of
-/// /proc/PID/cgroup.
+/// Returns the available memory of each cgroup in `text` (a /proc/PID/cgroup file) and of the cgroup's ancestors.
 fn of_groups(text: &str, root: &Path) -> impl Iterator<Item = u64> {
     let mut left = Vec::new();
     for line in text.lines() {

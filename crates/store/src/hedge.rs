@@ -82,8 +82,7 @@ pub struct Hedge {
 }
 
 impl Hedge {
-    /// Wraps `inner` and hedges its GETs. Counts in `metrics` how many GETs were hedged, and how many second requests
-    /// won.
+    /// Wraps `inner` and hedges its GETs. Counts hedges, and second requests that won, in `metrics`.
     pub fn new(inner: Arc<dyn Store>, metrics: Arc<Metrics>) -> Self {
         Self { inner, metrics, state: Mutex::default() }
     }

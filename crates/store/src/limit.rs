@@ -130,8 +130,7 @@ pub struct AdaptiveLimit {
 }
 
 impl AdaptiveLimit {
-    /// Creates a limit. It detects throttling and retries in `metrics`, which must be the metrics of the limited
-    /// stores.
+    /// Creates a limit. It detects throttling and retries in `metrics`, which the limited stores must share.
     pub fn new(rates: Rates, metrics: Arc<Metrics>) -> Arc<Self> {
         let retries_seen = metrics.get(Metric::Retries);
         let spent = Spent { requests: TokenBucket::default(), bytes: TokenBucket::default(), retries_seen, part: 1.0 };
@@ -274,8 +273,7 @@ impl State {
         }
         if slow {
             self.doubling = false;
-            // The limit never drops below its initial value, so that a store with varying response times still gets
-            // requests.
+            // Never go below the initial limit, so that a store with varying response times still gets requests.
             self.limit = (self.limit - self.limit / 10).max(START.min(self.limit));
         } else if self.doubling {
             self.limit = self.limit.saturating_mul(2).min(most);

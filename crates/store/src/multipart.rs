@@ -37,8 +37,7 @@ impl MultipartLimits {
     }
 }
 
-/// Upload ID. In some stores, it grants write access. It is therefore stored in a journal of mode 0600 and never
-/// printed.
+/// Upload ID. In some stores it grants write access, so it is stored in a journal of mode 0600 and never printed.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UploadId(pub String);
 
@@ -75,8 +74,7 @@ pub struct PartSpec {
     pub ends: Option<u32>,
 }
 
-/// Multipart uploads of a store. If an upload no longer exists (aborted, expired or completed), calls for it return
-/// `NotFound`.
+/// Multipart uploads of a store. Calls return `NotFound` if the upload was aborted, expired or completed.
 #[async_trait]
 pub trait MultipartStore: Send + Sync {
     /// Returns the limits for parts.

@@ -10,8 +10,7 @@ use std::time::Duration;
 use crate::multipart::{MultipartLimits, MultipartStore, Part, PartSpec, UploadId};
 use crate::{Fault, Meta, MeteredStore, PutOptions, Retry, Store, ThrottledStore};
 
-/// Returns the multipart interface of the inner store. A wrapper supports multipart uploads only if its inner store
-/// does.
+/// Returns the inner store's multipart interface. A wrapper supports multipart uploads only if its inner store does.
 pub(crate) fn multipart(inner: &dyn Store) -> Result<&dyn MultipartStore> {
     inner.multipart().ok_or_else(|| Error::bug("a multipart upload to a store without them"))
 }

@@ -137,7 +137,6 @@ pub struct PutOptions {
     pub precondition: Precondition,
     /// Content-Encoding to store with the object.
     pub encoding: Option<String>,
-    /// Digest of the bytes. A store that supports checksums saves it. Such a store returns `Corrupt` if the bytes
-    /// differ.
+    /// Digest of the bytes. A store that supports checksums saves it, and returns `Corrupt` if the bytes differ.
     pub checksum: Option<Digest>,
 }

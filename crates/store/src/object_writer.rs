@@ -115,8 +115,7 @@ impl ObjectWriter {
         uploads.complete(&self.key, id, &self.parts, &whole, &self.options, self.deadline).await
     }
 
-    /// Aborts the upload and deletes its parts. Errors are ignored, because the store eventually deletes the parts
-    /// itself.
+    /// Aborts the upload and deletes its parts. Ignores errors, because the store itself eventually deletes the parts.
     pub async fn abort(mut self) {
         self.under_way.shutdown().await;
         if let Some((uploads, id)) = self.store.multipart().zip(self.upload.as_ref()) {

@@ -109,8 +109,7 @@ pub fn rename(
         return rustix::fs::renameat(from, old, to, new);
     }
     match rustix::fs::renameat_with(from.as_fd(), old, to.as_fd(), new, RenameFlags::NOREPLACE) {
-        // The file system does not support NOREPLACE. Create a hard link instead, which also fails if the new name
-        // exists.
+        // The file system does not support NOREPLACE. Creating a hard link also fails if the new name exists.
         Err(Errno::INVAL | Errno::NOSYS) => {
             match rustix::fs::linkat(from.as_fd(), old, to.as_fd(), new, AtFlags::empty()) {
                 // On NFS, the response of the server may have been lost although the server created the link.
@@ -268,8 +267,7 @@ impl OwnedFile {
         }
     }
 
-    /// Removes the file, unless it was renamed or removed before. Errors are ignored, because a later cleanup removes
-    /// the file.
+    /// Removes the file, unless it was renamed or removed before. Ignores errors: a later cleanup removes the file.
     pub fn remove(&self) {
         if self.is_named().unwrap_or(false) {
             let _ = rustix::fs::unlinkat(&*self.folder, &*self.name, AtFlags::empty());

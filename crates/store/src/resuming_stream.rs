@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Stream of a read that reconnects. After an interruption, it resumes after the last delivered byte, at the same
+//! Stream of a read. After an interruption, it reconnects and resumes after the last delivered byte, at the same
 //! version.
 
 use futures::stream::{self, BoxStream};

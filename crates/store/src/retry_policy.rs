@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Retry policy: back-off, time budgets and idle timeout. This module also applies the policy to the attempts of a
-//! call.
+//! Retry policy: back-off, time budgets and idle timeout. Also applies the policy to the attempts of a call.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,8 +20,7 @@ pub struct RetryPolicy {
     /// Time budget for the retries of one call if the store has never responded. It is short, so that a wrong endpoint
     /// is reported soon.
     pub never_reached_after: Duration,
-    /// Upper limit of the first wait. The limit doubles with each attempt. Waits are random, with a mean of half the
-    /// limit.
+    /// Upper limit of the first wait. It doubles with each attempt. Waits are random, with a mean of half the limit.
     pub first_wait: Duration,
     /// Maximum wait between two attempts, unless the store requests a longer wait.
     pub max_wait: Duration,
@@ -79,8 +77,8 @@ impl Attempts {
         Self { shared, what, deadline, started: Stopwatch::start(), sent: 0, refused: 0, step: 0 }
     }
 
-    /// Waits until the request rate allows a request, then runs one attempt. The attempt fails if it is idle for longer
-    /// than `limit`.
+    /// Waits until the request rate allows a request, then runs one attempt. Fails if it is idle for longer than
+    /// `limit`.
     pub(crate) async fn attempt<T>(&mut self, limit: Duration, work: impl Future<Output = Result<T>>) -> Result<T> {
         let turn = self.silent_no_longer(Duration::MAX, async { Ok(self.shared.pace.turn().await) }).await?;
         self.shared.metrics.time(Metric::ThrottleWait, turn.waited);
@@ -147,7 +145,7 @@ impl Attempts {
         self.refused += u32::from(throttled);
         let ceiling = policy.first_wait.saturating_mul(1 << self.step.min(16)).min(policy.max_wait);
         self.step += 1;
-        // Full jitter (M. Brooker, "Exponential backoff and jitter"). If the store requests a wait, it is never
+        // Full jitter (M. Brooker, "Exponential backoff and jitter"). A wait that the store requests is never
         // shortened.
         let jitter = ceiling.mul_f64(rand::random::<f64>());
         let wait = asked.map_or(jitter, |asked| asked.saturating_add(jitter.min(asked / 10)));

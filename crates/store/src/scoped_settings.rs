@@ -84,8 +84,7 @@ pub(crate) fn tenants(variables: &HashMap<String, String>) -> Result<Vec<ScopedS
                 let files = PROFILE_FILES.iter().filter_map(|name| variables.get_key_value(*name));
                 all.extend(files.map(|(name, value)| (name.clone(), value.clone())));
             }
-            // Disable `az`. It finds its login in the home folder of the process, which the variables of a tenant
-            // cannot change.
+            // Disable `az`: it finds its login in the process's home folder, which a tenant's variables cannot change.
             all.insert("PENSTOCK_AZURE_CLI".to_owned(), "0".to_owned());
             all.extend(own.into_iter().filter(|(name, _)| *name != "URL").map(|(n, v)| (n.to_owned(), v.to_owned())));
             ScopedSettings { url, variables: all }

@@ -18,8 +18,7 @@ pub type ListStream<'a> = BoxStream<'a, Result<Meta>>;
 /// Object store: reads, writes and lists objects by key. A store keeps no state between calls. A write is atomic:
 /// readers never see a partial object. A store can be shared cheaply (`Arc<dyn Store>`).
 ///
-/// No method has a default body. Otherwise, a wrapper that does not define a method would silently bypass its inner
-/// store.
+/// No method has a default body: a wrapper without that method would silently bypass its inner store.
 #[async_trait]
 pub trait Store: Send + Sync + fmt::Debug {
     /// Returns the root URL, to which all keys are relative. Error messages contain it.
@@ -35,8 +34,7 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// Returns the metadata of one object, or `NotFound` if it does not exist.
     async fn head(&self, key: &Key, deadline: Deadline) -> Result<Meta>;
 
-    /// Reads ranges of one object. `[ByteRange::WHOLE]` reads all of it. The deadline covers both the call and its
-    /// stream.
+    /// Reads ranges of one object. `[ByteRange::WHOLE]` reads all of it. The deadline covers the call and its stream.
     ///
     /// Returns `NotFound` if the object does not exist, and `Changed` if it no longer has the pinned version. Returns
     /// `Corrupt` if a range begins beyond the end of the object. A range that ends beyond the end is shortened.

@@ -90,8 +90,7 @@ impl fmt::Display for Algorithm {
     }
 }
 
-/// A digest: an algorithm and a big-endian value. The text form is `algorithm:hex`, or `algorithm@part-bytes:hex` for a
-/// composite digest.
+/// A digest: an algorithm and a big-endian value. As text: `algorithm:hex`, or `algorithm@part-bytes:hex` if composite.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Digest {
     /// Algorithm of the digest.

@@ -154,14 +154,12 @@ pub enum Error {
     NoSpace {
         /// Path.
         place: String,
-        /// Number of bytes needed; 0 if unknown, because the system's error for a full disk does not contain the
-        /// number.
+        /// Number of bytes needed; 0 if unknown, because the system's error for a full disk does not state it.
         need: u64,
         /// Number of free bytes on the disk; 0 if unknown.
         free: u64,
     },
-    /// The destination cannot store an object as a file: its key is not a valid file name, or conflicts with another
-    /// key.
+    /// The destination cannot store an object as a file: its key is not a valid path, or conflicts with another key.
     #[error("key `{key}` cannot be written under {place}: {reason}")]
     KeyRefused {
         /// Key in escaped form.

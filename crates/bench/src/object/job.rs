@@ -270,8 +270,7 @@ pub async fn keys_of(url: &str, settings: &StoreSettings, most: usize) -> Result
     Ok(found)
 }
 
-/// Deletes all objects below a folder that the benchmark created, and returns their number. Retries as `settings`
-/// specify.
+/// Deletes all objects below a folder that the benchmark created. Returns their number. Retries as set in `settings`.
 pub async fn clear(url: &str, settings: &StoreSettings) -> Result<u64> {
     let url: Url = url.parse()?;
     let Opened { store, prefix } = open(&url, settings, Arc::default())?;

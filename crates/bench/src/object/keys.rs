@@ -28,8 +28,7 @@ pub(super) struct Keys {
     next: AtomicU64,
     /// Number of the next object to write.
     fresh: AtomicU64,
-    /// Numbers of the objects that this phase has written and not yet deleted. In a mix, DELETE requests use only
-    /// these.
+    /// Numbers of the objects that this phase has written and not yet deleted. In a mix, only these are deleted.
     spare: Mutex<Vec<u64>>,
 }
 
@@ -81,8 +80,7 @@ impl Keys {
         lock(&self.spare).push(number);
     }
 
-    /// Chooses an object to delete; `None` if there is none. In a mix, chooses only objects that the mix itself has
-    /// written.
+    /// Chooses an object to delete; `None` if there is none. In a mix, chooses only objects that the mix has written.
     pub(super) fn spare(&self) -> Option<Chosen> {
         if self.once {
             return self.standing();

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One benchmark worker. It sends requests one after another, retries failed attempts, and records each attempt
-//! separately.
+//! One benchmark worker. It sends requests one after another, retries failed attempts, and records every attempt.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -18,8 +17,7 @@ use super::spec::Operation;
 use super::stats::Failure;
 use crate::Arrivals;
 
-/// Upper limit of the first back-off; the limit doubles with each attempt. With jitter, the mean back-off is half of
-/// it.
+/// Upper limit of the first back-off. It doubles with each attempt. With jitter, the mean back-off is half the limit.
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 const MAX_WAIT: Duration = Duration::from_secs(10);
 

@@ -14,8 +14,7 @@ pub(super) struct Walk {
 }
 
 impl Walk {
-    /// Iterates over all blocks of a file of `size` bytes, in the given `order`. Without `order`, iterates
-    /// sequentially.
+    /// Iterates over all blocks of a file of `size` bytes: in the given `order`, or sequentially if it is `None`.
     pub(super) fn whole(size: u64, block: u64, order: Option<Permutation>) -> Self {
         Self::share(size, block, order, 0, 1)
     }

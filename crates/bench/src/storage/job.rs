@@ -247,8 +247,7 @@ fn work(shared: &Shared, number: u32, gate: &Gate, send: &Sender<Event>) -> Opti
     }))
 }
 
-/// Waits for the start time that the hosts agreed on. Returns an error if that time has passed or is more than an hour
-/// away.
+/// Waits for the start time that the hosts agreed on. Returns an error if that time has passed or is over 1 h away.
 fn agreed(spec: &StorageSpec, is_cancelled: &AtomicBool) -> Result<Option<f64>> {
     let Some(agreed) = spec.start_at_s else { return Ok(None) };
     let left = agreed - unix_now().as_secs_f64();

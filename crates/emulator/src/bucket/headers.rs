@@ -29,8 +29,7 @@ impl StoredHeaders {
         Self { headers: fact.headers.clone(), metadata: fact.metadata.clone(), tags: fact.tags.clone() }
     }
 
-    /// Creates the metadata of an object that is being written. The stamp is set later, when the file gets its final
-    /// name.
+    /// Creates the metadata of an object that is being written. The stamp is set when the file gets its final name.
     pub(super) fn fact(self, etag: String, checksum: Option<Checksum>) -> Fact {
         let Self { headers, metadata, tags } = self;
         Fact { etag: Some(etag), checksum, headers, metadata, tags, ..Fact::default() }

@@ -23,8 +23,7 @@ struct Asked {
     wants_sum: bool,
 }
 
-/// Creates an [`Asked`] from the input of GET or HEAD. This is a macro because the two input types have the same
-/// fields.
+/// Creates an [`Asked`] from the input of GET or HEAD. A macro, because the two input types have the same fields.
 macro_rules! asked {
     ($input:expr) => {
         Asked {

@@ -34,8 +34,7 @@ pub(super) struct Upload {
     key: String,
     kept: StoredHeaders,
     algorithm: Option<String>,
-    /// True if the checksum covers the bytes of the whole object; false if it is computed from the checksums of the
-    /// parts.
+    /// True if the checksum covers the bytes of the whole object; false if it covers the checksums of the parts.
     is_full: bool,
     /// Parts by number. The thread that joins the parts shares them with the upload, because the upload stays open if
     /// its completion fails, as on S3.

@@ -56,8 +56,7 @@ impl Authorizer {
         signed.map_err(|error| unsigned(&error, place, ADVICE))
     }
 
-    /// Handles a response which reports that the token has expired. Returns true if a retry with a new token is
-    /// possible.
+    /// Handles a response which reports an expired token. Returns true if a retry with a new token is possible.
     pub(super) fn renews(&self, stamp: Stamp) -> bool {
         credentials::renews(self.keeper.as_deref(), stamp)
     }

@@ -37,8 +37,7 @@ use crate::{
     Capabilities, GetResult, ListStream, Meta, MultipartStore, ObjectRef, PutOptions, Store, Version, http_date,
 };
 
-/// API version of the requests. Later versions than 2021-02-12 percent-encode some names in listings, so this version
-/// is older.
+/// API version of the requests. Versions from 2021-02-12 on percent-encode some names in listings.
 const API: &str = "2020-12-06";
 
 /// Azure Blob Storage container as a store. Cheap to clone.
@@ -268,8 +267,7 @@ impl Remote for Container {
     }
 
     fn meta(&self, key: &Key, size: u64, headers: &HeaderMap) -> Meta {
-        // In the response to a ranged read, Content-MD5 is the digest of the range. The other header is the digest of
-        // the blob.
+        // For a ranged read, Content-MD5 is the digest of the range. The other header is the digest of the blob.
         let whole = if headers.contains_key(header::CONTENT_RANGE) { "x-ms-blob-content-md5" } else { "content-md5" };
         Meta {
             key: key.clone(),

@@ -17,8 +17,7 @@ use crate::transport::client::Parts;
 use crate::transport::{add_precondition, cut, header_of, pair, unmet, unquoted};
 use crate::{Meta, PutOptions, Version, checksum};
 
-/// Maximum size, in bytes, of a blob that is sent in one request. Larger blobs are sent in blocks over several
-/// connections.
+/// Maximum size in bytes of a blob that is sent in one request. Larger blobs are sent in blocks.
 const SINGLE: u64 = 64 << 20;
 /// Normal size of a block in bytes. Blocks are larger if the blob would otherwise need more than 50,000 blocks.
 const BLOCK: u64 = 16 << 20;

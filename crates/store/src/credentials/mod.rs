@@ -19,8 +19,8 @@ use http::request;
 use penstock_types::{Stopwatch, unix_now};
 use reqsign_core::{Context, Error, ProvideCredential, ProvideCredentialDyn, Result, SignRequest, SigningCredential};
 
-/// A long-lived credential is renewed at a random time within this range before its expiry, so that processes renew at
-/// different times.
+/// A long-lived credential is renewed this long before its expiry: a random time in this range, so that processes renew
+/// at different times.
 const LEAD: (Duration, Duration) = (Duration::from_secs(150), Duration::from_secs(300));
 /// Signers reject credentials that expire within fewer seconds than this. Azure's signer has the largest limit (20 s).
 const MARGIN_S: i64 = 21;
@@ -182,8 +182,7 @@ pub(crate) async fn sign<C: Expiring>(
     Ok(Some(taken.generation))
 }
 
-/// Handles a report from the store that the credential has expired. Returns true if a retry with a new credential is
-/// possible.
+/// Handles a report from the store that the credential has expired. Returns true if a retry may succeed.
 pub(crate) fn renews<C: Expiring>(keeper: Option<&CredentialCache<C>>, stamp: Stamp) -> bool {
     matches!((keeper, stamp), (Some(keeper), Some(generation)) if keeper.refused(generation))
 }
@@ -202,8 +201,7 @@ impl<C: Expiring> Shared<C> {
         Self(Mutex::new(None))
     }
 
-    /// Returns the cache with this name, or creates it with `make`. The name contains secrets and must never be
-    /// printed.
+    /// Returns the cache with this name, or creates it with `make`. The name contains secrets: never print it.
     pub(crate) fn get(&self, name: String, make: impl FnOnce() -> CredentialCache<C>) -> Arc<CredentialCache<C>> {
         let mut slot = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let living = slot.get_or_insert_with(HashMap::new);

@@ -2,8 +2,8 @@
 //! Google's application default credentials. The first source is the file that `GOOGLE_APPLICATION_CREDENTIALS` names,
 //! the second the file that `gcloud auth application-default login` writes. The third source is the metadata address,
 //! if the settings allow it. A file may contain the credentials of a user, a service account (possibly impersonated) or
-//! an external account (workload identity federation). If a file exists, the search ends, even if the file cannot be
-//! used.
+//! an external account (workload identity federation). The search ends at the first file that exists, even if it cannot
+//! be used.
 
 use std::path::PathBuf;
 

@@ -181,8 +181,7 @@ impl Described {
             version: self.generation.map(Version),
             digests: crc.into_iter().chain(md5).collect(),
             encoding: self.content_encoding.filter(|name| !name.is_empty()),
-            // Round down to whole seconds. Reads return the time in this form (Last-Modified), so listings must return
-            // the same.
+            // Round down to whole seconds, as in the Last-Modified header of reads. Listings and reads then agree.
             modified_s: self.updated.as_deref().and_then(http_date::iso8601).map(f64::floor),
         })
     }
@@ -349,8 +348,7 @@ impl Remote for Bucket {
             None => "alt=media".to_owned(),
         };
         let mut ask = self.object(Method::GET, Metric::Gets, key, &query);
-        // Without this header, Google decompresses objects with `Content-Encoding: gzip` and ignores the requested
-        // range.
+        // Without this header, Google decompresses objects with `Content-Encoding: gzip` and ignores ranges.
         ask.headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("gzip"));
         if let Some(range) = range {
             ask.headers.insert(header::RANGE, range);

@@ -11,8 +11,7 @@ use penstock_types::{Deadline, Error, Key, Metric, Result};
 use super::{ClientKind, Cluster, NAMENODE, TEMPORARY, meta, refusal};
 use crate::Meta;
 
-/// Timeout for listing one folder, as a multiple of `NAMENODE`. The NameNode returns a folder in pages of 1,000
-/// entries.
+/// Timeout for listing one folder, as a multiple of `NAMENODE`. A folder is read in pages of 1,000 entries.
 const PAGES: u32 = 16;
 
 struct Walk {

@@ -166,8 +166,7 @@ impl Cluster {
             }
         };
         if is_forked {
-            // hdfs-native keeps connections in a process-wide table. Wait until the parent's connections in it have
-            // expired.
+            // hdfs-native keeps connections in a process-wide table. Wait until the parent's connections expire.
             tokio::time::sleep(POOL_TTL).await;
         }
         let clients = Clients { process, runtime, fast: self.build(IDLE_TIMEOUT)?, slow: self.build(SLOW_TIMEOUT)? };
@@ -183,8 +182,7 @@ impl Cluster {
         })
     }
 
-    /// Runs one NameNode call, or a limited sequence of calls, with a timeout. Converts a panic of the library to an
-    /// error.
+    /// Runs one NameNode call, or a few calls, with a timeout. Converts a panic of the library to an error.
     async fn call<T>(
         &self,
         place: &str,
@@ -309,8 +307,7 @@ impl Store for Hdfs {
         self.cluster.timed(&what, deadline, read::get(&self.cluster, object, ranges, deadline)).await
     }
 
-    /// The NameNode enforces the precondition `Absent`. For `Matches`, the version is checked immediately before the
-    /// rename.
+    /// The NameNode enforces the precondition `Absent`. `Matches` is checked immediately before the rename.
     async fn put(&self, key: &Key, parts: Vec<Bytes>, options: &PutOptions, deadline: Deadline) -> Result<Meta> {
         let what = format!("PUT {}", self.cluster.place(key));
         self.cluster.timed(&what, deadline, write::put(&self.cluster, key, parts, options)).await

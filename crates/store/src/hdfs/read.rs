@@ -72,8 +72,7 @@ pub(super) async fn get(
     Ok(GetResult { meta, chunks: timed(chunks, started, cluster.metrics.clone()) })
 }
 
-/// Opens the blocks of one version. Without a pinned version, opens a version that is current both before and after the
-/// open.
+/// Opens the blocks of one version: the pinned version, or a version that is current before and after the open.
 async fn open(
     cluster: &Arc<Cluster>,
     key: &Key,
@@ -88,8 +87,7 @@ async fn open(
     };
     for _ in 0..LOOKS {
         let reader = cluster.call(&place, NAMENODE, client.read(&path)).await?;
-        // A version never occurs again later. A version that is current before and after the open was therefore current
-        // throughout.
+        // Versions never recur, so a version that is current before and after the open was current during the open.
         let meta = cluster.head(key).await?;
         let have = meta.version.clone().unwrap_or_else(|| Version(String::new()));
         if have == want && meta.size == reader.file_length() as u64 {
@@ -136,8 +134,7 @@ impl Reading {
         }
     }
 
-    /// Returns the next bytes from offset `at`. If a second read was sent, takes the bytes of the one that responds
-    /// first.
+    /// Returns the next bytes from offset `at`. If two reads were sent, takes the bytes of the faster read.
     async fn step(&mut self, at: u64, end: u64) -> Result<Option<Bytes>> {
         loop {
             let mut stream = self.stream.take().unwrap_or_else(|| bytes_of(&self.reader, at, end));

@@ -17,8 +17,7 @@ pub struct HdfsSettings {
 }
 
 impl HdfsSettings {
-    /// Reads `HADOOP_CONF_DIR`, `HADOOP_HOME` (for its folder `etc/hadoop`) and `HADOOP_USER_NAME`, as other Hadoop
-    /// clients do.
+    /// Reads `HADOOP_CONF_DIR`, `HADOOP_HOME` (for its `etc/hadoop`) and `HADOOP_USER_NAME`, as other clients do.
     pub(crate) fn from_env(variables: &HashMap<String, String>) -> Self {
         let text = |name: &str| variables.get(name).filter(|value| !value.is_empty());
         let home = || Some(PathBuf::from(text("HADOOP_HOME")?).join("etc/hadoop"));

@@ -128,8 +128,7 @@ struct Answer {
 }
 
 impl Dataset {
-    /// Sends one request and follows redirects. If `stays` is true, does not follow a redirect to another host but
-    /// returns it.
+    /// Sends one request and follows redirects. If `stays` is true, returns a redirect to another host instead.
     async fn send(
         &self,
         method: &Method,

@@ -140,8 +140,7 @@ impl Driver {
             for (number, result) in done {
                 if number == WAKE {
                     is_watching = false;
-                    // Reset the wake-up counter with a non-blocking read. The requests themselves are in the channel
-                    // `inbox`.
+                    // Reset the wake-up counter with a non-blocking read. The requests themselves are in `inbox`.
                     let _ = rustix::io::read(&self.wake, &mut [0; 8]);
                 } else {
                     self.in_flight -= 1;

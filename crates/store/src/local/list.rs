@@ -174,8 +174,7 @@ impl Walk {
         match self.store.open_object(&key) {
             Ok(opened) => Ok(Some(opened.meta)),
             Err(Error::NotFound { .. }) => match rustix::fs::statat(&parent.dir, &text, AtFlags::empty()) {
-                // Return an error for a link to a folder. Otherwise, the files below it would silently be missing from
-                // the listing.
+                // A link to a folder is an error. Otherwise, the listing would silently omit the files below the link.
                 Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Directory => {
                     let reason = "it is a symbolic link to a folder; use its target instead".to_owned();
                     Err(Error::System { place: self.store.place(&key), reason })

@@ -49,8 +49,7 @@ impl Local {
         Self { reads, ..self }
     }
 
-    /// Returns the same store with chunks of up to `piece` bytes. Use it for readers that need whole files in one
-    /// chunk.
+    /// Returns the same store with chunks of up to `piece` bytes, for readers that need whole files in one chunk.
     pub fn with_piece(self, piece: u64) -> Self {
         Self { piece: piece.max(1), ..self }
     }

@@ -77,8 +77,7 @@ pub(super) async fn get(
                 deadline,
                 first: None,
             };
-            // Read the first piece on the thread that opened the file, so that a small object costs only one thread
-            // switch.
+            // Read the first piece on the thread that opened the file. A small object then costs one thread switch.
             if !is_direct {
                 reader.first = Some(reader.read());
             }

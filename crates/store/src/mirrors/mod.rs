@@ -26,8 +26,7 @@ use crate::{
     Capabilities, GetResult, ListStream, Meta, MultipartStore, ObjectRef, Opened, PutOptions, Store, Version, checksum,
 };
 
-/// Maximum number of objects whose comparison with the first store is cached. `stage` reads several hundred objects at
-/// a time.
+/// Maximum number of objects whose comparison is cached. `stage` reads several hundred objects at a time.
 const REMEMBERED: usize = 65_536;
 
 /// Store that reads from several mirrors of a dataset. Cheap to clone.
@@ -194,8 +193,7 @@ impl Shared {
             return Ok(GetResult { meta: got.meta, chunks: started.watched(got.chunks, None) });
         }
         let agreed = self.agreed(object, deadline).await?;
-        // Check the ranges before any request, because a range beyond the end is an error of the caller, not of the
-        // mirror.
+        // Check the ranges before any request: a range beyond the end is an error of the caller, not of the mirror.
         plan(ranges, agreed.size, &crate::place(self.first().store.root(), &object.key))?;
         let first = &self.first().prefix;
         let key = member.key_of(first, &object.key).ok_or_else(|| Error::NotFound { place: member.url.clone() })?;

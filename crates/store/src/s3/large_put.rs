@@ -49,8 +49,7 @@ pub(super) async fn put(
             modified_s: Some(unix_now().as_secs_f64()),
         }),
         Err(error) => {
-            // Ignore errors of this cleanup, because the error of the upload is returned. The cleanup has its own
-            // deadline.
+            // Ignore errors of this cleanup: the error of the upload is returned. The cleanup has its own deadline.
             let ask = Ask { query: &upload, ..Ask::new(Method::DELETE, Metric::Puts, Some(key)) };
             let _ = bucket.send(ask, Deadline::within(std::time::Duration::from_secs(10))).await;
             Err(unmet(error, &options.precondition))

@@ -80,8 +80,7 @@ impl Sign {
         })
     }
 
-    /// Handles a response which reports that the credential has expired. Returns true if a retry with a new credential
-    /// is possible.
+    /// Handles a response which reports an expired credential. Returns true if a retry with a new one is possible.
     pub(super) fn renews(&self, stamp: Stamp) -> bool {
         !self.is_fixed && credentials::renews(self.keeper.as_deref(), stamp)
     }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! HTTP/1.1 client. It sets TCP_NODELAY, uses TLS for https URLs, and does not copy the bodies of requests and
-//! responses.
+//! HTTP/1.1 client. It sets TCP_NODELAY, uses TLS for https URLs, and does not copy request or response bodies.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! HTTP transport for all stores that use HTTP: the client, ranged reads, an XML parser, and errors for HTTP status
-//! codes.
+//! HTTP transport for all stores that use HTTP: the client, ranged reads, an XML parser, and errors for statuses.
 
 pub(crate) mod client;
 mod proxy;
@@ -63,8 +62,8 @@ pub(crate) trait Remote: Send + Sync + 'static {
         Ok(meta)
     }
 
-    /// Returns true if the server may respond to a ranged read with the whole object. The ranges are then cut from the
-    /// body.
+    /// Returns true if the server may respond to a ranged read with the whole object, from which the ranges are then
+    /// cut.
     fn slices(&self) -> bool;
 }
 
@@ -76,8 +75,7 @@ pub(crate) async fn within<T>(deadline: Deadline, what: &str, work: impl Future<
     }
 }
 
-/// Reads the whole body of a small response. Returns an error for `place` if the body is longer than `limit` bytes or
-/// is interrupted.
+/// Reads the whole body of a small response. Returns an error for more than `limit` bytes or an interrupted body.
 pub(crate) async fn body(body: Incoming, limit: usize, deadline: Deadline, place: &str) -> Result<Bytes> {
     within(deadline, place, async {
         let body = Limited::new(body, limit).collect().await;

@@ -41,8 +41,7 @@ pub(crate) fn throttled(place: String, status: StatusCode, headers: &HeaderMap) 
     Error::Throttled { place, refused: 1, sent: 1, window: Duration::ZERO, retry_after, status }
 }
 
-/// Returns the error for a status without an error code of the store. `reason` is the store's message, `by` its
-/// endpoint.
+/// Returns the error for a status without a store-specific code. `reason` is the store's message, `by` its endpoint.
 pub(crate) fn of(
     place: String,
     by: &str,

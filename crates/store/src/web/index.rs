@@ -123,8 +123,7 @@ fn links(page: &[u8], origin: &str, folder: &Key) -> Vec<Key> {
     kept
 }
 
-/// Returns the key to which a link on the page of `folder` refers. Returns `None` for links that do not lead below the
-/// folder.
+/// Returns the key to which a link on the page of `folder` refers; `None` for links that lead elsewhere.
 fn target(href: &[u8], origin: &str, folder: &Key) -> Option<Key> {
     let href = href.split(|byte| *byte == b'#').next()?;
     // Ignore links with a query, because they sort the page or lead to generated pages.

@@ -3,8 +3,7 @@
 //! identity (IRSA), the profile's SSO, the profile's keys or credential_process, and the container endpoint. The last
 //! source is the instance metadata, if the settings allow it.
 //!
-//! The search ends at the first configured source, even if that source fails. The next source would be another
-//! identity.
+//! The first configured source ends the search, even if it fails, because the next source would be another identity.
 
 mod profile_files;
 mod sso;
@@ -93,8 +92,7 @@ impl Chain {
                         )));
                     }
                     let whom = format!("profile {source}");
-                    // A profile may name itself as its source. The keys of the profile then assume the role of the same
-                    // profile.
+                    // A profile may name itself as its source. Its own keys then assume its own role.
                     let own = matches!(files.means(&source, false)?, Some(ProfileSource::Role { from: RoleSource::Profile(next), .. }) if next == source);
                     let means = files.means(&source, own)?.ok_or_else(|| nothing(&whom))?;
                     self.of_profile(context, files, means, depth + 1).await

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! AWS's Security Token Service (STS): exchanges keys, or the token of another identity provider, for temporary role
-//! keys.
+//! AWS's Security Token Service (STS): exchanges keys, or another provider's token, for the temporary keys of a role.
 
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request, header};

@@ -413,7 +413,7 @@ class DatasetBase:
         return self.seed is not None or self.has_random_fields or any(each.wants_seed for each in self.map_steps)
 
     def caches(self) -> list[NodeCache | None]:
-        """Return the node cache of each dataset that this one consists of."""
+        """Return the node cache of each dataset that this dataset consists of."""
         raise NotImplementedError
 
     @property

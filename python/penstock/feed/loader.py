@@ -64,7 +64,9 @@ class BaseLoader(Generic[Batch]):
     """
 
     _runs_in_data_worker = False
-    """Whether this loader can run in a worker of a torch DataLoader. Each worker then has its own loader and rank."""
+    """Whether this loader can be iterated in a worker of a torch DataLoader. Each worker then has its own loader and
+    rank.
+    """
 
     @renamed_parameters({"next_epoch": "prefetch_next_epoch", "deadline_s": "object_timeout_s"})
     def __init__(

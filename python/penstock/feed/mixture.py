@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mixtures: combine several datasets into one, in proportion to weights. Each dataset keeps its own order.
 
-Owns the weights, their schedule and the length of a mixture's epoch. For each position, the core computes the source
-and the position in that source in closed form. No random numbers are drawn, so the global cursor is the only state.
+Owns the weights, their schedule and the length of a mixture's epoch. For each position of the mixture, the core
+computes the dataset and the position in this dataset with a formula. No random numbers are drawn, so the global cursor
+is the only state.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ if TYPE_CHECKING:
 __all__ = ["Mixture", "mix"]
 
 _SCALE = 2**32
-"""Weights are rounded to multiples of about 2^-32. This is exact for common ratios, and the same on every machine."""
+"""Weights are rounded to multiples of about 2^-32. Common ratios are therefore exact, and the result is the same on
+every machine.
+"""
 
 
 def _only_of_parts(name: str) -> Callable[..., NoReturn]:
@@ -69,8 +72,8 @@ class Mixture(DatasetBase):
         return self.parts[0][0].specs
 
     def batch_fields(self) -> dict[str, Any]:
-        """Return the fields of a batch, which are the same in all parts. If none are set, these are the first part's
-        default fields. With `source=True`, `source` is added.
+        """Return the fields of a batch, which are the same in all parts. If no fields are set, these are the first
+        part's default fields. With `source=True`, the field `source` is added.
         """
         optional_parts.refuse_unknown(list(self.leaves()))
         fields = self.parts[0][0].batch_fields()
@@ -104,7 +107,7 @@ class Mixture(DatasetBase):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the parts: number i in the field `source` means `names[i]`. By default, these are their URLs."""
+        """Names of the parts; by default their URLs. Number i in the field `source` means `names[i]`."""
         if self.given_names is not None:
             return self.given_names
         return tuple(part.url if isinstance(part, Dataset) else " + ".join(part.names) for part, _ in self.parts)
@@ -184,24 +187,24 @@ def mix(
     source: bool = False,
     names: Sequence[str] | None = None,
 ) -> Mixture:
-    """Combine several datasets into one. `mix({a: 0.7, b: 0.3})` takes 7 samples of `a` for every 3 of `b`, evenly
-    spread.
+    """Combine several datasets into one. `mix({a: 0.7, b: 0.3})` takes 7 samples of `a` for every 3 samples of `b`,
+    evenly spread.
 
     Each part keeps its own order (seed, window, shards). All samples of a part occur once before one of them repeats,
-    across the boundaries of the mixture's epochs. The weights are in samples, not bytes, and need not sum to 1.
+    even if this takes several epochs of the mixture. The weights are in samples, not bytes, and need not sum to 1.
 
     Args:
-        parts: Datasets with the same fields, and their weights. The order of this mapping affects the sample order.
-            Without weights (`mix([a, b], temperature=2)`), they come from `temperature` or `schedule`.
-        samples: Number of samples in an epoch of the mixture; by default the sum over its parts.
+        parts: Datasets with the same fields, and their weights. The order of this mapping affects the sample order. If
+            only datasets are given (`mix([a, b], temperature=2)`), `temperature` or `schedule` sets the weights.
+        samples: Number of samples in an epoch of the mixture; by default the total number of samples in all parts.
         schedule: Weights that apply from later positions on: `[(100_000, {a: 0.5, b: 0.5})]`. Positions count the
-            samples of the mixture over all its epochs. A part that is missing in a mapping has the weight 0. Each part
-            continues at its own position.
-        temperature: The weight of a part with n samples is n^(1 / temperature): 1 is in proportion to the samples, and
-            a high temperature approaches equal weights. With `temperature`, `mix` counts the records of all parts
-            immediately.
-        source: Add a field `source` to the batches: the number of each sample's part, int32. `Mixture.names` has the
-            names.
+            samples of the mixture over all its epochs. A part that is missing in a mapping has the weight 0. After a
+            change of weights, each part continues at its own position.
+        temperature: The weight of a part with n samples is n^(1 / temperature). With 1, weights are proportional to the
+            numbers of samples; with a high temperature, weights are almost equal. With `temperature`, `mix` counts the
+            records of all parts immediately.
+        source: Add a field `source` to the batches: the number of each sample's part, int32. `Mixture.names` contains
+            the names of the parts.
         names: Names of the parts; by default their URLs.
     Raises:
         ConfigError: The parts are empty, a weight is not above 0, or the parts' fields differ.
@@ -252,7 +255,7 @@ def _pair(item: Any) -> tuple[Any, float | None]:
 def _schedule(
     pairs: Sequence[tuple[Any, float | None]], schedule: list[Any], temperature: float | None
 ) -> list[tuple[int, tuple[int, ...]]]:
-    """Return (first position, integer weights of all parts) for each stage, from position 0 on."""
+    """Return (first position, integer weights of all parts) for each stage of the schedule, from position 0 on."""
     sources, given = [part for part, _ in pairs], [weight for _, weight in pairs if weight is not None]
     if 0 < len(given) < len(pairs):
         raise ConfigError(f"mix: {len(given)} of {len(pairs)} parts have weights; give all or none", where="mix")
@@ -303,7 +306,7 @@ def _weights(weights: Mapping[Any, float] | Sequence[float], sources: Sequence[A
 
 
 def _whole(weights: Sequence[float]) -> tuple[int, ...]:
-    """Return integer weights in proportion to `weights`. A weight above 0 becomes at least 1."""
+    """Return integer weights that are proportional to `weights`. A weight above 0 becomes at least 1."""
     total = sum(Fraction(weight) for weight in weights)
     scaled = [max(1, round(Fraction(weight) / total * _SCALE)) if weight else 0 for weight in weights]
     divisor = math.gcd(*scaled)

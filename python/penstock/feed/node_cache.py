@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Node cache settings: the folder in which fetched objects are stored (set by `Dataset.cache` or detected) and its
-limits. The core decides which objects are evicted.
+"""Settings of the node cache: the folder in which fetched objects are stored (set by `Dataset.cache` or detected), and
+its maximum size. The core decides which objects are evicted.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ if TYPE_CHECKING:
 __all__ = ["AUTO", "CacheRequest", "NodeCache", "Transcode", "cache_request", "resolve"]
 
 Transcode = Literal["never", "auto", "always"]
-"""Whether compressed objects are cached as planes."""
+"""Whether compressed objects are cached as planes (see `Dataset.cache`)."""
 
 _SCRATCH_VARIABLES = ("PENSTOCK_SCRATCH", "SLURM_TMPDIR", "PBS_JOBFS", "JOB_SCRATCH_DIR")
-"""Environment variables that sites and schedulers set to a job's folder on the node's own disk. Penstock's variable
-comes first.
+"""Environment variables that sites and schedulers set to a job's folder on the node's own disk. Penstock's own variable
+has priority.
 """
 
 _LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs"})
-"""File systems of local disks. A cache on a shared file system would cause the traffic that it should avoid, and tmpfs
-uses memory."""
+"""File systems of local disks. A cache on a shared file system would cause the traffic that it should avoid, and a
+cache on tmpfs would use memory.
+"""
 
 _REMOTE = ("s3://", "az://", "gs://", "http://", "https://", "hdfs://", "hf://")
 
@@ -40,7 +41,7 @@ it."""
 
 @dataclass(frozen=True, slots=True)
 class CacheRequest:
-    """Arguments of `Dataset.cache`. `is_on` is None for automatic caching."""
+    """Arguments of `Dataset.cache`. If `is_on` is None, caching is automatic."""
 
     is_on: bool | None = None
     folder: str | None = None
@@ -69,7 +70,7 @@ def cache_request(
     """Check the arguments of `Dataset.cache`.
 
     Raises:
-        ConfigError: The limit is not a number of bytes, is combined with `cache(False)`, or `transcode` is unknown.
+        ConfigError: The limit is not a number of bytes or is combined with `cache(False)`, or `transcode` is unknown.
     """
     if transcode not in get_args(Transcode):
         raise ConfigError(f"transcode: {transcode!r} is not one of {', '.join(get_args(Transcode))}", where="transcode")
@@ -137,7 +138,7 @@ def _find_scratch(variables: Mapping[str, str]) -> str | None:
 
 
 def _scratch_mount(mounts: str) -> str | None:
-    """Return the first mount of a local file system that has a typical name of a node's scratch folder."""
+    """Return the first mount point of a local file system whose name is typical for a node's scratch folder."""
     for line in mounts.splitlines():
         _, point, kind, *_ = [*line.split(), "", "", ""]
         name = point.rpartition("/")[2]

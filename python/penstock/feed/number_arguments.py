@@ -12,10 +12,10 @@ __all__ = ["as_float", "as_floats", "as_int", "as_int_or_none", "as_ints"]
 
 
 def as_int(name: str, value: SupportsIndex) -> int:
-    """Convert any integer (also NumPy's) to a plain int.
+    """Convert any integer (for example, of NumPy) to a plain int.
 
     Raises:
-        ConfigError: It is not an integer, but a float, a text or None, for example.
+        ConfigError: The value is not an integer; for example, it is a float, a text or None.
     """
     try:
         return operator.index(value)
@@ -37,7 +37,7 @@ def as_float(name: str, value: Any) -> float:
     """Convert any number to a float.
 
     Raises:
-        ConfigError: It is not a number, but a text, for example.
+        ConfigError: The value is not a number; for example, it is a text.
     """
     try:
         if not isinstance(value, str):

@@ -14,5 +14,5 @@ __all__ = ["array"]
 
 
 def array(tensor: _native.Tensor) -> np.ndarray[Any, Any]:
-    """Return an array over the tensor's memory. The memory stays valid as long as the array."""
+    """Return an array over the tensor's memory. The memory stays valid as long as the array exists."""
     return np.asarray(tensor)

@@ -38,29 +38,32 @@ def open(  # noqa: A001 - the verb is the API
     indexes: str | os.PathLike[str] | None = None,
     indexed: bool = True,
 ) -> Dataset:
-    """Open a dataset: list it once. If no object name shows the format, also read the first bytes of one object.
+    """Open a dataset: list its objects once. If the object names do not show the format, also read the first bytes of
+    one object.
 
     Args:
         url: A folder, one object, or a pattern (`s3://b/train/*.tfrecord.gz`, `train-{000..127}.tar`, `{train,val}/*`).
-            `hf://datasets/ORG/NAME[@REVISION]/...` is a dataset of the Hugging Face Hub, at its current commit. A plain
-            path is local, and `~` is the home folder. A list of these in one bucket (or below one local folder) is one
-            dataset, whose objects are ordered by name, each only once.
-        manifest: A manifest file from `penstock index`, used instead of a listing. Reads are pinned to the versions in
-            the manifest.
-        format: A name (`"tfrecord"`) or one of `penstock.formats`; by default detected from the object names, otherwise
-            from the first bytes of one object.
-        records_per_object: Number of records in every object, if known; by default it is determined.
-        indexes: A folder with index files of other programs (DALI's `.idx`, wids' `index.json`); by default, the files
-            beside the objects are used.
+            `hf://datasets/ORG/NAME[@REVISION]/...` is a dataset of the Hugging Face Hub; its current commit is read in
+            all epochs. A plain path is local, and `~` is the home folder. A list of URLs or paths in one bucket (or
+            below one local folder) is one dataset. Its objects are ordered by name, and an object that matches twice is
+            read once.
+        manifest: A manifest file from `penstock index`, which is used instead of a listing. Only the object versions in
+            the manifest are read.
+        format: A name, such as `"tfrecord"`, or a value from `penstock.formats`. By default, the format is detected
+            from the object names or, if that is impossible, from the first bytes of one object.
+        records_per_object: Number of records in every object, if you know it; by default, the records are counted.
+        indexes: A folder with index files of other programs (DALI's `.idx`, wids' `index.json`). By default, index
+            files beside the objects are used.
         indexed: False disables record counts: TFRecords, tars and JSON lines are read as streams. Each rank reads
-            different whole objects, records are mixed only within 32 MiB of an object, a loader has no length, and
+            different objects as a whole, records are mixed only within 32 MiB of an object, a loader has no length, and
             ranks have different numbers of batches. A state is valid only for the same rank and the same number of
             ranks.
     Raises:
         NotFound: No object matches, or an object that is named in a list or in braces is missing.
         Unsupported: The format of the objects is not supported; the message contains its name.
         ConfigError: The folder contains an object and its decompressed copy, so that each sample would be read twice.
-            Or a list has a URL all of whose objects are of other formats than the rest of the list.
+            Or no object of a URL in a list is read, because all its objects have other formats than the rest of the
+            list.
         Denied, Unreachable, Throttled: The store rejected a request or did not respond.
     Warns:
         UserWarning: No format is given, and more objects are ignored than read.
@@ -89,8 +92,8 @@ def open(  # noqa: A001 - the verb is the API
     if source.ignored and len(several) > 1:
         _check_all_read(several, source)
     if declared is not None and (declared.labels is not None or declared.classes is not None):
-        # Labels and classes refer to paths below the listed folder, which is known only after the listing. Open the
-        # same listing again with them.
+        # Labels and classes refer to paths below the listed folder, which is known only after the listing. Therefore,
+        # open the same listing again with the labels and classes.
         if declared.classes is not None:
             facts = class_folders.labels(source, declared.classes)
         elif declared.labels is not None:
@@ -119,7 +122,7 @@ def open(  # noqa: A001 - the verb is the API
 
 
 def _check_all_read(urls: list[str], source: _native.Source) -> None:
-    """Raise an error for a URL of a list none of whose objects is read, because all are of other formats."""
+    """Raise an error if no object of a URL in a list is read, because all its objects have other formats."""
     listing = source.manifest()
     keys = [entry["key"] for entry in json.loads(listing)["objects"]]
     unread, patterns = url_list_pattern.without_objects(urls, keys)
@@ -148,7 +151,8 @@ def _warn_of_ignored(source: _native.Source, *, is_chosen: bool) -> None:
             kind,
         )
         return
-    # Warn instead of log, because programs often hide logs, and the user probably meant another folder.
+    # Use a warning instead of a log message, because programs often hide logs, and the user probably meant another
+    # folder.
     warnings.warn(
         f"{source.url}: {source.objects:,} of {source.objects + ignored:,} objects are read as {kind}; "
         f"the other {ignored:,} are ignored. To avoid this, select objects by a pattern (`*.suffix`) or set "

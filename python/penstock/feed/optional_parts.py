@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks fields with a default, which would otherwise hide a misspelt column."""
+"""Checks fields with a default, because a default would hide a misspelt column name."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ __all__ = ["refuse_unknown"]
 
 
 def refuse_unknown(datasets: Sequence[Dataset]) -> None:
-    """Raise ConfigError if a field has a default, and no file of these datasets has a column for the field. Formats
-    that do not list their columns are not checked. All datasets must have the same fields.
+    """Raise ConfigError if a field has a default but no file of these datasets has a column for the field. Formats that
+    do not list their columns are not checked. All datasets must have the same fields.
     """
     asked = {
         tuple(getattr(spec.unpadded, "parts", ()) or (name,)): name

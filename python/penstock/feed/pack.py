@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`pack`: joins the documents of a feed and cuts them into windows of equal length.
 
-Tokens are not counted in advance here (`counted_pack` does that): each rank packs the documents of its own slices, in
-order. The end of a window is known only after all documents before it are read and tokenized. Therefore, a state is the
-position of one rank: a batch of the feed, a document of this batch, and a token of this document. It is valid for the
-same rank and number of ranks.
+Tokens are not counted in advance here (`counted_pack` does that). Each rank packs the documents of its own slices, in
+order. The end of a window is known only after all earlier documents are read and tokenized. Therefore, a state contains
+the position of one rank: a batch of the feed, a document of this batch, and a token of this document. The state is
+valid only for the same rank and number of ranks.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ NOTICE = "packed: a position in this rank's own documents, valid only for the sa
 _DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
 
 _TOKENS, _ROWS = 1 << 40, 1 << 24
-"""Factors in a loader's cursor, which is ((feed cursor) x `_ROWS` + document) x `_TOKENS` + token."""
+"""Factors of a loader's cursor: ((feed cursor) x `_ROWS` + document) x `_TOKENS` + token."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackStep:
-    """How documents become windows."""
+    """Settings with which documents are packed into windows."""
 
     length: int
     fields: tuple[str, ...]
@@ -75,7 +75,7 @@ class PackStep:
             raise ConfigError("pack: segment_ids, position_ids and mask are added by pack itself", where="pack")
 
     def check_unpadded(self, dataset: DatasetBase) -> None:
-        """Raise ConfigError if a stored field of documents is padded, because its padding would become tokens."""
+        """Raise ConfigError if a stored field of documents is padded, because the padding would be packed as tokens."""
         made = dataset.tokenizing.into if dataset.tokenizing is not None else None
         for name, spec in dataset.specs:
             if name in self.fields and name != made and not dataset.map_steps and spec.unpadded != spec:
@@ -95,12 +95,12 @@ class PackStep:
 
     @property
     def added(self) -> int:
-        """Number of tokens that are added to each document."""
+        """Number of tokens (bos and eos) that are added to each document."""
         return (self.bos is not None) + (self.eos is not None)
 
 
 class Packing:
-    """The part of a loader that is specific to packed datasets."""
+    """Functions of a loader that only packed datasets need."""
 
     def __init__(
         self,
@@ -124,18 +124,18 @@ class Packing:
         self.batch, self._unindexed = global_batch // world, unindexed
 
     def is_spent(self, cursor: int, epoch: int) -> bool:  # noqa: ARG002 - the same in every epoch
-        """True if this rank has packed all its documents."""
+        """True if this rank has packed all its documents at this cursor."""
         place = cursor // (_ROWS * _TOKENS)
         return self.is_end(place) and cursor % (_ROWS * _TOKENS) == 0
 
     def is_end(self, place: int) -> bool:
-        """True if the feed's own cursor is at the end of the epoch."""
+        """True if this cursor of the feed is at the end of the epoch."""
         if self._unindexed is not None:
             return self._unindexed.is_spent(place)
         return place > 0 and self.dataset.is_counted and place >= self.dataset.samples
 
     def run(self, start: Any, cursor: int, epoch: int) -> PackRun:  # noqa: ARG002 - the feed knows it
-        """Start a pass at a cursor. `start(cursor)` starts the feed's own pass at its cursor."""
+        """Start a pass at a cursor. `start` starts a pass of the feed at a cursor of the feed."""
         place, row, token = cursor // (_ROWS * _TOKENS), cursor // _TOKENS % _ROWS, cursor % _TOKENS
         return PackRun(self, start(place), place, (row, token))
 
@@ -145,7 +145,7 @@ class Packing:
         return {**states.VERSIONS, **known, "packed": self.step.digest, "world": self.world, "rank": self.rank}
 
     def state(self, epoch: int, cursor: int) -> dict[str, Any]:
-        """Return the position of this rank, as JSON under 1 KB. It differs between ranks."""
+        """Return the state of this rank, as JSON under 1 KB. States of other ranks are different."""
         place, row, token = cursor // (_ROWS * _TOKENS), cursor // _TOKENS % _ROWS, cursor % _TOKENS
         return {**self.identity(), "epoch": epoch, "cursor": place, "document": row, "token": token, "promise": NOTICE}
 
@@ -153,8 +153,8 @@ class Packing:
         """Return the epoch and cursor of a state.
 
         Raises:
-            ConfigError: The state belongs to another rank, world, dataset, tokenizer or kind of windows. The message
-                contains both values.
+            ConfigError: The state belongs to another rank, world, dataset or tokenizer, or to other settings of `pack`.
+                The message contains the values of the state and of this loader.
         """
         check_identity(state, self.identity())
         limits = {"epoch": 2**63, "cursor": 2**64, "document": _ROWS, "token": _TOKENS}
@@ -176,7 +176,9 @@ _ADVICE = {
 
 
 def check_identity(state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-    """Raise ConfigError, with both values, if a state belongs to other data or windows than `identity`."""
+    """Raise ConfigError if a state belongs to other data or windows than `identity`. The message contains the values of
+    both.
+    """
     if "packed" not in state:
         raise ConfigError("state: saved from a dataset that was not packed, but this dataset is packed", where="state")
     for name, value in identity.items():
@@ -193,15 +195,15 @@ class PackRun:
 
     def __init__(self, packing: Packing, run: Any, place: int, skip: tuple[int, int]) -> None:
         self._packing, self._run, self._place = packing, run, place
-        # Position in the current feed batch: documents that earlier windows contain whole, and tokens of the next
-        # document.
+        # Documents of the first feed batch to skip, and tokens of the next document to skip: earlier windows contain
+        # them.
         self._skip = skip
         self._stream = TokenStream(packing.step, has_source=packing.dataset.source_numbers is not None)
         self._is_exhausted = False
 
     @property
     def _has_ended(self) -> bool:
-        """True if all documents are in the stream."""
+        """True if all documents of this rank are in the stream."""
         return self._is_exhausted or self._packing.is_end(self._place)
 
     def next(self) -> tuple[dict[str, Any], int, int] | None:
@@ -259,7 +261,7 @@ class PackRun:
 
 class TokenStream:
     """Tokens of documents that are not in a window yet, with the index of each token in its document. With
-    `has_source`, also with the number of the document's part in a mixture.
+    `has_source`, each token also has the number of its part of the mixture.
     """
 
     def __init__(self, step: PackStep, *, has_source: bool) -> None:
@@ -284,15 +286,15 @@ class TokenStream:
 
     @property
     def windows(self) -> int:
-        """Number of whole windows."""
+        """Number of complete windows."""
         return self.tokens // self._step.length
 
     def position(self) -> tuple[int, int, int] | None:
         """Return the batch, document and token of the next window's first token, or None at the end."""
         if self.tokens == 0:
             return None
-        # Padding counts as a part of the document before it. No window begins with padding, because padding ends at the
-        # end of a window.
+        # Padding counts as a part of the document before it. It ends at the end of a window, so no window begins with
+        # padding.
         at = bisect_right(self._starts, self._taken) - 1
         place, row, token = self._places[at]
         return place, row, token + self._taken - self._starts[at]
@@ -314,7 +316,7 @@ class TokenStream:
                 )
         bounds = offsets.tolist()
         before, behind = int(step.bos is not None), int(step.eos is not None)
-        # For each document: (first token of the document to copy, start, end in the new part of the stream).
+        # For each document: index of the first token to copy, and start and end in the new part of the stream.
         layout: list[tuple[int, int, int]] = []
         end = 0
         for row in range(first, rows):
@@ -357,7 +359,7 @@ class TokenStream:
         self.tokens += end
 
     def _dtype(self, name: str, values: np.ndarray[Any, Any]) -> Any:
-        """Type of a packed field: for integers the `dtype` of the step, otherwise the stored type.
+        """Return the type of a packed field: the `dtype` of the step for integers, otherwise the stored type.
 
         Raises:
             ConfigError: A value, the padding, bos or eos does not fit.
@@ -428,12 +430,12 @@ class TokenStream:
 
 
 def _is_replaced(source: Any) -> bool:
-    """True if a function removed the field `source` of a mixture, or returned other values under its name."""
+    """True if a function removed the field `source` of a mixture, or replaced its values."""
     return getattr(source, "dtype", None) != "int32" or len(source.shape) != 1
 
 
 def column_of(tensors: Mapping[str, Any], name: str, np: Any) -> Ragged:
-    """Return a field of tokens as values and offsets. Each row of a fixed-length field is a document."""
+    """Return a field of tokens as values and offsets. If the field has a fixed length, each row is a document."""
     column = tensors.get(name)
     if isinstance(column, Ragged):
         return column
@@ -453,5 +455,5 @@ def column_of(tensors: Mapping[str, Any], name: str, np: Any) -> Ragged:
             raise ConfigError(f"pack: `{name}` is a list of lists, not of numbers", where="pack")
         return made
     rows = np.asarray(column)
-    rows = rows.reshape(len(rows), math.prod(rows.shape[1:]))  # -1 is not possible without rows
+    rows = rows.reshape(len(rows), math.prod(rows.shape[1:]))  # `reshape(0, -1)` would raise an error
     return Ragged(rows.reshape(-1), np.arange(len(rows) + 1) * rows.shape[1])

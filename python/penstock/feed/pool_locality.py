@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Locality of reads in a pool: objects that this node stores as files, nodes that store the others, and the source
-bucket.
+"""Locality of reads in a pool: which objects this node stores as files, which nodes store the other objects, and the
+source bucket.
 
-Queries the pool engine once before the first read; the core performs the reads. Not used unless the process has a pool
+Queries the pool engine once before the first read; the core performs the reads. Used only if the process has a pool
 context (`penstock.pool.rank_env`).
 """
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 __all__ = ["Locality", "find", "with_pool_routes"]
 
 _LOG = logging.getLogger("penstock.feed")
-# Maximum number of concurrent queries to an engine, and maximum number of objects in a query.
+# At most `_MAX_CALLS` queries of an engine run at a time, with at most `_KEYS_PER_CALL` objects each.
 _MAX_CALLS, _KEYS_PER_CALL = 16, 16
 _TRIES = 4
 _CONTEXT = "PENSTOCK_JOB_POOL"
-"""Same as `rank_env.VARIABLE`. If the variable is not set, `rank_env` and the engines are not imported. Their import
-would increase the feed's import time by a third.
+"""The same name as `rank_env.VARIABLE`, so that `rank_env` and the engines are imported only if the variable is set.
+Importing them increases the feed's import time by a third.
 """
 
 
@@ -44,7 +44,7 @@ class Locality:
     Attributes:
         own_bytes, bytes: Bytes that this node reads from its own files, and total bytes of the dataset.
         mine: Keys of the objects in this node's part, for reads with `scope="node"`. If all nodes query the same pool,
-            every object is in exactly one part.
+            every object is in the part of exactly one node.
     """
 
     node: str
@@ -94,7 +94,9 @@ def find(url: str, environment: Mapping[str, str]) -> rank_env.PoolContext | Non
 
 
 def _folder(url: str) -> str:
-    """Normalise a folder's URL for comparison: the URL of a mounted pool is a path."""
+    """Normalise the URL of a folder so that it can be compared with a pool's URL. The URL of a mounted pool is a
+    path.
+    """
     return url.removeprefix("file://").rstrip("/") + "/"
 
 
@@ -147,7 +149,9 @@ def with_pool_routes(
 
 
 def _process_index(node: int, nodes: int, environment: Mapping[str, str]) -> dict[str, int]:
-    """Index of this process among the pool's processes, which share the reads of objects that the pool has lost."""
+    """Return the index of this process among the processes of the pool. They share the reads of objects that the pool
+    has lost.
+    """
     place = ranks.detect(environment)
     return {
         "node": node,
@@ -158,15 +162,17 @@ def _process_index(node: int, nodes: int, environment: Mapping[str, str]) -> dic
 
 
 def _owner(key: str, holders: list[str]) -> str:
-    """Return the node whose part contains an object, chosen among its holders. Every node computes the same result."""
+    """Return the node whose part contains an object: one of the nodes that store it. Every node computes the same
+    result.
+    """
     return holders[zlib.crc32(key.encode()) % len(holders)]
 
 
 def _locate_all(
     access: Access, folder: str, keys: list[str], node: str
 ) -> dict[str, tuple[str | None, list[str] | None]]:
-    """For each object, return its file on this node (if any) and the nodes that store it (if the engine reports
-    them).
+    """For each object, return its file on this node, if one exists, and the nodes that store it, if the engine reports
+    them.
     """
 
     def some(part: list[str]) -> dict[str, tuple[str | None, list[str] | None]]:
@@ -183,7 +189,7 @@ def _locate_all(
         found: dict[str, tuple[str | None, list[str] | None]] = {}
         for key in part:
             pieces = located[folder + key]
-            # Only a node that has every piece has a complete copy.
+            # Only a node that has all pieces of an object has a complete copy.
             holders = set.intersection(*(set(piece.nodes) for piece in pieces)) if pieces else set()
             has_locations = any(piece.nodes for piece in pieces) or not _hides_locations(access)
             own = access.fast_path(folder + key) if node in holders else None
@@ -196,5 +202,5 @@ def _locate_all(
 
 
 def _hides_locations(access: Access) -> bool:
-    """True for an engine that never reports locations, such as a mount, whose files programs open by their paths."""
+    """True for an engine that never reports locations, such as a mount. Programs open the files of a mount by path."""
     return not getattr(access, "reports_locations", True)

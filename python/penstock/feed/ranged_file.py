@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A seekable file over an object in a store, which reads byte ranges as they are needed. Used by PyAV."""
+"""A seekable file over an object in a store, which reads byte ranges on demand. PyAV reads videos through it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ if TYPE_CHECKING:
 __all__ = ["RangedFile"]
 
 _FIRST_READ = 64 << 10
-"""Bytes of a read at a new position. Sequential reads after that double this size, up to `_LARGEST_READ`."""
+"""Size of a read at a new position. Each sequential read after it is twice as large as the previous read, up to
+`_LARGEST_READ`.
+"""
 
 _LARGEST_READ = 4 << 20
 
 _MAX_KEPT = 32 << 20
-"""Maximum number of bytes that are kept, in addition to those that `prefetch` reads."""
+"""Maximum number of bytes that are kept, in addition to the bytes that `prefetch` reads."""
 
 
 class RangedFile:
-    """Read-only file. Keeps the last 32 MiB that it has read, so that a second pass over a header needs no request."""
+    """Read-only file. Keeps the last 32 MiB that it has read, so that reading a header again needs no request."""
 
     def __init__(self, files: _native.Files, name: bytes, size: int, version: str | None) -> None:
         self._files, self._name, self._size, self._version = files, name, size, version
@@ -50,11 +52,11 @@ class RangedFile:
         return [(start, data) for (start, _), data in zip(asked, found, strict=True)]
 
     def ranges(self) -> list[tuple[int, int]]:
-        """Return the ranges that `read` returned, in order and joined."""
+        """Return the ranges that `read` has returned, joined and in ascending order."""
         return _joined(self._used)
 
     def read(self, count: int = -1) -> bytes:
-        """Return at most `count` bytes; fewer only at the end of the object."""
+        """Return `count` bytes, or fewer at the end of the object."""
         end = self._size if count < 0 else min(self._at + count, self._size)
         pieces, begin = [], self._at
         while self._at < end:
@@ -97,7 +99,7 @@ class RangedFile:
 
 
 def _joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return ranges (start, end) in order; those that touch or overlap are joined."""
+    """Return ranges (start, end) in ascending order. Ranges that touch or overlap are joined."""
     joined: list[tuple[int, int]] = []
     for start, end in sorted(ranges):
         if joined and start <= joined[-1][1]:

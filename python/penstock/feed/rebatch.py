@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`decode(fn, rebatch=True)`: forms batches of equal size from the outputs of functions.
 
-A rank reads the same samples as without rebatching. Their outputs are joined in order and divided into batches, so the
-number of batches is known only at the end, and differs between ranks.
+A rank reads the same samples as without rebatching. The outputs of these samples are joined in order and divided into
+batches. Therefore, the number of batches differs between ranks, and is known only at the end of a pass.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Chunk:
     taken: int = 0
 
     def place(self) -> tuple[int, int]:
-        """Return the row of the next output, and the number of this output in the row."""
+        """Return the row of the next output, and the number of outputs of this row that were taken."""
         ends = accumulate(self.counts)
         return next(
             (row, self.taken - end + count)
@@ -48,7 +48,7 @@ class _Chunk:
 
 
 class RebatchRun(MapRun):
-    """A run whose batches have the same number of outputs each, except the last."""
+    """A run whose batches all have the same number of outputs, except the last batch."""
 
     def __init__(self, loader: BaseLoader[Any], run: _native.Run | FirstEpochRun, epoch: int, place: Place) -> None:
         super().__init__(loader, run, epoch, place.start, place.row)
@@ -56,7 +56,7 @@ class RebatchRun(MapRun):
         self._chunks: deque[_Chunk] = deque()
         self._ready = 0
         self._skip_outputs = place.outputs
-        # Number of samples so far, while none of them had an output. None after the first output, or after a resume.
+        # Number of samples without output so far. None as soon as a sample had an output, and after a resume.
         self._without_output: int | None = None if any(place) else 0
 
     def next(self) -> tuple[dict[str, Any], int, int] | None:
@@ -93,7 +93,7 @@ class RebatchRun(MapRun):
             self._without_output = None
         elif self._without_output is not None:
             dataset = self._loader.dataset
-            # Positions from the number of samples on repeat samples, and the functions do not receive them.
+            # Do not count positions beyond the last sample: they repeat samples, and functions do not receive them.
             end = dataset.samples if dataset.is_counted else math.inf
             self._without_output += sum(position < end for position in task.positions)
         if chunk.taken < chunk.total:
@@ -128,13 +128,15 @@ class RebatchRun(MapRun):
 
 
 def _difference(piece: dict[str, Any], first: dict[str, Any]) -> str | None:
-    """Describe how the columns of a piece differ from those of earlier pieces; None if they can be joined."""
+    """Describe how the columns of a piece differ from the columns of earlier pieces; None if the pieces can be
+    joined.
+    """
     if piece.keys() != first.keys():
         return f"fn returned {', '.join(piece)}, but before {', '.join(first)}"
     for name, column in piece.items():
         have, want = (_kind(each) for each in (column, first[name]))
         if have != want:
-            # A kind is "a list", or a dtype and a shape.
+            # The kind of a column is "a list", or a dtype and a shape.
             return difference(name, have, want, is_dtype=have.partition(" ")[2] == want.partition(" ")[2])
     return None
 
@@ -144,7 +146,7 @@ def _kind(column: Any) -> str:
 
 
 def _joined(pieces: list[dict[str, Any]]) -> dict[str, Any]:
-    """Join columns. A single piece is not copied."""
+    """Join the pieces of a column. A single piece is not copied."""
     import numpy as np
 
     if len(pieces) == 1:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""States of loaders with `decode(rebatch=True)`. They belong to one rank, because the number of outputs before a batch
-is unknown on the other ranks.
+"""States of loaders with `decode(rebatch=True)`. A state belongs to one rank, because other ranks do not know the
+number of outputs before a batch of this rank.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _BITS = 32
 
 
 class Place(NamedTuple):
-    """Position of a rank: the first position of its source batch, the row in the rank's slice of that batch, and the
-    number of outputs of that row that were delivered.
+    """Position of a rank: the first position of the source batch, the row in the rank's slice of this batch, and the
+    number of outputs of this row that were delivered.
     """
 
     start: int
@@ -41,7 +41,7 @@ class Place(NamedTuple):
 
     @classmethod
     def of(cls, cursor: int) -> Place:
-        """Return the position of a cursor."""
+        """Convert the cursor of a pass to a position."""
         mask = (1 << _BITS) - 1
         return cls(cursor >> 2 * _BITS, cursor >> _BITS & mask, cursor & mask)
 
@@ -67,7 +67,7 @@ def check_loader(loader: BaseLoader[Any]) -> None:
 
 
 def _function(loader: BaseLoader[Any]) -> str | None:
-    """Digest of the function that makes the outputs; None if it cannot be computed."""
+    """Return the digest of the function that makes the outputs; None if the digest cannot be computed."""
     return next(step.digest for step in loader.dataset.map_steps if step.rebatch)
 
 
@@ -83,11 +83,11 @@ def state_of_place(loader: BaseLoader[Any], place: Place) -> dict[str, Any]:
 
 
 def place_of_state(state: Mapping[str, Any], loader: BaseLoader[Any], start: int) -> Place:
-    """Return the position of a state whose source batch starts at `start`.
+    """Return the position in a state. `start` is the first position of the state's source batch.
 
     Raises:
         ConfigError: The state belongs to another rank, number of ranks or batch size, or to a loader that does not
-            rebatch; or its position is between the outputs of one sample, and the function has changed.
+            rebatch. Or the state's position is between two outputs of one sample, but the function has changed.
     """
     if "outputs" not in state:
         raise ConfigError(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Directory of record indexes in the cache of the feed. It is always safe to delete anything in it."""
+"""Folder of record indexes in the cache of the feed. Any file in this folder can be deleted at any time."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ __all__ = ["record_index_dir"]
 
 
 def record_index_dir(variables: Mapping[str, str]) -> str | None:
-    """Return the folder of record indexes, below `PENSTOCK_CACHE`, or below `penstock` in `XDG_CACHE_HOME` or
-    `~/.cache`.
+    """Return the folder of record indexes. It is below `PENSTOCK_CACHE` or, by default, below `penstock` in
+    `XDG_CACHE_HOME` or `~/.cache`.
 
     If `PENSTOCK_CACHE` is set but empty, the result is None, and indexes are not stored.
     """

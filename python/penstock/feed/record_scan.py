@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts the records of a dataset whose objects do not contain record counts: reads each object once per job, in the
+"""Counts the records of a dataset whose objects do not contain record counts. Reads each object once per job, in the
 order of an epoch, so that the epoch can start before all objects are counted.
 
-Runs in the calling thread or in the background. One process of the job reads: with a torch process group, the rank that
-needs the counts first, otherwise the process that holds the lock file in the cache folder (one per node, or one per job
-if the folder is shared). The other processes receive the counts while the scan runs.
+Runs in the calling thread or in the background. With a torch process group, the rank that needs the counts first reads
+the objects. Otherwise, the process that holds the lock file in the cache folder reads them (one process per node, or
+one per job if the folder is shared). The other processes receive the counts while the scan runs.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ __all__ = ["RecordScan"]
 _LOG = logging.getLogger("penstock.feed")
 
 _AT_ONCE = 16
-"""Number of objects between two reports of progress. The core reads four objects at a time."""
+"""Number of objects between two reports of progress. The core reads four of these objects at a time."""
 
 _MAX_PAUSE_S = 2.0
-"""Maximum seconds that a scan pauses for the first batch of an epoch."""
+"""Maximum duration, in seconds, of a scan's pause for the first batch of an epoch."""
 
 _EXIT_S = 5.0
-"""Maximum seconds that the exit of the process waits for the end of a scan."""
+"""Maximum time, in seconds, that the process waits at its exit for a scan to end."""
 
 Counts = list[tuple[int, int]]
 
@@ -75,7 +75,7 @@ class RecordScan:
 
     @property
     def is_usable(self) -> bool:
-        """False after a failure, and in a forked child, which does not have the thread."""
+        """False after a failure, and in a forked child, which does not have the scan's thread."""
         return self._error is None and self._pid == os.getpid()
 
     def is_complete(self) -> bool:
@@ -97,7 +97,7 @@ class RecordScan:
             self._changed.notify_all()
 
     def go_on(self) -> None:
-        """End a pause, or start to scan in the background."""
+        """End a pause, and start to scan in the background."""
         self.end_pause()
         self.start()
 
@@ -109,12 +109,12 @@ class RecordScan:
                 self._changed.notify_all()
 
     def _is_last(self, order: Sequence[int] | None) -> bool:
-        """Wait while the scan pauses. Returns True if `order` is still the requested order, which then contains all
+        """Wait while the scan pauses. Return True if `order` is still the requested order. This order then contains all
         objects.
         """
         with self._changed:
-            # The pause lets an epoch read its first objects. It has a time limit, because a consumer that never takes a
-            # batch must not delay other ranks.
+            # During the pause, an epoch reads its first objects. The pause has a time limit, because a consumer that
+            # never takes a batch must not delay other ranks.
             self._changed.wait_for(lambda: not self._pauses or self._stopping.is_set(), _MAX_PAUSE_S)
             self.end_pause()
             return order is self._order
@@ -124,10 +124,10 @@ class RecordScan:
         if self._thread is None and self.result is None:
             self._thread = threading.Thread(target=self._run, name="penstock-scan", daemon=True)
             self._thread.start()
-            atexit.register(self._stop)  # a thread that returned from native code later would end the process
+            atexit.register(self._stop)  # a thread that returns from native code after the exit ends the process
 
     def _stop(self) -> None:
-        """End the background scan at the exit of the process. What was read is not stored."""
+        """End the background scan at the exit of the process. The counts so far are not stored."""
         if self._thread is not None and self._pid == os.getpid():
             self._stopping.set()
             self.counts.stop()
@@ -136,7 +136,7 @@ class RecordScan:
             self._thread.join(_EXIT_S)
 
     def wait(self) -> _native.Counted:
-        """Return the complete counts. Scans in this thread if no scan runs in the background."""
+        """Return the complete counts. If no scan runs in the background, scan in this thread."""
         self.end_pause()
         if self._thread is None and self.result is None:
             self._run()
@@ -212,7 +212,7 @@ class RecordScan:
             except OSError:
                 break
         try:
-            # Another process has perhaps written the index before this one got the lock.
+            # Another process may have written the index before this process got the lock.
             found = self._source.kept_count(self._variables, self._folder) if lock is not None else None
             if found is not None:
                 for publisher in publishers:
@@ -258,7 +258,9 @@ class RecordScan:
                 publisher.report(counts)
 
     def _counted_pairs(self) -> list[Counts]:
-        """Return the counts that this process already has, as one report or none."""
+        """Return the counts that this process already has, as a list of one report; empty if all records are
+        counted.
+        """
         if not self.counts.complete:
             return []
         numbered = ((number, self.counts.count(number)) for number in range(self._source.objects))
@@ -276,8 +278,8 @@ class RecordScan:
 
 
 def _whole(caches: list[NodeCache | None], size_bytes: int) -> tuple[str, int, str] | None:
-    """Return the node cache if the whole dataset fits. The scan then stores the objects in the cache, so that they are
-    not read again.
+    """Return the node cache if the whole dataset fits into it. The scan then stores the objects in the cache, so that
+    they are not fetched again.
     """
     cache = caches[0] if caches else None
     if cache is None or cache.limit_bytes < size_bytes * 1.01:
@@ -295,7 +297,7 @@ def _parsed(line: str, fingerprint: str) -> Counts:
 
 
 class _LockFile:
-    """Reports counts in the lock file, to processes that share its folder."""
+    """Reports counts through the lock file to processes that share the cache folder."""
 
     def __init__(self, lock: scan_lock.ScanLock, fingerprint: str) -> None:
         self._lock, self._fingerprint = lock, fingerprint
@@ -312,8 +314,8 @@ class _ProcessGroup:
 
     @classmethod
     def of_job(cls, name: str) -> _ProcessGroup | None:
-        """Return the store of the default process group. None without a group of several ranks, and in a DataLoader's
-        worker, because the socket belongs to its parent.
+        """Return a publisher through the store of the default process group. None without a group of several ranks, and
+        in a worker of a DataLoader, because the socket of the store belongs to the parent process.
         """
         dist, data = sys.modules.get("torch.distributed"), sys.modules.get("torch.utils.data")
         if dist is None or not dist.is_available() or not dist.is_initialized() or dist.get_world_size() < 2:
@@ -323,11 +325,11 @@ class _ProcessGroup:
         return cls(dist.distributed_c10d._get_default_store(), name)  # noqa: SLF001 - torch has no public access to it
 
     def is_first(self) -> bool:
-        """Whether this is the first rank that asks. It must scan, or report its failure."""
+        """Whether this rank is the first to call this method. The first rank must scan, or report that it failed."""
         return int(self._store.add(f"{self._name}/claims", 1)) == 1
 
     def report(self, counts: Counts) -> None:
-        """Add a report; an empty one is the last."""
+        """Add a report. An empty report is the last one."""
         self._put({"counts": counts})
 
     def fail(self, error: BaseException) -> None:
@@ -339,7 +341,7 @@ class _ProcessGroup:
         self._reports += 1
 
     def reported(self, pause: Callable[[], None]) -> Iterator[Counts]:
-        """Yield the reports of the scanning rank, up to the last. Calls `pause` between two polls.
+        """Yield the reports of the scanning rank until the last report. Calls `pause` between two polls.
 
         Raises:
             SystemFault: The scan failed.

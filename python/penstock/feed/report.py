@@ -20,7 +20,7 @@ CLASSES = (
     "host_to_device_s",
     "overhead_s",
 )
-"""Classes of time: every second of wall time is in exactly one of these."""
+"""Classes of time. Every second of wall time is in exactly one class."""
 
 _LIMIT_TEXTS = {
     "compute_s": "the consumer's own work",
@@ -44,15 +44,13 @@ _POOL = (
     "pool_refills",
 )
 
-# If the share of waiting is below this, the consumer is the bottleneck.
+# If the pass waits for less than this share of the time, the consumer is the bottleneck.
 _LIMITED = 0.05
 
 
 @dataclass(slots=True)
 class EpochMeasurements:
-    """Measurements of a pass over an epoch so far. Times are in seconds; counters are differences since the start of
-    the pass.
-    """
+    """Measurements of a pass so far. Times are in seconds. Counters count from the start of the pass."""
 
     epoch: int = 0
     samples: int = 0
@@ -88,7 +86,7 @@ class Report(Mapping[str, Any]):
         return f"Report({self._rows!r})"
 
     def line(self) -> str:
-        """One line for a progress meter: position, rate, and the resource that the pass waits for."""
+        """Return one line for a progress meter: position, rate, and the resource for which the pass waits."""
         waits = f"waits {100 * self['wait_share']:.1f} %"
         if self["limiting"] != "compute_s":
             waits += f" ({self['limiting'].removesuffix('_s').replace('_', ' ')})"
@@ -189,7 +187,8 @@ def _exposition(rows: Mapping[str, Any]) -> str:
     """Format the values in the text format of https://prometheus.io/docs/instrumenting/exposition_formats/, version
     0.0.4.
 
-    Every number is a gauge with the labels rank and epoch, because the values start at zero in each pass.
+    Every value is a gauge with the labels rank and epoch. Counters are not possible, because the values start at zero
+    in each pass.
     """
     where = f'rank="{rows["rank"]}",epoch="{rows["epoch"]}"'
     lines = [
@@ -210,13 +209,13 @@ def _exposition(rows: Mapping[str, Any]) -> str:
 
 
 def make(measured: EpochMeasurements, facts: Mapping[str, Any]) -> Report:
-    """Build the report of one pass; `facts` are added unchanged."""
+    """Build the report of one pass. `facts` are added to the report unchanged."""
     timing, counters = measured.timing, measured.counters
     latency = timing.get("wait_first_byte_s", 0.0)
     backed_off, answered = counters.get("throttle_wait_s", 0.0), counters.get("first_byte_s", 0.0)
     throttle = latency * (backed_off / (backed_off + answered)) if backed_off > 0 else 0.0
-    # An object in the queue waits for threads that decompress or decode, so split the waiting time in proportion to
-    # these two.
+    # A queued object waits for threads that decompress or decode, so divide the waiting time in proportion to the times
+    # of these two.
     busy_inflate, busy_decode = timing.get("busy_inflate_s", 0.0), timing.get("busy_decode_s", 0.0)
     queue, busy = timing.get("wait_queue_s", 0.0), busy_inflate + busy_decode
     inflates = busy_inflate / busy if busy > 0 else 0.0

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weighted sampling: weights per sample or per class, class balance and curricula, as the weights of the core's draws.
+"""Weighted sampling: computes the weights of all samples from weights per sample or per class, class balance, and
+schedules of weights.
 
 Converts weights to integers, and chooses the number of passes of an epoch. The core draws the samples (module
 `weighted_draws`).
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["MAX_PASSES", "Labels", "Resample", "WeightSpec", "of"]
 
 MAX_PASSES = 16
-"""Default maximum number of passes over the objects in an epoch. With 16, the repetitions of a sample are spread over
+"""Default maximum number of passes over the objects in an epoch. The repetitions of a sample are then spread over up to
 16 shuffle windows, and an object is read at most 16 times.
 """
 
@@ -37,7 +38,7 @@ _MAX_WEIGHT = 2**32 - 1
 _MAX_SHOWN = 5
 
 WeightSpec = Any
-"""Weights of one stage: an array, a mapping from classes to weights, or "balanced"."""
+"""Weights of one stage of a schedule: an array, a mapping from classes to weights, or "balanced"."""
 
 Labels = Any
 """Name of a field, or an array with the class of each sample."""
@@ -55,7 +56,7 @@ class _Weights:
 
 @dataclass(slots=True, eq=False)
 class Resample:
-    """Arguments of `resample`, and the weights of all stored samples once they are computed."""
+    """Arguments of `resample`, and the weights of all stored samples after they are computed."""
 
     dataset: Dataset
     stages: tuple[tuple[int, WeightSpec], ...]
@@ -66,7 +67,7 @@ class Resample:
     _weights: list[_Weights] = field(default_factory=list)
 
     def __reduce__(self) -> Any:
-        # Pickle the weights, because the other process must not repeat a scan of the labels.
+        # Pickle the weights, so that another process does not scan the labels again.
         return (_restored, (self.dataset, self.weights()))
 
     def __repr__(self) -> str:
@@ -104,7 +105,8 @@ class Resample:
         """Return the weights of all stored samples. Computed once.
 
         Raises:
-            ConfigError: A weight is negative, NaN or infinite; all are 0; or their number is not the number of samples.
+            ConfigError: A weight is negative, NaN or infinite, all weights are 0, or there is not one weight per
+                sample.
         """
         if not self._weights:
             self._weights.append(self._computed())
@@ -153,7 +155,7 @@ class Resample:
         if passes is None:
             most = max(float(each.max() / each.sum()) * samples for each in floats)
             passes = min(max(1, math.ceil(most - 1e-9)), MAX_PASSES)
-        # Draws are equally spaced over all passes, so each pass must be complete, except the last.
+        # Draws are equally spaced over all passes, so only the last pass can be incomplete.
         return -(-samples // -(-samples // min(passes, samples)))
 
 
@@ -227,8 +229,8 @@ def _checked(spec: WeightSpec) -> Literal["balanced"] | Mapping[Any, float] | An
 
 @dataclass(frozen=True, slots=True)
 class _Classes:
-    """Distinct classes, and the number of each sample's class. `names` are the names of the class folders,
-    if the dataset has some.
+    """Distinct classes, and the number of each sample's class. `names` are the names of the class folders, if the
+    dataset has class folders.
     """
 
     values: list[Any]
@@ -253,7 +255,7 @@ def _classes(dataset: Dataset, labels: Labels | None, samples: int) -> _Classes:
         source = dataset.source
         folders = [source.key(number).partition("/")[0] for number in range(source.objects)]
         values = np.array([numbers[name] for name in folders], dtype=np.int64)
-        # In a folder of images, an object is a sample.
+        # In a folder of images, each object is one sample.
         values = values[np.asarray(selection.positions(dataset.steps, len(values)), dtype=np.int64)]
     elif isinstance(labels, str):
         values = _read(dataset, labels)
@@ -298,7 +300,7 @@ class _Label:
 
 
 def _floats(spec: WeightSpec, samples: int, classes: Any) -> Any:
-    """Return the weight of each sample as float64."""
+    """Return the weights of all samples as float64."""
     import numpy as np
 
     if isinstance(spec, str):
@@ -349,7 +351,7 @@ def _scale(samples: int) -> int:
 
 
 def _with_replacement(weights: Any) -> Any:
-    """Return integer weights in proportion to `weights`. A weight above 0 becomes at least 1."""
+    """Return integer weights that are proportional to `weights`. A weight above 0 becomes at least 1."""
     import numpy as np
 
     whole = np.rint(weights / weights.max() * _scale(len(weights)))
@@ -357,7 +359,7 @@ def _with_replacement(weights: Any) -> Any:
 
 
 def _without_replacement(weights: Any, samples: int) -> Any:
-    """Return integer weights with which no sample gets more than one of `samples` draws.
+    """Return integer weights with which `samples` draws select no sample more than once.
 
     Samples that would get more than one draw are drawn once in every epoch. The other samples share the remaining
     draws.
@@ -372,7 +374,7 @@ def _without_replacement(weights: Any, samples: int) -> Any:
     is_certain = weights >= (ordered[certain - 1] if certain else math.inf)
     whole = np.where(is_certain, scale, np.minimum(np.floor(weights * share * scale) + 1, scale))
     whole = np.where(weights > 0, whole, 0).astype(np.int64)
-    # Rounding may leave a share slightly above 1.
+    # After rounding, a sample can still have slightly more than one draw.
     while int(whole.max()) * samples > int(whole.sum()):
         whole = np.minimum(whole, int(whole.sum()) // samples)
     return whole.astype(np.uint32)

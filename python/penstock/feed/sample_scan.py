@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scan of all samples: one value per sample, computed once and kept beside the record indexes.
+"""Scan of all samples: one value per sample, which is computed once and stored beside the record indexes.
 
-Filters, class balance and batches by length use it. Decides how a result is stored and when it is still valid; the
-caller computes the values. It is always safe to delete a stored result.
+Filters, class balance and batches by length use such scans. This module decides how a result is stored and whether it
+is still valid; the caller computes the values. A stored result can be deleted at any time.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ NewLoader: TypeAlias = "Callable[..., Iterable[dict[str, Any]]]"
 _LOG = logging.getLogger("penstock.feed")
 
 _BATCH_BYTES = 16 << 20
-"""Stored bytes per batch of a scan."""
+"""Target size of a batch of a scan, in stored bytes."""
 
 _MAX_BATCH = 4096
-"""Maximum number of samples per batch of a scan without Python functions per sample."""
+"""Maximum number of samples per batch of a scan in which no Python function runs per sample."""
 
 
 def leaves(dataset: DatasetBase) -> list[Dataset]:
@@ -50,7 +50,7 @@ def leaves(dataset: DatasetBase) -> list[Dataset]:
 
 @contextmanager
 def advice_about_damage(what: str, how: str) -> Iterator[None]:
-    """Add to the error of a damaged sample how to leave such samples out of a scan for `what`."""
+    """Add a hint to the error of a damaged sample: how to leave such samples out of a scan for `what`."""
     try:
         yield
     except Corrupt as error:
@@ -59,15 +59,16 @@ def advice_about_damage(what: str, how: str) -> Iterator[None]:
 
 
 def scanned(dataset: Dataset, what: str, key: str | None, compute: Callable[[], Any], hint: str = "") -> Any:
-    """Return an array with one value per sample of `dataset`: the result that a process of this node has stored for the
-    same objects and `key`, otherwise `compute()`.
+    """Return an array with one value per sample of `dataset`. This is a stored result for the same objects and `key`,
+    if one exists, otherwise the result of `compute()`.
 
     Args:
         dataset: Dataset in stored order.
         what: Name of the operation, for messages.
-        key: Identifies the operation and everything that it depends on, except for the data. None: do not store.
-        compute: Reads all samples.
-        hint: Sentence to add to the message that all samples are read.
+        key: Text that identifies the operation and everything that the operation depends on, except for the data. If
+            None, the result is not stored.
+        compute: Function that reads all samples and returns the array.
+        hint: Sentence to add to the log message that all samples are read.
     """
     require(what, "numpy")
     variables = dict(env.read())
@@ -97,7 +98,7 @@ def _version(dataset: Dataset, key: str | None) -> str:
     """Return a digest of the objects with their versions, the steps of the dataset and `key`."""
     digest = hashlib.blake2b(digest_size=16)
     steps = dataset.identity().get("steps", "")
-    # Hash only the objects, because the rest of a manifest contains the time of the listing.
+    # Hash only the objects of the manifest, because its other entries contain the time of the listing.
     objects = json.dumps(json.loads(dataset.source.manifest())["objects"]).encode()
     for part in (objects, dataset.fingerprint.encode(), steps.encode(), (key or "").encode()):
         digest.update(len(part).to_bytes(8, "little"))
@@ -120,7 +121,8 @@ def _read(path: Path, samples: int) -> Any:
 def _write(path: Path, values: Any) -> None:
     import numpy as np
 
-    # Store numbers uncompressed: they hardly compress, and each process reads the file. Both formats contain a CRC.
+    # Do not compress numbers: compression would save little space, and each process reads the file. Both formats
+    # contain a CRC.
     save = np.savez if values.dtype.kind in "iuf" else np.savez_compressed
     try:
         with atomic_file(path, durable=False) as out:
@@ -130,7 +132,7 @@ def _write(path: Path, values: Any) -> None:
 
 
 def batch_size(dataset: Dataset, most: int) -> int:
-    """Return the number of samples that a scan of the dataset reads at a time, at most `most`."""
+    """Return the number of samples (at most `most`) that a scan of the dataset reads at a time."""
     stored = max(dataset.source.size_bytes // max(dataset.counted().samples, 1), 1)
     return max(1, min(_BATCH_BYTES // stored, most, dataset.samples))
 
@@ -138,8 +140,8 @@ def batch_size(dataset: Dataset, most: int) -> int:
 def in_batches(dataset: Dataset, numbers: Callable[[dict[str, Any]], Any], on_error: str, new_loader: NewLoader) -> Any:
     """Return `numbers(batch)`, one uint32 per sample, for all samples in the order of the dataset.
 
-    For a sample that cannot be read, this is the number of the sample that a loader with `on_error="substitute"`
-    delivers instead.
+    If `on_error` is not `raise`, a sample that cannot be read has the number of the sample that a loader with
+    `on_error="substitute"` delivers instead.
     """
     import numpy as np
 

@@ -37,7 +37,8 @@ def values_of(dataset: Dataset, function: Callable[[dict[str, Any]], Any], worke
 
 
 def readable_values_of(dataset: Dataset, function: Callable[[dict[str, Any]], Any]) -> Any:
-    """Return `function(sample)["value"]` of every sample as booleans, False for samples that cannot be read.
+    """Return `function(sample)["value"]` of every sample as a boolean array. The value is False for samples that cannot
+    be read.
 
     Raises:
         MapFailed: The function raised an exception.
@@ -54,7 +55,7 @@ def readable_values_of(dataset: Dataset, function: Callable[[dict[str, Any]], An
     for number, found in enumerate(read(source, batch)):
         positions = range(number * batch, min((number + 1) * batch, len(made)))
         samples = dict(zip(positions, found, strict=False))
-        if len(found) < len(positions):  # some were skipped: read each alone
+        if len(found) < len(positions):  # some samples were skipped: read each sample alone to find out which
             alone = {at: next(read(source.select([at]), 1), []) for at in positions}
             samples = {at: one[0] for at, one in alone.items() if one}
         for at, sample in samples.items():

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lock for one scan of a dataset per node: a lock file beside the record indexes, which the other ranks wait for.
+"""Lock with which only one process per node scans a dataset: a lock file beside the record indexes. The other processes
+wait for the lock.
 
 Manages only the lock file. The process that holds the lock can write lines of progress into the file, and waiting
-processes read them. If this process is killed, the kernel releases the lock. If the cache folder is on a shared file
-system that supports locks, only one node scans.
+processes read these lines. If the process that holds the lock is killed, the kernel releases the lock. If the cache
+folder is on a shared file system that supports locks, only one node scans.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ POLL_S = 0.1
 """Seconds between two attempts to lock. The code polls, because Ctrl-C would not end a wait in the kernel."""
 
 WORK = "reading and indexing all objects"
-"""Default action of the lock's holder."""
+"""Default description of the work of the lock's holder, in messages."""
 
 
 class ScanLock:
@@ -39,18 +40,19 @@ class ScanLock:
         self._descriptor, self._path = descriptor, path
 
     def write(self, line: str) -> None:
-        """Add a line of progress. If the disk is full, the waiting processes see less progress."""
+        """Add a line of progress. If the disk is full, the line is left out without an error."""
         with suppress(OSError):
             os.write(self._descriptor, line.encode() + b"\n")
 
     def release(self) -> None:
         """Release the lock, and remove its file."""
-        # Delete the file only if its name still refers to it; otherwise, the name belongs to another process's lock. A
-        # process that waits for this file then finds that the name is gone, and creates a new file.
+        # If the name refers to another file, that file is another process's lock, so do not delete it. A process that
+        # waits for the deleted file notices that the name is gone, and creates a new file.
         if _is_at(self._descriptor, self._path):
             with suppress(OSError):
                 remove_file(self._path)
-        # Unlock explicitly: if a forked child has inherited the descriptor, closing it here does not unlock the file.
+        # Unlock explicitly: closing the descriptor does not unlock the file if a forked child has inherited the
+        # descriptor.
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         os.close(self._descriptor)
 
@@ -59,7 +61,7 @@ def attempt(folder: Path, name: str) -> ScanLock:
     """Take the lock `name` in `folder`, without waiting.
 
     Raises:
-        BlockingIOError: Another process holds it.
+        BlockingIOError: Another process holds the lock.
         OSError: The lock file cannot be created, or the file system does not support locks.
     """
     path = folder / f"{name}.lock"
@@ -92,7 +94,8 @@ def held(folder: str | None, name: str, url: str, work: str = WORK) -> Iterator[
     `work`, and wait.
 
     Yields:
-        Whether the lock is held; False without a folder, or if the lock file cannot be created or locked.
+        Whether this process holds the lock. False if there is no folder, or if the lock file cannot be created or
+        locked.
     """
     lock, warned = None, False
     while lock is None and folder is not None:
@@ -113,7 +116,7 @@ def held(folder: str | None, name: str, url: str, work: str = WORK) -> Iterator[
 
 
 def warn(url: str, work: str = WORK) -> None:
-    """Log that this process waits for another one's work."""
+    """Log that this process waits for the work of another process."""
     _LOG.warning("%s: another process is %s; waiting for its result", url, work)
 
 

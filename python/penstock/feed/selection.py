@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Selections: choose samples of a dataset before it is shuffled, by position (`select`) or by a function (`filter`).
 
-Computes which stored samples remain after `take`, `shard`, `select` and `filter`. The core computes the order of the
-remaining samples, from one bit per stored sample. `resample` draws from the remaining samples.
+Computes which stored samples remain after `take`, `shard`, `select` and `filter`. From one bit per stored sample, the
+core computes the order of the remaining samples. `resample` draws from the remaining samples.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["Filter", "Select", "add", "before", "check_indexed", "digest_of", "p
 _LOG = logging.getLogger("penstock.feed")
 
 Positions = Any
-"""Stored positions of the chosen samples: a `range`, or an int64 array in the order of the samples."""
+"""Stored positions of the chosen samples, in the order in which the samples are read: a `range` or an int64 array."""
 
 
 def digest_of(*parts: bytes | memoryview) -> str:
@@ -96,7 +96,7 @@ class Select:
         """Check `index`.
 
         Raises:
-            ConfigError: It is not a slice, or a one-dimensional array or sequence of booleans or of integers.
+            ConfigError: `index` is neither a slice nor a one-dimensional array or sequence of booleans or integers.
         """
         if isinstance(index, slice):
             parts = (index.start, index.stop, index.step)
@@ -144,7 +144,7 @@ class Select:
         return hash(self._text)
 
     def of(self, chosen: Positions) -> Positions:
-        """Return the selected ones of these positions.
+        """Return the selected positions out of `positions`.
 
         Raises:
             ConfigError: A mask has another length, or a position does not exist.
@@ -190,19 +190,18 @@ class _Predicate:
 
 @dataclass(slots=True, eq=False)
 class Filter:
-    """Function for `filter`, and its result for all samples of `dataset` once it is computed."""
+    """Function for `filter`, and its result for all samples of `dataset` after it is computed."""
 
     dataset: Dataset
     function: Callable[[dict[str, Any]], Any]
     workers: int
     key: str | None
     skips: bool = False
-    """Whether samples that cannot be read are left out; otherwise, they are errors."""
+    """Whether samples that cannot be read are left out. If False, such a sample is an error."""
     _kept: list[Any] = field(default_factory=list)
 
     def __reduce__(self) -> Any:
-        # Pickle the result without the function: the other process does not need the function, and some functions
-        # cannot be pickled.
+        # Pickle only the result: another process does not need the function, and some functions cannot be pickled.
         return (_restored, (self.dataset, self.kept().tobytes(), repr(self)))
 
     def __repr__(self) -> str:
@@ -242,7 +241,7 @@ class Filter:
         return self._kept[0]
 
     def of(self, chosen: Positions) -> Positions:
-        """Return those of these positions that are kept."""
+        """Return the positions out of `positions` whose samples are kept."""
         import numpy as np
 
         if isinstance(chosen, range):

@@ -18,14 +18,14 @@ __all__ = ["VERSIONS", "Grown", "advice", "check", "for_rank", "make", "of_one_r
 
 VERSIONS = {"version": 1, "order": _native.ORDER_VERSION}
 """Versions of the state format and of the sample order, which every state contains. States of packed and unindexed
-datasets from before version 0.1 have no `order`, which means 1.
+datasets from before version 0.1 do not have `order`; the order is then 1.
 """
 
 Grown = Literal["refuse", "finish-old-then-new"]
-"""Rule for a state that was saved when the dataset had fewer objects."""
+"""Rule for a state that was saved when the dataset had fewer objects; see `BaseLoader.load_state_dict`."""
 
 _OF_ONE_RANK = ("rank", "epoch", "cursor", "document", "token", "object", "record", "row", "outputs")
-"""Values that differ between ranks, in a state of a packed, unindexed or rebatched dataset."""
+"""Values that differ between ranks in a state of a packed, unindexed or rebatched dataset."""
 
 _ADVICE = {
     "version": "load the state with the version of Penstock that saved it",
@@ -41,8 +41,8 @@ _ADVICE = {
 
 
 def make(dataset: DatasetBase, epoch: int, cursor: int, batches: str | None = None) -> dict[str, Any]:
-    """Return the state after `cursor` samples of `epoch`, as JSON under 1 KB. `batches` identifies a plan of the
-    batches.
+    """Return the state after `cursor` samples of `epoch`, as JSON under 1 KB. `batches` is the text that identifies the
+    plan of the batches.
     """
     return {
         **VERSIONS,
@@ -66,8 +66,8 @@ def of_one_rank(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def for_rank(state: Mapping[str, Any], rank: int) -> Mapping[str, Any]:
-    """Return a state with the position of `rank`. If the state does not contain it, return that of another rank, so that
-    an error can name both.
+    """Return a state with the position of `rank`. If the state does not contain this position, return the position of
+    another rank, so that an error can name both ranks.
 
     Raises:
         ConfigError: The state is not a dict.
@@ -86,7 +86,7 @@ def for_rank(state: Mapping[str, Any], rank: int) -> Mapping[str, Any]:
 
 
 def advice(name: str) -> str | None:
-    """Return a hint for a state whose value `name` differs from that of the dataset."""
+    """Return a hint for a state in which the value of `name` differs from the dataset's value."""
     return _ADVICE.get(name)
 
 
@@ -94,8 +94,8 @@ def check(state: Mapping[str, Any], dataset: DatasetBase, batches: str | None = 
     """Return the epoch and cursor of a state.
 
     Raises:
-        ConfigError: The state belongs to another dataset or order, or its numbers are invalid. The message contains
-            both values.
+        ConfigError: The state belongs to another dataset or order, or its numbers are invalid. The message contains the
+            values of the state and of the dataset.
     """
     if "unindexed" in state:
         raise ConfigError(

@@ -2,8 +2,8 @@
 """Iterable-style dataset, `penstock.torch.StreamDataset`: yields samples in the order of a `Loader`, for programs that make
 their own `DataLoader` or `StatefulDataLoader`.
 
-Each worker of a DataLoader has its own loader, which acts as a rank of a job with `world` x workers ranks. Each
-worker's copy of the dataset has its own state, which `StatefulDataLoader` stores.
+Each worker of a DataLoader has its own loader, which acts as one rank of a job with (`world` x number of workers)
+ranks. The copy of the dataset in each worker has its own state, which `StatefulDataLoader` stores.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ _MAX_WORKERS = 1024
 
 _GROUPS = 64
 _PASSES = 64
-"""Lengths of the shared tables: groups of workers and passes that can overlap, such as of two DataLoaders."""
+"""Lengths of the shared tables: the numbers of worker groups and of passes that can overlap, for example with two
+DataLoaders.
+"""
 
 
 class _WorkerLoader(Loader):
@@ -46,17 +48,17 @@ class StreamDataset(torch.utils.data.IterableDataset):  # type: ignore[misc]  # 
     """Iterable-style dataset for a `DataLoader` or a `StatefulDataLoader`, with any number of workers.
 
     Each pass reads the next epoch, even if workers are started again for each pass. A `Loader` is faster, because it
-    copies no sample, and its state is valid for any number of ranks.
+    does not copy samples, and the state of a `Loader` is valid for any number of ranks.
     """
 
     def __init__(self, dataset: Dataset, *, batch_size: int, **arguments: Any) -> None:
         """Create the stream of one rank.
 
         Args:
-            batch_size: Number of samples that are read at a time. If it is the DataLoader's own `batch_size` and there
-                are 0 or 1 workers, the DataLoader's batches are those of a `Loader`.
-            arguments: Other arguments of `penstock.torch.Loader`, except `device` and `collate`. Rank and world come
-                from the process group or the launcher, also in workers. On more than one rank, `tail` is `drop` by
+            batch_size: Number of samples that are read at a time. If the DataLoader has the same `batch_size` and 0 or
+                1 workers, its batches are the same as those of a `Loader`.
+            arguments: Other arguments of `penstock.torch.Loader`, except `device` and `collate`. Rank and world are
+                those of the process group or the launcher, not of a worker. On more than one rank, `tail` is `drop` by
                 default, so that all ranks have the same number of samples. Datasets that are unindexed, packed without
                 `count_tokens`, or rebatched have different numbers of samples on each rank; use a `Loader` for these.
         Raises:
@@ -65,23 +67,24 @@ class StreamDataset(torch.utils.data.IterableDataset):  # type: ignore[misc]  # 
         for name in ("device", "collate"):
             if arguments.get(name) is not None:
                 raise ConfigError(f"{name}: not supported by a StreamDataset, which yields single samples", where=name)
-        # Check the arguments and detect the rank here, because workers have no process group.
+        # Check the arguments and detect the rank in the parent process, because workers have no process group.
         checked = Loader(dataset, batch_size=batch_size, **arguments)
         self.dataset, self.batch_size = dataset, batch_size
         self.rank, self.world = checked.rank, checked.world
         is_equal = self.world > 1 and arguments.get("on_error") != "skip"
         self._arguments = {"tail": "drop" if is_equal else "ragged", **arguments}
-        # Memory that workers share under any start method: the epoch of the next pass; by group and worker, the group
-        # and its number of passes; by pass, its identity and epoch.
+        # Three tables in memory that workers share under any start method. `_next`: epoch of the next pass. `_begun`:
+        # for each group and worker, the group's identity and its number of passes. `_passes`: identity and epoch of
+        # each pass.
         self._next = torch.zeros(1, dtype=torch.int64).share_memory_()
         self._begun = torch.zeros((_GROUPS, _MAX_WORKERS, 2), dtype=torch.int64).share_memory_()
         self._passes = torch.zeros((_PASSES, 2), dtype=torch.int64).share_memory_()
-        # In a worker: process, group, and number of passes of the group.
+        # In a worker: process id, identity of the group, and number of passes of the group.
         self._counted = (0, 0, 0)
         self._loader: tuple[tuple[int, int, int], Loader] | None = None
         self._resume: Mapping[str, Any] | None = None
-        self._resumed_in = 0  # process that loaded the state
-        # State of the loader before the current batch, and the number of its samples that were yielded.
+        self._resumed_in = 0  # id of the process that loaded the state
+        # State of the loader before the current batch, and the number of samples of this batch that were yielded.
         self._place: tuple[dict[str, Any], int] | None = None
 
     def __repr__(self) -> str:
@@ -93,7 +96,7 @@ class StreamDataset(torch.utils.data.IterableDataset):  # type: ignore[misc]  # 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         for table in (self._next, self._begun, self._passes):
-            table.share_memory_()  # unpickling copies the tensor out of shared memory
+            table.share_memory_()  # after unpickling, the tensor is no longer in shared memory
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass read `epoch`, in all workers. A loaded state of the same epoch is kept.
@@ -106,7 +109,7 @@ class StreamDataset(torch.utils.data.IterableDataset):  # type: ignore[misc]  # 
             self._resume = self._place = None
 
     def _mine(self) -> dict[str, int]:
-        """Return the values for which a state is valid."""
+        """Return the values that must be equal in a state and in this dataset."""
         info = torch.utils.data.get_worker_info()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
         return {
@@ -145,23 +148,24 @@ class StreamDataset(torch.utils.data.IterableDataset):  # type: ignore[misc]  # 
         return loader
 
     def _begin_pass(self, resumed: int | None) -> int:
-        """Return the epoch of the pass that begins here. This is the epoch of a resumed state, otherwise the epoch of
-        workers that have already begun this pass, otherwise the next epoch.
+        """Return the epoch of the pass that begins now. If a state was loaded, this is the epoch of the state. If other
+        workers have already begun this pass, it is their epoch. Otherwise, it is the next epoch.
 
         Workers start at different times, and a pass can begin before the last worker has begun an earlier pass.
         Therefore, a pass is identified by the seed of its group of workers, and its number within the group. The seed
-        alone is not enough, because it is the same in all passes of persistent workers, and after a program sets
-        torch's seed again.
+        alone is not enough: it is the same in all passes of persistent workers, and can be the same for two groups if a
+        program sets torch's seed.
         """
-        # No lock is needed: `_next` is read before `_passes`, but written after it. So workers that begin a pass at the
-        # same time find the same epoch.
+        # No lock is needed: `_next` is read before `_passes` is read, and written after `_passes` is written. Workers
+        # that begin a pass at the same time therefore find the same epoch.
         epoch = int(self._next) if resumed is None else resumed
         info = torch.utils.data.get_worker_info()
         if info is not None:
             group = hash((info.seed - info.id, info.num_workers))
             begun = self._begun[group % _GROUPS, info.id]
             if self._counted[:2] == (os.getpid(), group):
-                # A persistent worker counts its own passes, because another group may have taken its place in the table.
+                # A persistent worker counts its own passes, because another group may have overwritten its entry in the
+                # table.
                 number = self._counted[2] + 1
             else:
                 number = int(begun[1]) + 1 if int(begun[0]) == group else 1
@@ -207,7 +211,7 @@ class StreamDataset(torch.utils.data.IterableDataset):  # type: ignore[misc]  # 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of this worker after the samples that were yielded, as JSON under 1 KB.
 
-        It is valid for the same rank, world, number of workers and batch size.
+        The state is valid only for the same rank, world, number of workers and batch size.
         """
         if self._place is None:  # no pass has begun in this process
             loader = self._own_loader()

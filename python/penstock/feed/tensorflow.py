@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adapter that provides a dataset as a `tf.data.Dataset`. The only module of the feed that imports TensorFlow.
 
-The feed's own threads read and decode. `tf.data` gets whole batches, and runs only the steps that are chained after
-them.
+The feed's own threads read and decode. `tf.data` receives whole batches, and runs only the steps that the user adds.
 """
 
 from __future__ import annotations
@@ -40,10 +39,11 @@ def dataset(ds: DatasetBase, *, batch: int | None = None, epoch: int = 0, **argu
 
     Args:
         ds: Dataset from `penstock.open(url)`, with or without `.fields(...)`.
-        batch: Number of samples in this rank's batch. Alternatively, give `global_batch=`, over all ranks. Other
-            arguments are the same as for `penstock.Loader`.
+        batch: Number of samples in this rank's batch. Alternatively, give `global_batch=`, the number over all ranks.
+            Other arguments are those of `penstock.Loader`.
     Raises:
-        ConfigError: The dataset uses `map` without `decode`, or `collate` was given. Chain `tf.data`'s own `map` instead.
+        ConfigError: The dataset uses `map` without `decode`, or `collate` was given. Use the `map` of `tf.data`
+            instead.
         Unsupported: A column that `decode` returned is neither an array nor texts.
     """
     if ds.map_steps and not ds.decodes:
@@ -76,13 +76,13 @@ def dataset(ds: DatasetBase, *, batch: int | None = None, epoch: int = 0, **argu
             signature["weight"] = tf.TensorSpec((None,), tf.float32)
 
     def batches() -> Iterator[dict[str, Any]]:
-        # With a ragged tail, a rank's last slice can be empty. It is still delivered as a batch, so that all ranks make
-        # the same number of steps.
+        # With a ragged tail, a rank's last slice can be empty. An empty slice is still delivered as a batch, so that
+        # all ranks make the same number of steps.
         for made in loader:
             yield {name: _column(fields.get(name), column) for name, column in made.items()}
 
     made = tf.data.Dataset.from_generator(batches, output_signature=signature)
-    # With these, the number of batches is unknown, or differs from epoch to epoch.
+    # In these cases, the number of batches is unknown or differs from epoch to epoch.
     if not loader.has_fixed_positions or arguments.get("batch_by") is not None or ds.packing is not None:
         return made
     return made.apply(tf.data.experimental.assert_cardinality(len(loader)))

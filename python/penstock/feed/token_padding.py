@@ -21,8 +21,8 @@ __all__ = ["TokenPadding"]
 
 @dataclass(frozen=True, slots=True)
 class TokenPadding:
-    """How the fields of `tokenize` are padded. Without `length`, rows have the length of the longest sample in the
-    batch.
+    """Settings with which the fields of `tokenize` are padded. Without `length`, rows have the length of the batch's
+    longest sample.
     """
 
     length: int | None
@@ -45,7 +45,7 @@ class TokenPadding:
         """Check the arguments of `padded`.
 
         Raises:
-            ConfigError: A number is invalid, or the padding is not of the tokens' type.
+            ConfigError: A number is invalid, or the padding value does not fit the type of the tokens.
         """
         import numpy as np
 
@@ -64,7 +64,7 @@ class TokenPadding:
         return cls(None if isinstance(length, str) else length, multiple, values, mask, truncate)
 
     def apply(self, columns: Mapping[str, Ragged], failed: Callable[..., MapFailed]) -> dict[str, Any]:
-        """Return an array (samples x tokens) per field, and the mask of the first one. `failed(step, why, row, hint)`
+        """Return an array (samples x tokens) per field, and the mask of the first field. `failed(step, why, row, hint)`
         returns the error of the batch or of one row.
 
         Raises:

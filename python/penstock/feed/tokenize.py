@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tokenize`: converts the texts of a feed's batches to tokens, in a separate thread. Order and state are those of
-the samples.
+"""`tokenize`: converts the texts of a feed's batches to tokens, in a separate thread. Sample order and state do not
+change.
 
 While the consumer works on a batch, the next batches are tokenized. Hugging Face's tokenizers release the GIL, and
 choose their number of threads. For common byte-level BPE tokenizers, the core computes the same tokens faster
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["TokenizeRun", "TokenizeStep"]
 
 _AHEAD = 2
-"""Number of batches that are tokenized in advance while the consumer works on a batch."""
+"""Number of batches that are tokenized in advance, while the consumer works on an earlier batch."""
 
 _DIGEST_BYTES = 16
 
@@ -52,8 +52,8 @@ def _digest(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TokenizeStep:
-    """A tokenizer, the fields that it reads, and the digest that a state must have. Padding is not part of the digest,
-    because it does not change which samples a batch has.
+    """A tokenizer, the fields that it reads, and the digest that a state must contain. The digest does not cover
+    padding, because padding does not change which samples a batch has.
     """
 
     encode: Callable[..., Any]
@@ -127,7 +127,7 @@ def _encode_of(tokenizer: Any, special_tokens: bool) -> _Encode:  # noqa: FBT001
 
 @dataclass(frozen=True, slots=True)
 class _Texts:
-    """Texts of a batch for each field, and the positions of their samples in the epoch, if they are known."""
+    """Texts of a batch for each field, and the positions of the samples in the epoch, if the positions are known."""
 
     columns: list[Any]
     dataset: DatasetBase
@@ -142,7 +142,7 @@ class _Texts:
         return [[rows.text(row) if isinstance(rows, Utf8) else rows[row]] for rows in self.columns]
 
     def failed(self, step: str, why: str, row: int | None = None, hint: str | None = None) -> MapFailed:
-        """Return the error of a step for this batch or, with `row`, for one of its samples."""
+        """Return the error of a step for this batch or, with `row`, for one sample of this batch."""
         facts: dict[str, Any] = {"where": step, "epoch": self.epoch, "hint": hint}
         if row is None or self.positions is None:
             sample = "" if row is None else f"sample {row} of "
@@ -153,7 +153,7 @@ class _Texts:
 
 
 _Job = tuple["Future[dict[str, Any]]", _Texts]
-"""A batch to tokenize: its result, and its texts."""
+"""A batch to tokenize: the future result, and the texts."""
 
 
 def _work(queue: SimpleQueue[_Job | None], step: TokenizeStep) -> None:
@@ -162,13 +162,15 @@ def _work(queue: SimpleQueue[_Job | None], step: TokenizeStep) -> None:
         if made.set_running_or_notify_cancel():
             try:
                 made.set_result(_tokenized(step, texts))
-            except BaseException as error:  # such as SystemExit; without a result, the consumer would wait forever
+            except BaseException as error:  # also SystemExit; without a result, the consumer would wait forever
                 made.set_exception(error)
         del job, made, texts
 
 
 class TokenizeRun:
-    """A run whose texts are replaced by tokens. Has the same interface as the native run."""
+    """A run that replaces the texts in the batches of another run by tokens. Has the same interface as the native
+    run.
+    """
 
     def __init__(self, loader: BaseLoader[Any], run: Any, step: TokenizeStep, epoch: int, cursor: int) -> None:
         self._loader, self._run, self._step, self._epoch, self._read = loader, run, step, epoch, cursor
@@ -215,11 +217,11 @@ class TokenizeRun:
             made: Future[dict[str, Any]] = Future()
             self._under_way.append((made, passed, rows, cursor))
             self._queue.put((made, texts))
-            if self._is_closed:  # `close` may not have seen this batch
+            if self._is_closed:  # `close` may have run before this batch was queued
                 made.cancel()
 
     def _positions(self, rows: int, cursor: int) -> Sequence[int] | None:
-        """Return the positions of a batch's samples; None if they are unknown."""
+        """Return the positions of a batch's samples; None if the positions are unknown."""
         start, self._read = self._read, cursor
         dataset = self._loader.dataset
         is_counted_pack = dataset.packing is not None and dataset.packing.count_tokens
@@ -286,7 +288,7 @@ def _tokenized(step: TokenizeStep, texts: _Texts) -> dict[str, Any]:
 
 
 def _first_failing(step: TokenizeStep, texts: _Texts, kind: type[Exception]) -> int | None:
-    """Return the first row whose text alone makes the tokenizer raise such an error; None if there is none."""
+    """Return the first row whose text alone makes the tokenizer raise an error of class `kind`; None if no row does."""
     for row in range(len(texts)):
         try:
             step.encode(*texts.of_row(row))
@@ -298,7 +300,7 @@ def _first_failing(step: TokenizeStep, texts: _Texts, kind: type[Exception]) -> 
 
 
 def _joined(rows: Sequence[Any], texts: _Texts, dtype: str, name: str) -> Ragged:
-    """Convert one sequence of numbers per sample to a `Ragged` of this type.
+    """Convert one sequence of numbers per sample to a `Ragged` of the given type.
 
     Raises:
         MapFailed: There is not one sequence for each text, or a value does not fit the type.
@@ -333,7 +335,7 @@ def _ragged(rows: Sequence[Any], dtype: str) -> Ragged:
 
 
 def _first_other(rows: Any, dtype: str) -> int | None:
-    """Return the first row that is not a sequence of such numbers; None if `rows` are not a sequence."""
+    """Return the first row that is not a sequence of numbers of the given type; None if `rows` is not a sequence."""
     rows = rows.to_list() if isinstance(rows, Ragged) else rows
     for number, row in enumerate(rows if hasattr(rows, "__len__") else ()):
         try:

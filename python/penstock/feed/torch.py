@@ -43,7 +43,7 @@ def _device(device: Any) -> Any:
 
 
 class _Answer:
-    """Whether all ranks have another batch: the result of a collective call that is under way."""
+    """Result of a collective call that may still be in progress: whether all ranks have another batch."""
 
     def __init__(self, work: Any, flag: Any) -> None:
         self._work, self._flag = work, flag
@@ -63,20 +63,20 @@ class _Answer:
 
 
 class Loader(BaseLoader[dict[str, Any]]):
-    """Loader that yields dicts of torch tensors: over the feed's memory on the CPU, or as copies on a device. For
-    speed, run casts and log1p on the device.
+    """Loader that yields dicts of torch tensors, which use the feed's memory on the CPU or are copies on a device.
+    Casts and log1p are faster on the device.
     """
 
     def __init__(self, dataset: Dataset, *, device: Any = None, **arguments: Any) -> None:
         """Like `penstock.Loader`, with these differences:
 
         Args:
-            tail: As in `penstock.Loader`, but with another default on more than one rank: all ranks get the same number
-                of batches, and no rank gets an empty batch, whose loss would be NaN. For a shuffled dataset and with
-                `batch_by`, the default is `drop`, and each epoch omits different samples. In stored order, it is
-                `ragged`, but a last batch with fewer samples than ranks is left out, with a warning. If the number of
-                batches of a rank is known only at the end (`indexed=False`, `pack`, `decode(rebatch=True)`), the ranks
-                communicate, and the epoch ends on all ranks together.
+            tail: As in `penstock.Loader`, but on more than one rank, the default differs. All ranks get the same number
+                of batches, and no rank gets an empty batch, because its loss would be NaN. For a shuffled dataset and
+                with `batch_by`, the default is `drop`, and each epoch omits different samples. In stored order, the
+                default is `ragged`, but a last batch with fewer samples than ranks is left out, with a warning. If a
+                rank's number of batches is known only at the end (`indexed=False`, `pack`, `decode(rebatch=True)`), the
+                ranks communicate, and the epoch ends on all ranks together.
             device: Target device of the tensors; None leaves them on the CPU. Copies to a CUDA device run on a separate
                 stream while the consumer works on the previous batch. The device then stores about four batches at a
                 time.
@@ -88,27 +88,29 @@ class Loader(BaseLoader[dict[str, Any]]):
         self._exchanged_in: tuple[int, Any] | None = None
         super().__init__(dataset, **arguments)
         self.device = None if device is None else _device(device)
-        # Process id, device, and the record of delivered batches, which outlives a pass.
+        # Process id, device, and the record of delivered batches, which is kept between passes.
         self._copied_to: tuple[int, CopyDevice, Given] | None = None
 
     def _place(self) -> tuple[int, int]:
         group = torch.distributed
         if group.is_available() and group.is_initialized():
-            # True even if the dataset is local and this rank is alone on its node: all ranks must call new_group.
+            # True even if the dataset is local and this rank is alone on its node, because all ranks must call
+            # new_group.
             self._asks_group = group.get_world_size() > 1
             return int(group.get_rank()), int(group.get_world_size())
         return super()._place()
 
     @property
     def batch_sampler(self) -> Any:
-        """For trainers such as Lightning, which call `batch_sampler.sampler.set_epoch` before each epoch."""
+        """Object for trainers such as Lightning, which call `batch_sampler.sampler.set_epoch` before each epoch."""
         if not self.has_fixed_positions:
-            raise AttributeError("batch_sampler")  # or else the trainer prefetches a batch before it calls set_epoch
+            raise AttributeError("batch_sampler")  # otherwise, the trainer prefetches a batch before it calls set_epoch
         return SimpleNamespace(sampler=SimpleNamespace(set_epoch=self._set_trainers_epoch))
 
     def _set_trainers_epoch(self, epoch: int) -> None:
-        """Like `set_epoch`, but after a state was loaded, the trainer's numbers are relative. If an epoch stops at
-        `max_steps`, Lightning counts this epoch as complete, although the state continues within it.
+        """Like `set_epoch`, but after a state was loaded, the trainer's epoch numbers are relative to the state's
+        epoch. If an epoch stops at `max_steps`, Lightning counts this epoch as complete, although the state continues
+        within this epoch.
         """
         if self._epoch_offset is None:
             self._epoch_offset = self._epoch + self._is_spent(self._cursor) - epoch
@@ -128,10 +130,10 @@ class Loader(BaseLoader[dict[str, Any]]):
         return EqualRun(run, self._exchange) if is_asked and not self.has_fixed_positions else run
 
     def _exchange(self, mine: bool) -> Answer:  # noqa: FBT001 - the one caller's own fact
-        """Start to find out whether `mine` is true on all ranks."""
+        """Start a collective call that returns whether `mine` is true on all ranks."""
         dist = torch.distributed
         if self._exchanged_in is None or self._exchanged_in[0] != os.getpid():
-            # A separate group, because the training's collective calls run at the same time.
+            # Use a separate group, because the training makes collective calls at the same time.
             self._exchanged_in = os.getpid(), dist.new_group(backend="gloo")
         flag = torch.tensor([mine], dtype=torch.uint8)
         work = dist.all_reduce(flag, dist.ReduceOp.MIN, group=self._exchanged_in[1], async_op=True)
@@ -192,8 +194,8 @@ class Loader(BaseLoader[dict[str, Any]]):
         return made if self.device is None else self._moved(made), time.perf_counter() - began
 
     def _moved(self, column: Any) -> Any:
-        """Copy a column, or the result of `collate`, to a device, and wait for the copy. Lists of other values stay on
-        the host.
+        """Copy a column, or the result of `collate`, to a device, and wait for the copy. Values that are not tensors
+        stay on the host.
         """
         if isinstance(column, dict):
             return {name: self._moved(value) for name, value in column.items()}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lets a `transformers.Trainer` train on a loader. The only module of the feed that imports transformers.
 
-To resume, Trainer skips batches of a `DataLoader`, and counts the skipped steps. A Penstock loader continues at its
-saved position, so Trainer gets placeholders to skip, which cost nothing.
+To resume, Trainer skips batches of a `DataLoader`, and counts the skipped steps. A Penstock loader already continues at
+its saved position, so Trainer receives placeholders to skip instead of batches.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ def feed_trainer(trainer: Any, loader: Loader) -> None:
     """Make a `transformers.Trainer` (or a subclass) train on a loader, and keep its position in checkpoints:
     `feed_trainer(trainer, loader)`, before `trainer.train()`.
 
-    A batch's fields are the arguments of the model. Trainer's own settings of batches (`per_device_train_batch_size`,
-    `dataloader_num_workers`, `train_sampling_strategy`, …) are not used. With `resume_from_checkpoint`, the training
-    continues at the exact batch, on any number of ranks, and skipped batches are not read.
+    The fields of a batch are the arguments of the model. Trainer's own settings for batches
+    (`per_device_train_batch_size`, `dataloader_num_workers`, `train_sampling_strategy`, …) are not used. With
+    `resume_from_checkpoint`, the training continues at the exact batch, on any number of ranks, and skipped batches are
+    not read.
 
     Raises:
-        ConfigError: Ranks have different states (`pack`, `indexed=False`, `decode(rebatch=True)`), and Trainer would
-            store only the state of the first rank.
+        ConfigError: Ranks have different states (`pack`, `indexed=False`, `decode(rebatch=True)`). Trainer would store
+            only the state of the first rank.
     """
     if loader.world > 1 and not loader.has_fixed_positions:
         raise ConfigError(
@@ -44,13 +45,13 @@ def feed_trainer(trainer: Any, loader: Loader) -> None:
             hint="write the packed or decoded samples once by penstock.write(), and train on them",
         )
     batches = _Batches(loader, trainer)
-    trainer.remove_callback(_Position)  # of an earlier call
+    trainer.remove_callback(_Position)  # callback of an earlier call
     trainer.add_callback(_Position(batches))
     trainer.get_train_dataloader = lambda: batches
 
 
 class _Stream(torch.utils.data.IterableDataset):  # type: ignore[misc]  # torch's types are not read
-    """The batches of an epoch, after placeholders for those that were trained on before a checkpoint."""
+    """The batches of an epoch. Batches that were used before a checkpoint are replaced by placeholders."""
 
     def __init__(self, loader: Loader) -> None:
         self.loader, self.skipped = loader, 0
@@ -82,7 +83,7 @@ class _Batches:
 
     def set_epoch(self, epoch: int) -> None:
         loader = self.dataset.loader
-        if loader.has_fixed_positions:  # otherwise, epochs of Trainer and loader differ
+        if loader.has_fixed_positions:  # otherwise, the epochs of Trainer and of the loader would differ
             loader.set_epoch(epoch)
 
 
@@ -109,8 +110,8 @@ class _Position(TrainerCallback, ExportableState):  # type: ignore[misc]  # tran
                 where="resume_from_checkpoint",
                 hint="call feed_trainer() also in the run that saves the checkpoint",
             )
-        # Call this before the state is loaded: Trainer uses the number of steps of the first epoch, and other epochs
-        # can have another number.
+        # Do this before the state is loaded, because Trainer needs the number of steps of the first epoch, and the
+        # number of another epoch can differ.
         steps = batches.trainer.set_initial_training_values(args, batches)[1]
         batches.dataset.loader.load_state_dict(kept["attributes"]["position"])
         if not args.ignore_data_skip:

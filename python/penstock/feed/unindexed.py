@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Unindexed mode: the loader's behaviour when records are not counted.
 
-Manages the state of one rank, (object, record), and rejects a state that was saved with a different world size. With W
-ranks, a rank reads every W-th object of the epoch's order. The number of records before an object is unknown, so a
-state cannot be converted to another world size.
+Manages the state of one rank, which is (object, record), and rejects a state that was saved with a different world
+size. With W ranks, a rank reads every W-th object of the epoch's order. The number of records before an object is
+unknown, so a state cannot be converted to another world size.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _RECORDS = 1 << 40
 
 
 class Unindexed:
-    """The part of a loader that is specific to datasets without record counts."""
+    """Functions of a loader that only datasets without record counts need."""
 
     def __init__(self, dataset: Dataset, *, global_batch: int, rank: int, world: int, tail: str) -> None:
         if dataset.steps or dataset.map_steps:
@@ -42,7 +42,7 @@ class Unindexed:
                 where=what,
                 hint="open the dataset without indexed=False",
             )
-        dataset.caches()  # raises if a cache was requested
+        dataset.caches()  # raises an error if a cache was requested
         if tail == "pad":
             raise ConfigError(
                 'tail: "pad" is not supported for an unindexed dataset, because its ranks end after different numbers of '
@@ -74,7 +74,7 @@ class Unindexed:
         )
 
     def is_spent(self, cursor: int) -> bool:
-        """True if this rank has read all its objects."""
+        """True if this rank has read all its objects at this cursor."""
         objects = self.dataset.source.objects
         return cursor >= -(-max(objects - self.rank, 0) // self.world) * _RECORDS > 0
 
@@ -90,7 +90,7 @@ class Unindexed:
         }
 
     def state(self, epoch: int, cursor: int) -> dict[str, Any]:
-        """Return the position of this rank, as JSON under 1 KB. It differs between ranks."""
+        """Return the state of this rank, as JSON under 1 KB. States of other ranks are different."""
         place = {"epoch": epoch, "object": cursor // _RECORDS, "record": cursor % _RECORDS}
         return {**self.identity(), **place, "promise": NOTICE}
 
@@ -98,7 +98,8 @@ class Unindexed:
         """Return the epoch and cursor of a state.
 
         Raises:
-            ConfigError: The state belongs to another rank, world size or dataset. The message contains both values.
+            ConfigError: The state belongs to another rank, world size or dataset. The message contains the values of
+                the state and of this loader.
         """
         if "unindexed" not in state:
             raise ConfigError(

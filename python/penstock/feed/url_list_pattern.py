@@ -22,8 +22,8 @@ def joined(urls: Sequence[str]) -> str:
     """Return one URL for all of `urls`, which must have a scheme or be absolute paths.
 
     Raises:
-        ConfigError: The list is empty or too long, a URL occurs twice or is in another bucket, or a name contains a
-            comma.
+        ConfigError: The list is empty or too long, a URL occurs twice, two URLs are in different buckets, or a name
+            contains a comma.
     """
     if not urls:
         raise ConfigError("url: the list is empty", where="url")
@@ -62,7 +62,7 @@ def joined(urls: Sequence[str]) -> str:
 
 def without_objects(urls: Sequence[str], keys: Iterable[str]) -> tuple[str | None, list[str]]:
     """Return the first URL that selects none of the objects `keys` below the common folder, and the URLs that are
-    patterns, which are not checked. Index files are not checked either.
+    patterns. Patterns and index files are not checked.
     """
     folder = _folder(urls)
     selected = set(keys)
@@ -80,12 +80,12 @@ def without_objects(urls: Sequence[str], keys: Iterable[str]) -> tuple[str | Non
 
 
 def _folder(urls: Sequence[str]) -> str:
-    shortest, longest = min(urls), max(urls)  # in name order: a prefix of both is a prefix of all
+    shortest, longest = min(urls), max(urls)  # in name order, so a prefix of both is a prefix of all
     same = next((at for at, (a, b) in enumerate(zip(shortest, longest, strict=False)) if a != b), len(shortest))
     wild = _WILD.search(shortest[:same])
     folder = shortest[: wild.start() if wild else same].rpartition("/")[0] + "/"
     scheme, mark, rest = folder.partition("://")
-    # A dataset of the Hugging Face Hub has three names: datasets, organisation and name.
+    # The URL of a dataset of the Hugging Face Hub begins with three names: datasets, organisation and dataset.
     names = 3 if scheme == "hf" else 1
     if (mark and rest.count("/") < names) or scheme.endswith(":"):
         raise ConfigError(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clips of videos: finds the times of their frames, and decodes them with PyAV. Does not depend on datasets.
 
-The frame at a time t is the frame that a player shows at t: the last one that begins at or before t.
+The frame at a time t is the frame that a player shows at t: the last frame that begins at or before t.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["ClipSpec", "Decoder", "Facts", "check_whole", "decoded", "facts_of", "is_mpeg", "opened"]
 
 MAX_PIXELS = 100_000_000
-"""Maximum number of pixels of a frame, as for images."""
+"""Maximum number of pixels in a frame; the same limit as for images."""
 
 _MAX_SCALED = 2**24
 """Maximum number of pixels of a scaled frame before the crop. A crop of at least a quarter of the scaled frame is
@@ -37,23 +37,31 @@ _MAX_BOXES = 10_000
 _BOXES = frozenset(
     b"ftyp styp moov mdat moof mfra free skip wide uuid udta meta sidx ssix emsg prft pdin pnot junk".split()
 )
-"""Types of MP4 boxes. Data after the last box of one of these types is padding, whatever length it seems to have."""
+"""Types of MP4 boxes. Data after the last box of one of these types counts as padding, and its length field is
+ignored.
+"""
 
 _OPTIONS = {"probesize": "32768", "analyzeduration": "1000"}
-"""Limits how much FFmpeg reads to detect stream properties (5 MB by default), because the headers state them."""
+"""Limits on the data that FFmpeg reads to detect stream properties (5 MB by default). Small limits are sufficient,
+because the headers contain the properties.
+"""
 
 _BUFFER = 8 << 10
-"""Bytes that FFmpeg requests at a time. When it opens a fragmented MP4, it requests this many bytes at each box."""
+"""Number of bytes that FFmpeg requests at a time. When FFmpeg opens a fragmented MP4, it requests this number of bytes
+at each box.
+"""
 
 _SLACK_S = 1e-3
-"""A frame that begins at most this much after a time still counts as the frame at this time, because containers round
-times (Matroska to milliseconds).
+"""A frame that begins at most this much later than a time counts as the frame at this time, because containers round
+times (for example, Matroska to milliseconds).
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Frames per second, duration, and the time of the first frame that is shown, to which other times are relative."""
+    """Frames per second, duration, and the time of the first frame that is shown. All other times are relative to this
+    time.
+    """
 
     rate: float
     duration_s: float
@@ -67,7 +75,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class ClipSpec:
-    """Number, size and distance of a clip's frames, and the start of the clip (None: random)."""
+    """Number, size and distance of a clip's frames, and the start of the clip (None means random)."""
 
     frames: int
     height: int
@@ -90,7 +98,7 @@ class ClipSpec:
         """Check the settings.
 
         Raises:
-            ConfigError: One of them is not valid.
+            ConfigError: A setting is not valid.
         """
         sides: tuple[Any, ...] = (size, size)
         if not isinstance(size, (int, str)) and hasattr(size, "__len__"):
@@ -129,7 +137,7 @@ class ClipSpec:
                 raise Mismatch(f"{name} has {facts.duration_s:.3f} s of video, but its clip starts at {self.start:g} s")
             first = self.start
         elif self.fps is None:
-            # Begin at a whole frame, so that rounding does not change the chosen frame.
+            # Begin at the start of a frame, so that rounding does not change the chosen frame.
             first = random.Random(seed).randrange(max(1, facts.frames - (self.frames - 1) * self.stride)) / facts.rate
         else:
             # The last frame must begin one frame before the end.
@@ -140,8 +148,8 @@ class ClipSpec:
 
 
 def check_whole(file: Any, name: str) -> None:
-    """Check that the boxes, or the segment, of a video end inside the file. FFmpeg reads a truncated file without an
-    error.
+    """Check that the boxes (MP4) or the segment (Matroska) of a video end inside the file, because FFmpeg reads a
+    truncated file without an error.
 
     Raises:
         Corrupt: The file is cut off.
@@ -179,7 +187,7 @@ def check_whole(file: Any, name: str) -> None:
 
 @contextmanager
 def opened(file: Any, name: str) -> Iterator[tuple[Any, Any]]:
-    """Open a video. Yields its container and its first video stream, which decodes in this thread.
+    """Open a video. Yields the container and its first video stream, which is decoded in this thread.
 
     Raises:
         Corrupt: The file is not a video, or is damaged. Errors inside the `with` block are converted, too.
@@ -208,8 +216,8 @@ def is_mpeg(container: Any) -> bool:
 
 
 def facts_of(container: Any, stream: Any, name: str) -> Facts:
-    """Return the facts of a video, from its header and its first frame. If the header lacks the duration of the stream,
-    the last packets are read or, if the container has no duration either, all packets.
+    """Return the properties of a video, from its header and its first frame. If the header lacks the duration of the
+    stream, the last packets are read. If the container has no duration either, all packets are read.
 
     Raises:
         Corrupt: The video has no frames.
@@ -266,15 +274,15 @@ def _time(frame: Any, name: str) -> float:
 
 
 def _from(container: Any, stream: Any, origin: float, time: float, name: str) -> Iterator[Any]:
-    """Yield all frames from the last one at or before a time, possibly after some earlier frames."""
+    """Yield all frames, beginning with the last frame at or before a time. Some earlier frames can precede it."""
     back, lowest = 0.0, min(0.0, -origin) if is_mpeg(container) else 0.0
     while True:
         target = max(lowest, time - back)
         container.seek(int((origin + target) / stream.time_base), stream=stream)
         frames = container.decode(stream)
         first = next(frames, None)
-        # A seek finds keyframes by their decoding time, which can be before the time at which they are shown. In an
-        # MPEG stream, decoding begins only at the next keyframe after the position that the seek finds, if one exists.
+        # A seek finds keyframes by decoding time, which can be earlier than the time at which the frame is shown. In an
+        # MPEG stream, a seek finds any position, and decoding begins at the next keyframe, if one exists.
         is_late = is_mpeg(container) if first is None else _time(first, name) - origin > time + _SLACK_S
         if not is_late or target == lowest:
             break
@@ -285,10 +293,10 @@ def _from(container: Any, stream: Any, origin: float, time: float, name: str) ->
 
 
 def _put(out: Any, at: int, frame: Any, shown: Any, spec: ClipSpec, name: str) -> None:
-    """Write a frame at a position. `shown` is the frame at the previous position, which may be the same.
+    """Write a frame at a position. `shown` is the frame at the previous position, which can be the same frame.
 
     Raises:
-        Corrupt: The frame is so narrow that it would be too large if it were scaled to cover the size.
+        Corrupt: The frame is so narrow that it would have too many pixels after scaling to cover the requested size.
     """
     if frame is shown:
         out[at] = out[at - 1]
@@ -308,10 +316,10 @@ def _put(out: Any, at: int, frame: Any, shown: Any, spec: ClipSpec, name: str) -
 
 
 class Decoder:
-    """Decodes a clip of a video that is a part of each sample: `dataset.decode(Decoder(16, size=112), threads=4)`.
+    """Decodes a clip from the video in one part of each sample: `dataset.decode(Decoder(16, size=112), threads=4)`.
 
-    For datasets whose records contain whole videos, such as tar archives. The part must be a `penstock.raw()` field. It
-    is replaced by a uint8 array [frames, height, width, 3].
+    For datasets whose records contain whole videos, such as tar archives. The part must be a `penstock.raw()` field. A
+    uint8 array [frames, height, width, 3] replaces this field.
     """
 
     def __init__(

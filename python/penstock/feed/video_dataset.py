@@ -57,27 +57,27 @@ def open(  # noqa: A001 - the verb is the API
 
     A sample has `video` (uint8 [frames, height, width, 3], RGB), `time` (float64, seconds of its first frame), `key`
     (the name of the file) and, if every file is in a class folder, `label` (int64). The headers of all files are read
-    once and kept in the cache of record indexes. Then only the byte ranges of each clip are read.
+    once and stored in the cache of record indexes. After that, only the byte ranges of each clip are read.
 
     Args:
         url: As in `penstock.open`. Files with other suffixes are ignored.
         frames: Number of frames in a clip.
         size: Side of the frames in pixels, or (height, width).
         stride: Distance between consecutive frames of a clip, in frames of the file.
-        fps: Frames per second of the clip, instead of a stride. Each frame of the clip is the frame that a player shows
-            at that time.
-        start: Start of the clip in seconds, `random` or `tile`. `random` gives one clip of each file, as a pure
-            function of seed, epoch and position. `tile` cuts each file into consecutive clips, without an incomplete
-            last clip. A file that is shorter than a clip gives one clip, which repeats the last frame.
+        fps: Frames per second of the clip, as an alternative to `stride`. Each frame of the clip is the frame that a
+            player shows at the same time.
+        start: Start of the clip in seconds, `random` or `tile`. `random` gives one clip of each file, whose start is a
+            pure function of seed, epoch and position. `tile` cuts each file into consecutive clips, and leaves out an
+            incomplete last clip. A file that is shorter than a clip gives one clip, which repeats the last frame.
         crop: `center` (scale to cover the size, then cut the middle) or `none` (scale to the size).
-        mask: Name of another field: bool [frames], False for frames after the end of the video, which repeat its last
-            frame.
+        mask: Name of a second field in the batch: bool [frames], False for frames after the end of the video. These
+            frames repeat its last frame.
         threads: Number of decoding threads per rank.
         on_error: `skip` leaves out files whose headers cannot be read. Damage that is found while decoding is handled
             by the loader's `on_error`.
     Raises:
         NotFound: No video was found.
-        Corrupt: The header of a file cannot be read, or it has no frames, or more than 16,777,216 tiles.
+        Corrupt: The header of a file cannot be read, or a file has no frames or more than 16,777,216 tiles.
         ConfigError: An argument is not valid.
     """
     if on_error not in ("raise", "skip"):
@@ -126,16 +126,16 @@ def _table(index: VideoIndex, spec: ClipSpec, *, is_tiled: bool) -> bytes:
 
 
 def _tiles(video: Video, spec: ClipSpec) -> int:
-    """Return the number of full clips of a video, or 1."""
-    # Up to a part of a frame can be missing, because durations are rounded.
+    """Return the number of complete clips of a video, but at least 1."""
+    # Durations are rounded, so a part of the last frame can be missing.
     seconds = video.facts.duration_s + 0.5 / video.facts.rate
     return max(1, int(seconds / (spec.step_s(video.facts) * spec.frames)))
 
 
 @functools.cache
 def _temporary_folder() -> Path:
-    """Return a folder for tables that are not cached. This process removes the folder at exit; forked children do
-    not.
+    """Return a folder for tables that are not cached. Only this process removes the folder at exit, not its forked
+    children.
     """
     place, owner = tempfile.mkdtemp(prefix="penstock-clips-"), os.getpid()
     identity = identity_of(place)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Index of videos: the content of their headers, the byte ranges of the headers, and the positions of the keyframes.
 
-The index is computed once for each set of videos and stored beside the record indexes. With it, a clip needs one round
-trip of ranged reads: the header, and the frames from the keyframe before the clip to the end of the clip. It is always
-safe to delete the index.
+The index is computed once for each set of videos and stored beside the record indexes. With the index, a clip needs one
+round trip of ranged reads: the header, and the frames from the keyframe before the clip to the end of the clip. The
+index can be deleted at any time.
 """
 
 from __future__ import annotations
@@ -34,17 +34,19 @@ __all__ = ["Video", "VideoIndex", "read_index"]
 _LOG = logging.getLogger("penstock.feed")
 
 _THREADS = 16
-"""Number of headers that are read concurrently, because the time of a read is mostly latency."""
+"""Number of headers that are read concurrently. The time of such a read is mostly latency."""
 
 _MAX_SPAN = 16 << 20
-"""Maximum number of bytes of a clip that are read before decoding."""
+"""Maximum number of bytes of a clip that are read before its decoding starts."""
 
 _VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Video:
-    """A video: its object, what its header states, the ranges of the header, and the keyframes (seconds, offset)."""
+    """A video: its object, the properties in its header, the byte ranges of the header, and the keyframes (seconds,
+    offset).
+    """
 
     key: str
     size: int
@@ -54,31 +56,32 @@ class Video:
     keyframes: tuple[tuple[float, int], ...] = ()
 
     def span(self, first_s: float, last_s: float) -> list[tuple[int, int]]:
-        """Return the byte range from the keyframe before `first_s` to the keyframe after `last_s`; empty without
-        keyframes.
+        """Return the byte range from the keyframe before `first_s` to the keyframe after `last_s`. The range is empty
+        if the video has no keyframes.
         """
         if not self.keyframes:
             return []
-        # Keyframes are listed by their decoding times, which are at most a few frames before they are shown.
+        # Keyframes are listed with their decoding times, which are at most a few frames earlier than the times at which
+        # they are shown.
         times = [time for time, _ in self.keyframes]
         start = max(bisect_right(times, first_s) - 1, 0)
         after = bisect_right(times, last_s + 4 / self.facts.rate)
         offset = self.keyframes[start][1]
-        # In Matroska, several keyframes have the offset of one cluster.
+        # In Matroska, all keyframes of a cluster have the offset of the cluster.
         end = next((each for _, each in self.keyframes[after:] if each > offset), self.size)
         return [(offset, min(end, offset + _MAX_SPAN))]
 
 
 @dataclass(frozen=True, slots=True)
 class VideoIndex:
-    """The videos of a dataset, and a digest of their keys and sizes, which a copy of the folder has, too."""
+    """The videos of a dataset, and a digest of their keys and sizes. A copy of the folder has the same digest."""
 
     url: str
     videos: tuple[Video, ...]
     digest: str
 
     def file(self, number: int, files: _native.Files) -> RangedFile:
-        """Return the file of a video."""
+        """Return a file object for a video."""
         video = self.videos[number]
         return RangedFile(files, video.key.encode(errors="surrogateescape"), video.size, video.version)
 
@@ -90,9 +93,10 @@ def read_index(
 
     Args:
         url: URL of the folder of the objects.
-        objects: Their entries in a manifest.
-        problem: Returns the text of an error if a video (its URL and its entry) cannot be used.
-        skips: Leave out videos that cannot be read. Otherwise, they raise their error.
+        objects: Entries of the videos in a manifest.
+        problem: Function of the URL and the entry of a video. It returns the text of an error if the video cannot be
+            used.
+        skips: Leave out videos that cannot be read. If False, such a video raises its error.
     """
     videos = [
         Video(each["key"], each["size"], each.get("version"), Facts(0, 0))
@@ -126,7 +130,7 @@ def _examined(files: _native.Files, url: str, video: Video) -> Video | str:
     name = f"{url}{video.key}"
     if video.size == 0:
         return f"{name} is empty (0 bytes), but should be a video"
-    # The check uses a separate `RangedFile`, because all ranges that are read through `file` count as header.
+    # The check reads through a separate `RangedFile`, because all ranges that are read through `file` count as header.
     whole, file = (
         RangedFile(files, video.key.encode(errors="surrogateescape"), video.size, video.version) for _ in range(2)
     )

@@ -26,10 +26,11 @@ _MAX_SHOWN = 12
 
 
 def resolve(dataset: Dataset) -> dict[str, Any]:
-    """Return the fields that were set. If no part is named `record`, `record=raw()` becomes `record=raw(record=True)`.
+    """Return the fields that were set for the dataset. If no part has the name `record`, `record=raw()` is replaced by
+    `record=raw(record=True)`.
 
     Raises:
-        ConfigError: A field is the whole record, but the format's records are separate parts.
+        ConfigError: A field is the whole record, but records of this format consist of separate parts.
     """
     fields: dict[str, Any] = dict(dataset.specs)
     is_of_parts = dataset.format in _OF_PARTS
@@ -58,6 +59,6 @@ def resolve(dataset: Dataset) -> dict[str, Any]:
 
 
 def sole_name(fields: Mapping[str, Any]) -> str | None:
-    """Return the name of the whole record's field if it is the only field, otherwise None."""
+    """Return the name of the only field if this field is the whole record, otherwise None."""
     ((name, spec),) = fields.items() if len(fields) == 1 else (("", None),)
     return name if getattr(spec, "record", False) else None

@@ -2,8 +2,8 @@
 //! Commit: gives synced temporary files their final names, in batches.
 //!
 //! For each batch, the committer syncs the journal lines to disk, renames the files, then syncs each affected folder
-//! once. A crash between journal and rename leaves a complete file under its temporary name; the next run recognises
-//! the file and renames it. A file stays locked from before its first byte until after its rename, so that no other
+//! once. A crash between journal and rename leaves a complete file under its temporary name. The next run recognises
+//! this file and renames it. A file stays locked from before its first byte until after its rename, so that no other
 //! process truncates it.
 
 use std::collections::HashMap;
@@ -20,7 +20,7 @@ use crate::journal::{Journal, Line};
 use crate::progress::Progress;
 use crate::to_folder::part_files::PartFiles;
 
-/// Maximum number of files in a batch: limits how long the first file waits.
+/// Maximum number of files in a batch. The maximum limits how long the first file waits.
 const MAX_BATCH: usize = 128;
 /// Maximum number of finished files that wait for the committer; each holds an open file descriptor.
 pub(crate) const MAX_WAITING: usize = 128;
@@ -34,7 +34,7 @@ pub(crate) struct Finished {
     pub parts: Option<PartFiles>,
 }
 
-/// Gives finished files their final names. It is the only writer of the journal.
+/// Gives finished files their final names. Only the committer writes to the journal.
 pub(crate) struct Committer {
     pub dest_dir: Arc<DestDir>,
     pub journal: Journal,
@@ -54,7 +54,7 @@ impl Committer {
         Ok(self.journal)
     }
 
-    /// Returns which existing file a commit may replace: with `--overwrite` any file, otherwise only a file that an
+    /// Returns which existing files a commit may replace: with `--overwrite`, any file; otherwise, only files that an
     /// earlier stage of this source created.
     fn replaces(&self, target: &Key) -> Replace {
         match (self.overwrites, self.journal.knows(target)) {
@@ -66,7 +66,7 @@ impl Committer {
 
     fn commit(&mut self, batch: Vec<Finished>) -> Result<()> {
         let lines: Vec<Line> = batch.iter().map(|finished| finished.line.clone()).collect();
-        // Compute this before the append: afterwards, the journal also contains the lines of this batch.
+        // Compute this before the append, because the journal then also contains the lines of this batch.
         let replaces: Vec<Replace> = lines.iter().map(|line| self.replaces(&line.target)).collect();
         let places = self.journal.append(&lines)?;
         drop(lines);
@@ -74,8 +74,8 @@ impl Committer {
         let mut named = Vec::with_capacity(batch.len());
         for ((finished, place), replace) in batch.into_iter().zip(places).zip(replaces) {
             let target = finished.line.target.as_bytes();
-            // Remove the part files before the rename: afterwards, another process may reuse their name. The journal
-            // now covers the complete file.
+            // Remove the part files before the rename, because another process may reuse their name after the rename.
+            // The journal now covers the complete file.
             if let Some(parts) = &finished.parts {
                 parts.remove_all_but(&finished.temporary);
             }
@@ -106,7 +106,8 @@ impl Committer {
 }
 
 /// Completes a commit that a crash interrupted between journal and rename. Returns true if the temporary file matches
-/// the line and now has its final name. Returns false if it does not match or another process holds it.
+/// the line and now has its final name. Returns false if the file does not match the line, or if another process has
+/// locked it.
 pub(crate) fn adopt_left_behind(
     dest_dir: &DestDir,
     parts: &Arc<OwnedFd>,
@@ -150,7 +151,7 @@ pub(crate) fn is_fatal(error: &Error) -> bool {
     }
 }
 
-/// Temporary name of an object. It is a hash, because a key may be longer than the longest file name.
+/// Temporary name of an object. The name is a hash, because a key may be longer than the longest file name.
 pub(crate) fn temporary_name(target: &Key, kind: &str) -> String {
     format!("{:032x}.{kind}", xxhash_rust::xxh3::xxh3_128(target.as_bytes()))
 }

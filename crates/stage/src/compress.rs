@@ -17,8 +17,8 @@ use penstock_dataset::manifest::{Entry, RecordFormat};
 /// Number of bytes at the start of an object that the compression trial compresses, at level `TRIED_AT`.
 pub(crate) const TRIED: usize = 256 << 10;
 const TRIED_AT: i32 = 1;
-/// Minimum saving in the trial: one twentieth. With a smaller saving, decompression costs readers more than the store
-/// saves.
+/// Maximum ratio of compressed to original size in the trial. If the trial saves less, decompression costs readers more
+/// than the store saves.
 const WORTH: (usize, usize) = (19, 20);
 /// Maximum size of content that is compressed in one piece. Compression in one piece is faster and saves more than
 /// compression in blocks.
@@ -78,7 +78,7 @@ impl Compression {
     }
 }
 
-/// True if the object is already compressed, according to its name, Content-Encoding or format.
+/// True if the name, the Content-Encoding or the format of the object shows that it is already compressed.
 pub(crate) fn is_packed(entry: &Entry) -> bool {
     let name = entry.key.as_bytes().to_ascii_lowercase();
     Codec::of_name(&name) != Codec::None
@@ -87,15 +87,15 @@ pub(crate) fn is_packed(entry: &Entry) -> bool {
         || COMPRESSED.iter().any(|suffix| name.ends_with(suffix))
 }
 
-/// True if these first bytes of an object compress well enough to be worth the cost.
+/// True if these first bytes of an object compress well enough to make compression of the object worth its cost.
 pub(crate) fn is_worth(codec: Codec, head: &[u8]) -> bool {
     let head = &head[..head.len().min(TRIED)];
     Codec::sniff(head) == Codec::None
         && compress(codec, head, TRIED_AT).is_ok_and(|packed| packed.len() * WORTH.1 <= head.len() * WORTH.0)
 }
 
-/// Compresses content that arrives in pieces: splits it into blocks, compresses them on blocking threads, and returns
-/// the output in order.
+/// Compresses content that arrives in pieces. Splits the content into blocks, compresses the blocks on blocking
+/// threads, and returns the output in order.
 pub(crate) struct AsyncCompressor {
     packer: BlockCompressor,
     cores: Arc<Semaphore>,
@@ -118,7 +118,7 @@ impl AsyncCompressor {
         Ok(Self {
             packer: compression.packer()?,
             cores,
-            // One block per core, plus one that is ready when a core becomes free.
+            // One block per core, plus one block that is ready when a core becomes free.
             at_once: threads + 1,
             before: Bytes::new(),
             block: BytesMut::new(),
@@ -132,7 +132,8 @@ impl AsyncCompressor {
     pub async fn push(&mut self, content: Bytes) -> Result<Vec<Bytes>> {
         let mut out = Vec::new();
         let mut rest = content;
-        // A full block is sent only when another byte follows it, because the last block must be marked as the last.
+        // A full block is sent only when another byte follows it, because the final block must be marked as the last
+        // one.
         while !rest.is_empty() {
             let most = self.packer.block_bytes();
             if self.block.len() == most {
@@ -190,7 +191,7 @@ pub(crate) struct Compressor<'a> {
     cpu_budget: CpuBudget<'a>,
     held: Vec<u8>,
     /// For large content: the compressor, the number of bytes in `held` that only serve as the window of the next
-    /// block, and the unfinished trailer.
+    /// block, and the checksum and size for the trailer.
     large: Option<(BlockCompressor, usize, Tail)>,
 }
 
@@ -217,7 +218,7 @@ impl<'a> Compressor<'a> {
         }
     }
 
-    /// Compresses all complete blocks except the last one; at the end of the content, all blocks.
+    /// Compresses all complete blocks except the last one. At the end of the content, compresses all blocks.
     fn compress_blocks(&mut self, is_end: bool, out: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
         let (packer, mut at, mut tail) = match self.large.take() {
             Some(large) => large,
@@ -230,8 +231,8 @@ impl<'a> Compressor<'a> {
         let size = packer.block_bytes();
         loop {
             let left = self.held.len() - at;
-            // A full block is compressed only when another byte follows it, because the last block must be marked as
-            // the last.
+            // A full block is compressed only when another byte follows it, because the final block must be marked as
+            // the last one.
             let blocks = if is_end { left.div_ceil(size).max(1) } else { left.saturating_sub(1) / size };
             if blocks == 0 {
                 break;

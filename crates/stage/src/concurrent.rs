@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Runs a bounded number of object transfers concurrently, each with a deadline. Ends when all transfers have finished,
-//! one has failed fatally, or the user cancels.
+//! when one transfer has failed fatally, or when the user cancels.
 
 use std::future::Future;
 use std::time::Duration;
@@ -15,8 +15,8 @@ use penstock_dataset::manifest::Entry;
 /// Limits for concurrent objects.
 pub(crate) struct Concurrency {
     pub most: usize,
-    /// Time limit of one object. Only the late object fails; its received bytes stay on disk, and the next run
-    /// continues from there.
+    /// Time limit of one object. At the limit, only this object fails. The bytes that it received stay on disk, and the
+    /// next run continues from there.
     pub limit: Option<Duration>,
     pub cancelled: watch::Receiver<bool>,
 }
@@ -27,8 +27,8 @@ pub(crate) struct ObjectTasks<'a, E, A> {
     pub count: usize,
     /// Maps the index of an object to its manifest entry.
     pub entry: E,
-    /// True for an error that would also affect every other object; such an error ends the stage. Other failures are
-    /// counted.
+    /// True for an error that would also affect every other object. Such an error ends the stage; other errors are
+    /// counted as failed objects.
     pub is_of_all: A,
 }
 

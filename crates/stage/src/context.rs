@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Context of a planned stage (to a folder or to a store), and the list of objects that it could not copy.
+//! Context of a planned stage (to a folder or to a store), and the list of objects that the stage could not copy.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -17,8 +17,8 @@ use crate::request::StageRequest;
 use crate::status_record::FOLDER;
 use penstock_dataset::manifest::Manifest;
 
-/// The destination folder and the stage's own folder in it. For a stage to a store, both are local folders for the
-/// stage's state.
+/// The destination folder and the stage's own folder in it. If the destination is a store, these are local folders for
+/// the state of the stage.
 #[derive(Clone)]
 pub(crate) struct StateDir {
     pub dest_dir: Arc<DestDir>,
@@ -38,7 +38,8 @@ pub(crate) struct StageContext<'a> {
 }
 
 impl StateDir {
-    /// Writes the list of failed objects of one node's share. If no object failed, removes the list of an earlier run.
+    /// Writes the list of failed objects of one node's share. If no object failed, removes the list that an earlier run
+    /// wrote.
     pub fn write_residue(&self, (node, nodes): (u32, u32), source: &str, failures: &[Failure]) -> Result<()> {
         let name = match nodes {
             1 => "residue.json".to_owned(),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Destination folder: ensures that neither an object key nor a planted symbolic link leads outside it.
+//! Destination folder: ensures that no object key and no planted symbolic link leads to a path outside the folder.
 //!
-//! Every path is opened relative to one descriptor, component by component, without following links
+//! Opens every path relative to one descriptor, component by component, without following links
 //! (`penstock_store::rooted`).
 
 use std::fs::File;
@@ -55,8 +55,8 @@ impl DestDir {
         }
     }
 
-    /// Opens the plain file at a key for reading. Returns `NotFound` if nothing exists there, and `KeyRefused` if it is
-    /// not a plain file or a link is on the path.
+    /// Opens the regular file at a key for reading. Returns `NotFound` if nothing exists at the key, and `KeyRefused`
+    /// if it is not a regular file or a link is on the path.
     pub fn open_file(&self, relative: &[u8]) -> Result<File> {
         let (folder, name) = split(relative);
         if matches!(name, b"" | b"." | b"..") {
@@ -115,8 +115,8 @@ impl DestDir {
         })
     }
 
-    /// Builds the error for a rejected key. The plan rejects such keys earlier with a better message; this check
-    /// catches keys that the plan missed.
+    /// Builds the error for a rejected key. The plan rejects most such keys earlier, with a better message. This check
+    /// rejects keys that the plan did not detect.
     fn refused(&self, relative: &[u8], reason: &str) -> Error {
         Error::KeyRefused {
             key: Key::new(relative.to_vec()).to_string(),
@@ -135,7 +135,7 @@ impl DestDir {
         }
     }
 
-    /// Describes an entry at this key that a rename would replace: a file, a link or a special file. Returns `None` if
+    /// Describes the entry at this key that a rename would replace: a file, a link or a special file. Returns `None` if
     /// no entry exists. Also returns `None` if a folder has that name or a link is on the path, because the rename
     /// itself then fails.
     pub fn in_place_of(&self, relative: &[u8]) -> Result<Option<&'static str>> {
@@ -187,8 +187,8 @@ impl DestDir {
         Ok(folder)
     }
 
-    /// Removes temporary names that a killed stage left beside the final name of a file. On a file system without a
-    /// no-replace rename (NFS), a file gets its final name by a hard link, so it has two names for a moment.
+    /// Removes the temporary names that a killed stage left for a file that also has its final name. On a file system
+    /// without a no-replace rename (NFS), a file gets its final name by a hard link, so for a moment it has two names.
     pub fn remove_linked(&self, parts: &OwnedFd, temporary: [&str; 2], relative: &[u8]) -> Result<()> {
         let (folder, name) = split(relative);
         let Some(folder) = self.folder(folder)? else { return Ok(()) };
@@ -196,12 +196,12 @@ impl DestDir {
         removed.map_err(|errno| self.error(relative, errno))
     }
 
-    /// Converts an operating-system error; for a full disk, adds the needed and free bytes.
+    /// Converts an operating-system error. If the disk is full, adds the numbers of needed and free bytes.
     pub fn error(&self, relative: &[u8], errno: Errno) -> Error {
         self.io_error(relative, &errno.into(), 0)
     }
 
-    /// Like `error`, but converts a `std::io::Error` from writing `need` bytes.
+    /// Like `error`, but converts a `std::io::Error` that occurred while `need` bytes were written.
     pub fn io_error(&self, relative: &[u8], error: &std::io::Error, need: u64) -> Error {
         match Error::from_io(self.place(relative), error) {
             Error::NoSpace { .. } => Error::NoSpace {
@@ -229,7 +229,7 @@ pub(crate) fn state_at(folder: &OwnedFd, name: &[u8]) -> std::result::Result<Opt
     }
 }
 
-/// Disk space that one of our files occupies; 0 if it does not exist.
+/// Disk space that one of Penstock's files occupies, in bytes; 0 if the file does not exist.
 pub(crate) fn allocated_at(folder: &OwnedFd, name: &str) -> u64 {
     rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW).map_or(0, |stat| (stat.st_blocks as u64) * 512)
 }
@@ -240,7 +240,7 @@ pub(crate) fn state_of_file(file: &File) -> std::io::Result<FileState> {
     state_of(&stat).ok_or_else(|| std::io::Error::other("is not a regular file"))
 }
 
-/// Opens or creates one of our files in an open folder, for reading and writing; does not follow links.
+/// Opens or creates one of Penstock's files in an open folder, for reading and writing; does not follow links.
 pub(crate) fn open_own(folder: &OwnedFd, name: &str) -> std::io::Result<File> {
     owned::open(folder, name, OFlags::RDWR | OFlags::CREATE)
 }
@@ -250,7 +250,8 @@ pub(crate) fn open_to_append(folder: &OwnedFd, name: &str) -> std::io::Result<Fi
     owned::open(folder, name, OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE)
 }
 
-/// Opens one of our files for writes that bypass the page cache; `None` if the file system does not support them.
+/// Opens one of Penstock's files for writes that bypass the page cache; `None` if the file system does not support
+/// them.
 pub(crate) fn open_direct(folder: &OwnedFd, name: &str) -> std::io::Result<Option<File>> {
     let flags = OFlags::WRONLY | OFlags::DIRECT | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     match rustix::fs::openat(folder, name, flags, Mode::empty()) {
@@ -261,7 +262,7 @@ pub(crate) fn open_direct(folder: &OwnedFd, name: &str) -> std::io::Result<Optio
 }
 
 /// Reserves disk space for the first `bytes` of a file without changing its size. If the file system does not support
-/// this, space is allocated as bytes are written.
+/// reservations, it allocates the space as bytes are written.
 pub(crate) fn reserve(file: &File, bytes: u64) -> std::io::Result<()> {
     match rustix::fs::fallocate(file, FallocateFlags::KEEP_SIZE, 0, bytes) {
         Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(()),

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Launch lock of a whole destination. The nodes of one launch share it; while any of them runs, another launch or a
-//! repair is rejected.
+//! Launch lock of a whole destination. A launch is one stage on one or several nodes, which share the lock. While any
+//! of these nodes runs, another launch or a repair is rejected.
 //!
-//! `.penstock/stage/launch` holds the current launch as JSON, and two byte-range locks. A process locks byte 0 while it
-//! joins, and byte 1 while it runs (shared for a stage, exclusive for a repair). The first process, which holds byte 1
-//! exclusively, writes the JSON; the JSON is therefore valid only while some process holds byte 1. A launch with a
-//! different number of nodes is rejected: its shares would overlap with those of the running launch, so two nodes would
-//! write the same files.
+//! `.penstock/stage/launch` holds the current launch as JSON, and has two byte-range locks. A process locks byte 0
+//! while it joins, and byte 1 while it runs (shared for a stage, exclusive for a repair). The first process of a launch
+//! writes the JSON while it holds byte 1 exclusively. The JSON is therefore valid only while some process holds byte 1.
+//! A launch with a different number of nodes is rejected. Its shares would overlap with those of the running launch, so
+//! two nodes would write the same files.
 //!
 //! The kernel releases both locks when a process dies. Some file systems do not share locks between machines (Lustre
-//! mounted with `localflock`, NFS with `local_lock`). There, the status records replace the locks: each node rewrites
-//! its record every five seconds, and `beating` checks for changes.
+//! mounted with `localflock`, NFS with `local_lock`). On these file systems, the status records replace the locks: each
+//! node rewrites its record every five seconds, and `beating` checks whether the records change.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -30,11 +30,11 @@ use crate::status_record::{FOLDER, HEARTBEAT, Identity, LOOK, Process, Record, r
 const NAME: &str = "launch";
 const JOINING: u8 = 0;
 const RUNNING: u8 = 1;
-/// Maximum wait for other processes to join. Joining takes milliseconds.
+/// Maximum time to wait while other processes join. Joining takes milliseconds.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
-/// If a record of another machine does not change for this long, its process counts as dead.
+/// If a record of another machine does not change for this long, the process that wrote it counts as dead.
 const BEAT_TIMEOUT: Duration = Duration::from_secs(2 * HEARTBEAT.as_secs() + 2);
-/// Maximum size of the launch file's JSON; a larger file is not Penstock's.
+/// Maximum size of the JSON in the launch file. Penstock does not write a larger file.
 const MAX_CONTENT: usize = 1 << 20;
 
 /// JSON in the launch file: identifies the process that locked byte 1 first.
@@ -46,14 +46,14 @@ struct Content {
     process: Process,
 }
 
-/// Lock that permits writes to a destination; released when dropped.
+/// Lock that permits writes to a destination. Dropping it releases the lock.
 #[derive(Debug)]
 pub(crate) struct LaunchLock {
     _file: File,
 }
 
 impl LaunchLock {
-    /// Joins the launch of `identity`, or starts it. Returns `Busy` while another launch runs.
+    /// Joins the launch of `identity`, or starts this launch. Returns `Busy` while another launch runs.
     pub async fn join(dest_dir: &Arc<DestDir>, folder: &Arc<OwnedFd>, identity: &Identity) -> Result<Self> {
         Self::take(dest_dir, folder, Some(identity.clone())).await
     }
@@ -126,8 +126,8 @@ fn running(folder: &OwnedFd) -> Vec<Record> {
     names.filter_map(|name| read_record(folder, name)).filter(Record::is_running).collect()
 }
 
-/// Describes the process that holds the lock, for an error. The process that started the launch may have ended while
-/// other nodes still run.
+/// Describes the process that holds the lock, for an error. Other nodes may still run although the process that started
+/// the launch has ended.
 fn holder(folder: &OwnedFd, content: Option<Content>) -> String {
     let alive = running(folder).into_iter().find(|record| {
         open_to_read(folder, &record.identity.lock_name()).and_then(|file| is_locked(&file, 0)).unwrap_or(false)
@@ -143,7 +143,7 @@ fn holder(folder: &OwnedFd, content: Option<Content>) -> String {
 }
 
 /// Returns `Busy` if a conflicting process on another machine is alive although its lock is not visible here. Waits
-/// only if a record still has the state `running`: its process either is alive or was killed.
+/// only if a record still has the state `running`, because the process of this record may be alive or killed.
 async fn beating(
     dest_dir: &Arc<DestDir>,
     folder: &Arc<OwnedFd>,
@@ -204,7 +204,7 @@ mod tests {
         let inside = tempfile::tempdir().unwrap();
         let (dest_dir, folder) = place(&inside);
         let first = LaunchLock::join(&dest_dir, &folder, &identity(0, 2, Some("job-1"))).await.unwrap();
-        // The second and third processes are a restarted node, and a node that was started by hand and thus has no
+        // The second process is a restarted node. The third process is a node that was started by hand, so it has no
         // launch id.
         let second = LaunchLock::join(&dest_dir, &folder, &identity(1, 2, Some("job-1"))).await.unwrap();
         drop(first);

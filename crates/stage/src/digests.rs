@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Incremental digests: the two that every manifest holds (CRC-32C and XXH3), and those that a store reported.
+//! Incremental digests: the two digests in every manifest (CRC-32C and XXH3), and those that a store reported.
 
 use penstock_codec::checksum::{Crc32c, Xxh3};
 use penstock_store::{Digester, cheapest};
 use penstock_types::{Algorithm, Digest, PartDigest};
 
-/// Counts bytes and computes their CRC-32C and XXH3, piece by piece.
+/// Counts bytes and computes the CRC-32C and the XXH3 of the bytes, piece by piece.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ContentDigest {
     pub bytes: u64,
@@ -21,14 +21,14 @@ impl ContentDigest {
     }
 
     /// Adds bytes to the count, to the XXH3 and to `part`, the CRC of a part. [`ContentDigest::end_part`] later appends
-    /// that CRC.
+    /// `part` to the CRC of the content.
     pub fn update_in_part(&mut self, bytes: &[u8], part: &mut Crc32c) {
         self.bytes += bytes.len() as u64;
         part.update(bytes);
         self.xxh.update(bytes);
     }
 
-    /// Appends the CRC of the part that has ended.
+    /// Appends the CRC of a complete part.
     pub fn end_part(&mut self, part: &Crc32c) {
         self.crc.append(part);
     }
@@ -38,8 +38,8 @@ impl ContentDigest {
     }
 }
 
-/// Digests of stored bytes: CRC-32C and XXH3, plus the store's CRC if it is of another kind. The store's MD5 or SHA-256
-/// is computed only if the store has no CRC.
+/// Digests of stored bytes: CRC-32C and XXH3, and the CRC that the store reports if it is of another kind. An MD5 or a
+/// SHA-256 is computed only if the store reports no CRC.
 #[derive(Clone)]
 pub(crate) struct StoredDigests {
     pub seal: ContentDigest,
@@ -51,7 +51,7 @@ impl StoredDigests {
         let first = cheapest(known).map(|digest| digest.algorithm);
         let is_wanted = |digest: &&Digest| match digest.algorithm {
             Algorithm::Crc32c => false,
-            // MD5 is expensive: compute it only if the store reports no cheaper digest.
+            // MD5 is expensive, so it is computed only if the store reports no cheaper digest.
             kind @ (Algorithm::Md5 | Algorithm::Parts(PartDigest::Md5, _)) => first == Some(kind),
             Algorithm::Sha256 => first.is_none(),
             _ => true,
@@ -92,7 +92,7 @@ impl StoredDigests {
 pub(crate) struct Verified {
     /// CRC-32C and XXH3 of the bytes.
     pub digests: Vec<Digest>,
-    /// Expected digests that the bytes match.
+    /// Expected digests that match the bytes.
     pub checked: Vec<Digest>,
     /// Content-Encoding that the store reported.
     pub encoding: Option<String>,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A job on the runtime, controlled from another thread: that thread can read the progress, cancel the job, and wait
-//! for it with a timeout.
+//! A job on the runtime, controlled from another thread. The other thread can read the progress, cancel the job, and
+//! wait for the job with a timeout.
 
 use std::future::Future;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -57,7 +57,8 @@ impl<S: Clone + Send + 'static> Job<S> {
         &self.metrics
     }
 
-    /// Requests a stop: the job drops transfers in flight, records finished objects, and ends with `Interrupted`.
+    /// Requests a stop: the job drops transfers in flight, records finished objects, and ends with the error
+    /// `Interrupted`.
     pub fn cancel(&self) {
         self.cancel.send_replace(true);
     }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Journal of finished objects: one JSON line per object, appended and synced before the file gets its final name.
+//! Journal of finished objects: one JSON line per object, which is appended and synced before the file gets its final
+//! name.
 //!
 //! A line is valid only while the file has the recorded size and mtime, and the source object has the recorded version.
-//! If a crash truncates the journal, or a file changes later, the object is read a second time; no other harm results.
+//! If a crash truncates the journal, or if a file changes later, the object is copied again. No other harm results.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -21,10 +22,10 @@ use crate::digests::Verified;
 use crate::plan::{Item, StageOptions};
 use penstock_dataset::manifest::{Entry, Origin, key_text};
 
-/// Maximum length of a line; Penstock writes no longer lines.
+/// Maximum length of a line in bytes. Penstock does not write longer lines.
 const MAX_LINE: u64 = 1 << 20;
 
-/// Journal version that this build writes. It also reads version 1: [`Origin`] accepts the field names of that version.
+/// Journal version that this build writes. This build also reads version 1: [`Origin`] accepts its field names.
 const JOURNAL_VERSION: u32 = 2;
 
 /// mtime that marks a line as the retraction of an earlier line.
@@ -38,13 +39,13 @@ pub(crate) struct Line {
     pub target: Key,
     /// Size in bytes.
     pub size: u64,
-    /// mtime of the file when it was finished.
+    /// mtime of the finished file.
     pub mtime_ns: i64,
     /// Digests of the finished file.
     pub digests: Vec<Digest>,
-    /// Object that the file was made from.
+    /// Object from which the file was made.
     pub origin: Origin,
-    /// mtime of the source object. It identifies the object if the store has no versions.
+    /// mtime of the source object. The mtime identifies the object if the store has no versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub modified_s: Option<f64>,
     /// True if the stage was run with `--decompress`.
@@ -56,7 +57,7 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    /// Creates the line of an object that was staged as an exact copy of its source; the caller adds the fields that
+    /// Creates the line of an object that was staged as an exact copy of its source. The caller adds the fields that
     /// depend on the destination.
     pub fn new(options: &StageOptions, item: &Item, entry: &Entry, stored: Verified) -> Self {
         Self {
@@ -90,7 +91,8 @@ impl Line {
             && (entry.version.is_some() || same_time)
     }
 
-    /// True if the line retracts the earlier line of its target: a file with that name is not ours.
+    /// True if the line retracts the earlier line of its target. A file with the name of the target is then not
+    /// Penstock's.
     pub fn is_retracted(&self) -> bool {
         self.mtime_ns == RETRACTED
     }
@@ -105,8 +107,9 @@ impl Line {
 struct Head {
     penstock_journal: u32,
     from: String,
-    /// Sequence number of this stage among all stages of this source into this folder; it defines their order without a
-    /// clock. Missing if a repair opened the journal, and in old journals that did not record how a stage ended.
+    /// Sequence number of this stage among all stages of this source into this folder. It defines the order of the
+    /// stages without a clock. Missing if a repair opened the journal, and in old journals that did not record how a
+    /// stage ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     turn: Option<u64>,
 }
@@ -115,11 +118,11 @@ struct Head {
 #[derive(Serialize, Deserialize)]
 struct End {
     penstock_journal_end: u32,
-    /// Objects that could not be staged.
+    /// Number of objects that could not be staged.
     failed: u64,
 }
 
-/// State of the last stage of one source, from a journal.
+/// State of the last stage of one source, as recorded in a journal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct LastStage {
     /// Node and number of nodes, for example `0-of-4`.
@@ -145,15 +148,15 @@ pub(crate) struct Place {
     mtime_ns: i64,
     offset: u64,
     len: u32,
-    /// Index of the journal file; 0 is our own.
+    /// Index of the journal file; 0 is the journal of this node.
     journal: u32,
 }
 
-/// The journal of one node, open for appending. Also finds the objects that earlier runs finished, on any number of
-/// nodes. The lines stay on disk; memory holds only their locations.
+/// The journal of one node, open for appending. Also finds the objects that earlier runs on any number of nodes
+/// finished. The lines stay on disk; memory holds only their locations.
 #[derive(Debug)]
 pub(crate) struct Journal {
-    /// Our own journal, followed by those of other nodes.
+    /// The journal of this node, followed by those of other nodes.
     files: Vec<File>,
     place: String,
     end: u64,
@@ -184,7 +187,8 @@ impl Journal {
         let mut files = vec![open_own(folder, name).map_err(io_of(name))?];
         let (mut done, mut turn) = (HashMap::new(), 0);
         for other in names {
-            // Do not truncate an incomplete last line here: another node that shares the folder may be writing it.
+            // Do not truncate an incomplete last line here: another node that shares the folder may still write the
+            // line.
             let file = open_to_read(folder, &other).map_err(io_of(&other))?;
             read(&file, source, files.len() as u32, &mut done, &mut turn).map_err(io_of(&other))?;
             files.push(file);
@@ -213,7 +217,7 @@ impl Journal {
         self.append_json(&[Head { penstock_journal: JOURNAL_VERSION, from: self.source.clone(), turn }]).map(drop)
     }
 
-    /// Returns the journal line of a file. An unreadable line counts as missing, so its object is copied again.
+    /// Returns the journal line of a file. An unreadable line counts as missing, so the object is copied again.
     pub fn line(&self, target: &Key) -> Option<Line> {
         let place = self.done.get(&hash(target)).filter(|place| place.mtime_ns != RETRACTED)?;
         let mut text = vec![0; place.len as usize];
@@ -221,13 +225,14 @@ impl Journal {
         serde_json::from_slice::<Line>(&text).ok().filter(|line| line.target == *target)
     }
 
-    /// True if the journal has a line for the file. Reads the line itself, because an attacker can choose two object
-    /// names with the same hash.
+    /// True if the journal has a line for the file. Compares the name in the line, because an attacker can choose two
+    /// object names with the same hash.
     pub fn knows(&self, target: &Key) -> bool {
         self.line(target).is_some()
     }
 
-    /// Retracts the line of a file that did not get its final name. A file with that name then does not count as ours.
+    /// Retracts the line of a file that did not get its final name. A file with that name then does not count as
+    /// Penstock's.
     pub fn retract(&mut self, line: &Line) -> Result<()> {
         let line = Line { mtime_ns: RETRACTED, ..line.clone() };
         let places = self.append(std::slice::from_ref(&line))?;
@@ -235,7 +240,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Appends lines; returns their locations once they are on disk.
+    /// Appends lines and syncs the journal. Returns the locations of the lines.
     pub fn append(&mut self, lines: &[Line]) -> Result<Vec<Place>> {
         let placed = self.append_json(lines)?;
         let place =
@@ -243,7 +248,7 @@ impl Journal {
         Ok(lines.iter().zip(placed).map(place).collect())
     }
 
-    /// Makes [`Journal::line`] return this line.
+    /// Makes [`Journal::line`] return the line at this location.
     pub fn remember(&mut self, target: &Key, place: Place) {
         self.done.insert(hash(target), place);
     }
@@ -269,7 +274,8 @@ impl Journal {
 }
 
 /// Collects the last line of each target of `source`. Of two lines in one journal, the later line wins. Of two lines in
-/// different journals, the line with the later mtime wins. Returns the number of bytes up to the last line break.
+/// different journals, the line with the later mtime wins. Returns the number of bytes up to the end of the last
+/// complete line.
 fn read(
     file: &File,
     source: &str,
@@ -290,8 +296,8 @@ fn read(
     })
 }
 
-/// Passes every line of the journal `name`, with its source, to `take`; returns the last stage of each source. Skips
-/// lines that do not parse: their objects count as missing.
+/// Passes every line of the journal `name`, with its source, to `take`. Returns the last stage of each source. Skips
+/// lines that do not parse, so that their objects count as missing.
 pub(crate) fn scan(file: &File, name: &str, mut take: impl FnMut(&str, Line)) -> std::io::Result<Vec<LastStage>> {
     let share = name.trim_start_matches("journal-").trim_end_matches(".jsonl");
     let mut stages: Vec<LastStage> = Vec::new();
@@ -309,7 +315,8 @@ pub(crate) fn scan(file: &File, name: &str, mut take: impl FnMut(&str, Line)) ->
     Ok(stages)
 }
 
-/// Passes every parsed line of a journal to `take`; returns the number of bytes up to the last line break.
+/// Passes every parsed line of a journal to `take`. Returns the number of bytes up to the end of the last complete
+/// line.
 fn scan_all(file: &File, mut take: impl FnMut(Found<'_>)) -> std::io::Result<u64> {
     let mut reader = BufReader::with_capacity(1 << 16, file);
     let (mut whole, mut from, mut text) = (0, None::<String>, Vec::new());
@@ -401,7 +408,7 @@ mod tests {
         let mut journal = opened(&dest_dir, "journal-0-of-1", "s");
         let place = journal.append(&[line("a")]).unwrap()[0];
         journal.remember(&Key::from("a"), place);
-        // A different name with the same hash.
+        // Another name with the same hash.
         journal.remember(&Key::from("b"), place);
         assert!(journal.knows(&Key::from("a")) && !journal.knows(&Key::from("b")));
     }
@@ -447,8 +454,8 @@ mod tests {
     }
 
     proptest! {
-        /// A journal that is cut anywhere, or has garbage in the middle, keeps its earlier lines and can be appended
-        /// to.
+        /// A journal that is truncated at any byte, or has garbage in the middle, keeps its earlier lines. Lines can be
+        /// appended to such a journal.
         #[test]
         fn prop_journal_survives_a_torn_tail(lines in 1usize..6, cut in 0usize..400, junk in prop::collection::vec(any::<u8>(), 0..30)) {
             let inside = tempfile::tempdir().unwrap();

@@ -4,9 +4,9 @@
 //!
 //! [`StageRequest`] is the input; `run` executes it; `plan` computes the targets and rejects unsafe keys. `to_folder`
 //! downloads into `dest_dir`, which no key can leave; `to_store` uploads. `verify` compares a copy with its records and
-//! fetches damaged files again. `journal` makes a stage resumable, `destination_lock` keeps launches apart, and
-//! `node_leader` reports progress to the other ranks of a node. `LimitStore` limits the request rate. A file gets its
-//! final name only when it is complete, verified and on disk.
+//! fetches damaged files again. `journal` makes a stage resumable. `destination_lock` prevents two launches from
+//! writing to one destination. `node_leader` reports progress to the other ranks of a node. `LimitStore` limits the
+//! request rate. A file gets its final name only when it is complete, verified and on disk.
 
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests write and remove files of their own"))]
 

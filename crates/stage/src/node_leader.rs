@@ -3,8 +3,8 @@
 //!
 //! A record beside the journal holds the state (running, done or failed), the request and the launch id. The leader
 //! also holds a lock on a file in the same folder as long as it lives. Waiting ranks ignore records of earlier runs:
-//! `done` counts only for the same request (and the same launch, if the launcher provides ids). `running` counts only
-//! after a heartbeat or the lock has been seen.
+//! `done` counts only for the same request and, if the launcher provides ids, for the same launch. `running` counts
+//! only after the waiting rank has seen a heartbeat or the lock.
 
 use std::fs::File;
 use std::io::Write;
@@ -23,25 +23,25 @@ use crate::ofd_lock::{Mode, is_locked, try_lock};
 use crate::status_record::{FOLDER, HEARTBEAT, Identity, LOOK, Process, Record, State, WireError, read_record};
 use crate::summary::Summary;
 
-/// If a leader was seen alive and its lock has then been free for this long, the leader counts as dead.
+/// If a waiting rank has seen the leader alive, and the lock is then free for this long, the leader counts as dead.
 const DEAD_AFTER: Duration = Duration::from_secs(2);
 
-/// Leader of a node: holds the stage's own folder below a destination, the node's lock, and the heartbeat task.
+/// Leader of a node: holds the stage's own folder in a destination, the node's lock, and the heartbeat task.
 #[derive(Debug)]
 pub(crate) struct Leader {
     folder: Arc<OwnedFd>,
     identity: Identity,
     process: Process,
     heartbeat: tokio::task::JoinHandle<()>,
-    /// Dropping the sender ends the heartbeat task between two beats.
+    /// Dropping this sender ends the heartbeat task between two heartbeats.
     stop: oneshot::Sender<()>,
     _lock: File,
     _launch: LaunchLock,
 }
 
 impl Leader {
-    /// Joins the launch, takes the node's lock and records that the stage runs. Returns `Busy` if another process holds
-    /// the launch or the node.
+    /// Joins the launch, takes the node's lock and records that the stage runs. Returns `Busy` if another launch runs,
+    /// or if another process holds the node's lock.
     pub async fn begin(dest_dir: &Arc<DestDir>, identity: Identity) -> Result<Self> {
         let folder = {
             let dest_dir = dest_dir.clone();
@@ -78,7 +78,7 @@ impl Leader {
                     _ = &mut stopped => return,
                 }
                 let (folder, identity, process) = (beating.clone(), of.clone(), by.clone());
-                // If a beat cannot be written, it counts as missed.
+                // If a heartbeat cannot be written, it counts as missed.
                 let _ = tokio::task::spawn_blocking(move || {
                     write_record(&folder, &identity, &process, State::Running, beat, Ok(None))
                 })
@@ -93,11 +93,12 @@ impl Leader {
         &self.folder
     }
 
-    /// Records how the stage ended, then releases the locks.
+    /// Records how the stage ended, then releases both locks.
     pub async fn end(self, result: &Result<Summary>) {
         let Self { folder, identity, process, heartbeat, stop, _lock, _launch } = self;
         drop(stop);
-        // Wait for the heartbeat task instead of aborting it: a write in progress would overwrite the final record.
+        // Wait for the heartbeat task instead of aborting it, because a write in progress would overwrite the final
+        // record.
         let _ = heartbeat.await;
         let _ = match result {
             Ok(summary) => write_record(&folder, &identity, &process, State::Done, u64::MAX, Ok(Some(summary.clone()))),
@@ -123,7 +124,7 @@ fn write_record(
     replace_own(folder, &record.identity.status_name(), &serde_json::to_vec(&record)?)
 }
 
-/// Atomically replaces one of our small files in an open folder: readers see either the old or the new content.
+/// Atomically replaces one of Penstock's small files in an open folder: readers see either the old or the new content.
 pub(crate) fn replace_own(folder: &Arc<OwnedFd>, name: &str, bytes: &[u8]) -> std::io::Result<()> {
     let temporary = begin_replace(folder, name)?;
     temporary.file().write_all(bytes)?;
@@ -157,9 +158,9 @@ fn end_replace(temporary: &OwnedFile, folder: &OwnedFd, name: &str) -> std::io::
 /// Time limits of a rank that waits for its leader.
 #[derive(Debug, Clone, Copy)]
 pub struct WaitLimits {
-    /// Maximum time until the first sign of life.
+    /// Maximum time until the leader's first sign of life.
     pub start: Duration,
-    /// Maximum time between two signs of life.
+    /// Maximum time between two signs of life of the leader.
     pub heartbeat: Duration,
 }
 
@@ -169,7 +170,8 @@ impl Default for WaitLimits {
     }
 }
 
-/// Waits until the node's leader has finished staging, and returns its summary. The destination need not exist yet.
+/// Waits until the node's leader has finished staging, and returns its summary. The destination may be missing at
+/// first.
 ///
 /// Returns `RankFailed` if the leader reports a failure, dies, or shows no sign of life within the limits.
 pub async fn wait_for_leader(request: &super::StageRequest, limits: WaitLimits) -> Result<Summary> {
@@ -177,7 +179,7 @@ pub async fn wait_for_leader(request: &super::StageRequest, limits: WaitLimits) 
     leader_ends(request, limits).await?.map_err(failed)
 }
 
-/// Like [`wait_for_leader`], but returns the leader's own error unchanged.
+/// Like [`wait_for_leader`], but returns the error of the leader unchanged.
 pub async fn leader_ends(
     request: &super::StageRequest,
     limits: WaitLimits,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Open-file-description locks on single bytes of a file. The kernel releases them when their process dies. NFS
-//! supports them, and another process can test for them without locking.
+//! Open-file-description locks on single bytes of a file. The kernel releases the locks when the process that holds
+//! them dies. NFS supports these locks, and another process can test for a lock without taking it.
 
 use std::fs::File;
 use std::io::{Error, Result};
@@ -15,8 +15,8 @@ pub(crate) enum Mode {
     Exclusive,
 }
 
-/// Tries to lock one byte without waiting; returns false if another process holds a conflicting lock. If this file
-/// already holds a lock on the byte, that lock is converted in one step.
+/// Tries to lock one byte without waiting. Returns false if another process holds a conflicting lock. If this file
+/// already holds a lock on the byte, converts that lock in one step.
 pub(crate) fn try_lock(file: &File, byte: u8, mode: Mode) -> Result<bool> {
     let kind = match mode {
         Mode::Shared => libc::F_RDLCK,
@@ -35,7 +35,7 @@ pub(crate) fn try_lock(file: &File, byte: u8, mode: Mode) -> Result<bool> {
     }
 }
 
-/// Releases the lock of one byte.
+/// Releases the lock on one byte.
 pub(crate) fn unlock(file: &File, byte: u8) -> Result<()> {
     let mut lock = lock_of(byte, libc::F_UNLCK);
     // SAFETY: fcntl reads the struct, which outlives the call, and the descriptor is open.
@@ -79,7 +79,7 @@ mod tests {
         assert!(try_lock(&one, 0, Mode::Exclusive).unwrap());
         assert!(!try_lock(&two, 0, Mode::Shared).unwrap());
         assert!(is_locked(&two, 0).unwrap() && !is_locked(&two, 1).unwrap());
-        // After the conversion to a shared lock, other shared locks are possible, but no exclusive lock.
+        // After the conversion to a shared lock, another process can take a shared lock, but not an exclusive one.
         assert!(try_lock(&one, 0, Mode::Shared).unwrap() && try_lock(&two, 0, Mode::Shared).unwrap());
         assert!(!try_lock(&three, 0, Mode::Exclusive).unwrap());
         unlock(&two, 0).unwrap();

@@ -15,15 +15,15 @@ pub(crate) struct Source {
     pub mirrors: Option<Mirrors>,
 }
 
-/// Whether two URLs are the same folder. The listing of a dataset of the Hub names the commit.
+/// True if two URLs name the same folder. The URL of a listing of a Hub dataset also contains the commit.
 pub(crate) fn is_same_folder(one: &str, other: &str) -> bool {
     let [one_url, other_url] = [one, other].map(|url| url.parse::<Url>().map(|url| url.without_revision()));
     one == other || one_url.is_ok_and(|one_url| other_url.is_ok_and(|other_url| one_url == other_url))
 }
 
 impl Source {
-    /// Wraps a source that was opened with `folder_url`. `url` is the folder that the manifest's keys are relative to;
-    /// for a single object, that is the object's folder.
+    /// Wraps a source that was opened with `folder_url`. `url` is the folder that the manifest's keys are relative to.
+    /// If the source is a single object, `url` is the folder of that object.
     pub fn of(opened: Opened, folder_url: &str, url: String) -> Self {
         let prefix = opened.prefix.as_bytes();
         let prefix = if is_same_folder(&url, folder_url) {

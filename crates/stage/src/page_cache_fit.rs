@@ -3,8 +3,8 @@
 
 use penstock_store::memory_available;
 
-/// True if this many bytes fit into the page cache beside other data, so that the first epoch reads them from memory.
-/// If they do not fit, caching them would only evict earlier files and the cached data of other programs.
+/// True if this many bytes fit into the page cache together with other data, so that the first epoch reads them from
+/// memory. If the bytes do not fit, caching them would only evict earlier files and the cached data of other programs.
 pub(crate) fn fits_page_cache(bytes: u64) -> bool {
     memory_available().is_none_or(|available| bytes <= available / 2)
 }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Parallel decompression of one object: decompresses its frames (gzip members, zstd or LZ4 frames) on several cores,
-//! and writes the content to the file in order.
+//! Parallel decompression of one object: decompresses the frames of the object (gzip members, zstd or LZ4 frames) on
+//! several cores, and writes the content to the file in order.
 //!
-//! For each window of stored bytes, the decoder borrows idle cores and then returns them; if there are more objects
-//! than cores, it uses only its own core. The start of a gzip member is a guess: if a run of frames does not end where
-//! it was expected to end, the stream decoder decodes the rest. A wrong guess or a damaged object thus gives the same
-//! result and the same error as without parallelism.
+//! For each window of stored bytes, the decoder borrows idle cores and then returns them. If there are more objects
+//! than cores, each decoder uses only its own core. The start of a gzip member is a guess. If a run of frames does not
+//! end where it was expected to end, the stream decoder decodes the rest. Wrong guesses and damaged objects thus give
+//! the same result and the same error as without parallelism.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 
@@ -13,7 +13,7 @@ use penstock_codec::{Codec, FrameRun, FrameRunSize, Inflated, StreamDecoder, dec
 use penstock_types::{Result, lock};
 use tokio::sync::Semaphore;
 
-/// Initial number of stored bytes that are buffered and split into frame runs; doubled if a block is longer.
+/// Initial number of stored bytes that are buffered and split into frame runs. Doubled if a frame is longer.
 const WINDOW: usize = 8 << 20;
 
 /// Memory and cores for one object.
@@ -37,7 +37,7 @@ pub(crate) struct ParallelDecoder<'a> {
     held: Vec<u8>,
     buffers: Mutex<Vec<Vec<u8>>>,
     window: usize,
-    /// Decoder for the rest of the object. Set as soon as its frames cannot be separated.
+    /// Stream decoder for the rest of the object. It is set when the frames of the object cannot be separated.
     stream: Option<StreamDecoder>,
 }
 
@@ -68,7 +68,7 @@ impl<'a> ParallelDecoder<'a> {
         if self.held.len() < self.window { Ok(()) } else { self.round(false, sink) }
     }
 
-    /// Ends the object; passes the remaining content to `sink`.
+    /// Ends the object; passes the remaining content to `sink`, in order.
     pub fn finish(mut self, sink: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
         if self.stream.is_none() {
             self.round(true, sink)?;
@@ -79,7 +79,7 @@ impl<'a> ParallelDecoder<'a> {
         }
     }
 
-    /// Decodes the whole object in one step if its blocks can be separated and another core is free. Otherwise returns
+    /// Decodes the whole object in one step if its frames can be separated and another core is free. Otherwise returns
     /// `None` and has no effect.
     pub fn whole(
         codec: Codec,
@@ -129,12 +129,12 @@ impl<'a> ParallelDecoder<'a> {
         Ok(())
     }
 
-    /// Returns a stream decoder that continues after the blocks decoded so far.
+    /// Returns a stream decoder that continues after the frames decoded so far.
     fn go_on(&self) -> StreamDecoder {
         StreamDecoder::resume_at(self.codec, self.limit, self.place, self.passed, self.blocks)
     }
 
-    /// Decompresses `stretches` (runs of frames from the start of `stored`) until the first invalid one. Returns the
+    /// Decompresses `stretches` (runs of frames from the start of `stored`) until the first invalid run. Returns the
     /// number of stored bytes consumed.
     fn decompress(
         &mut self,
@@ -163,8 +163,8 @@ impl<'a> ParallelDecoder<'a> {
         Ok(at)
     }
 
-    /// Decodes a batch whose content fits into memory. Returns the number of stored bytes consumed, and true if the
-    /// whole batch was decoded.
+    /// Decodes a batch of frame runs whose content fits into memory. Returns the number of stored bytes consumed, and
+    /// true if the whole batch was decoded.
     fn batch(
         &mut self,
         stored: &[u8],
@@ -230,12 +230,12 @@ struct WorkQueue<'a> {
     laid: Condvar,
 }
 
-/// Content and number of blocks of a frame run; `None` if the run is invalid.
+/// Content and number of frames of a frame run; `None` if the run is invalid.
 type Laid = Option<(Vec<u8>, u64)>;
 
 struct State {
     next: usize,
-    /// Result of each frame run; `None` until it is decoded.
+    /// Result of each frame run; `None` until the run is decoded.
     results: Vec<Option<Laid>>,
 }
 
@@ -247,7 +247,7 @@ impl<'a> WorkQueue<'a> {
         Self { codec, stored, stretches, starts, limit, state: Mutex::new(state), laid: Condvar::new() }
     }
 
-    /// Decodes the next frame run; returns false if none is left.
+    /// Decodes the next frame run; returns false if no frame run is left.
     fn work_once(&self, buffers: &Mutex<Vec<Vec<u8>>>) -> bool {
         let nth = {
             let mut state = lock(&self.state);
@@ -272,7 +272,7 @@ impl<'a> WorkQueue<'a> {
         true
     }
 
-    /// Waits for the result of one frame run; decodes other runs meanwhile.
+    /// Waits for the result of one frame run. Decodes other frame runs meanwhile.
     fn await_result(&self, nth: usize, buffers: &Mutex<Vec<Vec<u8>>>) -> Laid {
         loop {
             if let Some(result) = lock(&self.state).results[nth].take() {

@@ -14,19 +14,19 @@ use crate::compress::Compression;
 use penstock_dataset::manifest::{CodecSource, Entry, Manifest, OWN_PREFIX};
 use penstock_dataset::{Division, SharePlan};
 
-/// Size of one ranged read; an object up to this size is read in one request. The size is large enough that requests
-/// cost little (S3 bills and limits each request), and small enough that a killed stage loses little.
+/// Size of one ranged read in bytes. An object up to this size is read in one request. The size is large enough that
+/// requests cost little (S3 bills and limits each request), and small enough that a killed stage loses little.
 pub const PART_BYTES: u64 = 8 << 20;
 
-/// Minimum number of objects at which one read per object is enough to keep the store busy.
+/// If a stage has at least this many objects, one read per object is enough to keep the store busy.
 pub(crate) const BUSY: usize = 16;
-/// Maximum size of an object that a stage with at least `BUSY` objects reads in one request. A single connection is
-/// slow, so a larger object at the end would delay the stage.
+/// Maximum size of an object that is read in one request by a stage with at least `BUSY` objects. A single connection
+/// is slow, so a larger object at the end would delay the stage.
 pub(crate) const MAX_STREAMED: u64 = 64 << 20;
 
 /// Maximum length of a name on Linux file systems.
 const NAME_MAX: usize = 255;
-/// Maximum length of a path in one system call, minus room for the destination itself.
+/// Maximum length of a path in one system call, minus space for the path of the destination.
 const PATH_MAX: usize = 4000;
 
 /// Options of a stage, validated once.
@@ -38,13 +38,14 @@ pub struct StageOptions {
     pub node: u32,
     /// Number of nodes.
     pub nodes: u32,
-    /// How the objects are divided among the nodes. Its own `decompress` field is ignored; the field above applies.
+    /// How the objects are divided among the nodes. The `decompress` field of the division is ignored; the field above
+    /// applies.
     pub division: Division,
     /// Maximum requests in flight.
     pub concurrency: usize,
     /// Maximum bytes in flight.
     pub memory: u64,
-    /// Time limit of one object. An object that takes longer fails, but the stage continues.
+    /// Time limit of one object. An object that takes longer fails, and the stage continues with the other objects.
     pub object_deadline: Option<Duration>,
     /// Maximum decompressed bytes of one object; `None` means the highest ratio that its codec can reach.
     pub max_inflated: Option<u64>,
@@ -57,15 +58,15 @@ pub struct StageOptions {
 }
 
 impl StageOptions {
-    /// Compression that adds its suffix to the target's name; `None` if the object's name or listing shows that it is
-    /// already compressed.
+    /// Compression whose suffix is added to the name of the target. `None` if the name or the listing of the object
+    /// shows that it is already compressed.
     pub(crate) fn compression_of(&self, entry: &Entry) -> Option<Compression> {
         let is_undone = self.decompress && entry.codec != Codec::None;
         self.compression.filter(|_| is_undone || !crate::compress::is_packed(entry))
     }
 
-    /// Maximum decompressed size of an object of `stored` bytes: the user's limit, or else the highest ratio that its
-    /// codec can reach.
+    /// Maximum decompressed size of an object of `stored` bytes: the user's limit or, without one, the highest ratio
+    /// that the codec can reach.
     pub(crate) fn inflated_limit(&self, codec: Codec, stored: u64) -> u64 {
         let ratio = match codec {
             Codec::None => 1,
@@ -76,8 +77,8 @@ impl StageOptions {
         self.max_inflated.unwrap_or_else(|| stored.saturating_mul(ratio).saturating_add(1 << 20))
     }
 
-    /// Identifier of the content transform, as recorded in journals and manifests. An object with another transform is
-    /// a different object.
+    /// Identifier of the content transform, as recorded in journals and manifests. The same object with another
+    /// transform counts as a different object.
     pub(crate) fn transform_id(&self) -> Option<String> {
         let compression = self.compression.map(|compression| format!("{}:{}", compression.codec, compression.level));
         match (self.decompress, compression) {
@@ -120,8 +121,8 @@ pub struct Item {
 }
 
 impl Item {
-    /// Returns the item with the codec that its Content-Encoding or first bytes show, unless the name already showed
-    /// one.
+    /// Returns the item with the codec that the Content-Encoding or the first bytes show. If the name already shows a
+    /// codec, returns the item unchanged.
     pub(crate) fn with_detected_codec(&self, decompress: bool, encoding: Option<&str>, head: &[u8]) -> Self {
         match detect(self.target.as_bytes(), encoding, head) {
             Some((decode, codec_source)) if decompress && self.decode == Codec::None => {
@@ -152,8 +153,8 @@ pub struct StagePlan {
 }
 
 impl StagePlan {
-    /// Plans a stage; `place` is the destination path as the user wrote it. Checks all keys, not only those of this
-    /// node, so that every node rejects the same dataset.
+    /// Plans a stage. `place` is the destination path as the user wrote it. Checks the keys of all nodes, so that every
+    /// node rejects the same dataset.
     pub fn new(manifest: &Manifest, options: &StageOptions, place: &str) -> Result<Self> {
         if options.node >= options.nodes {
             return Err(Error::config(
@@ -192,8 +193,8 @@ impl StagePlan {
         Ok(Self::of(items, &shares, options.node, requests))
     }
 
-    /// Builds the plan of one node. `requests` returns the number of requests for an object; its second argument states
-    /// whether the share has enough objects to keep the store busy.
+    /// Builds the plan of one node. `requests` returns the number of requests for an object. Its second argument is
+    /// true if the share has enough objects to keep the store busy.
     pub(crate) fn of(items: Vec<Item>, shares: &SharePlan, node: u32, requests: impl Fn(usize, bool) -> u64) -> Self {
         let counts = shares.sums(|_| 1);
         let [calm, busy] = [false, true].map(|is_busy| shares.sums(|at| requests(at, is_busy)));
@@ -213,7 +214,7 @@ impl StagePlan {
 }
 
 /// Target name of an object: its key, without the suffix of the codec that is decompressed, and with the suffix of the
-/// codec that is used for compression.
+/// codec that compresses the object.
 fn target_of<'a>(entry: &'a Entry, options: &StageOptions) -> Cow<'a, [u8]> {
     let kept = match entry.codec {
         Codec::None => entry.key.as_bytes(),
@@ -226,8 +227,8 @@ fn target_of<'a>(entry: &'a Entry, options: &StageOptions) -> Cow<'a, [u8]> {
     }
 }
 
-/// Number of requests that read an object: a single one or, if the object is read in parts, one per part and one for
-/// the checksum.
+/// Number of requests that read an object. An object that is read in parts needs one request per part and one for the
+/// checksum; any other object needs one.
 fn requests_of(size: u64, is_busy: bool) -> u64 {
     if size <= PART_BYTES || (is_busy && size <= MAX_STREAMED) { 1 } else { size.div_ceil(PART_BYTES) + 1 }
 }
@@ -294,7 +295,7 @@ fn folded<'a>(name: &'a [u8], folds: bool, room: &'a mut Vec<u8>) -> &'a [u8] {
     room
 }
 
-/// Target names, indexed by hash (12 bytes each). A table of the names themselves would be as large as the manifest.
+/// Target names, indexed by their hashes (12 bytes per name). A table of the names would be as large as the manifest.
 struct Names<'a> {
     manifest: &'a Manifest,
     options: &'a StageOptions,
@@ -351,7 +352,7 @@ fn check_collisions(manifest: &Manifest, options: &StageOptions, place: &str) ->
     let mut before: Cow<'_, [u8]> = Cow::Borrowed(b"");
     for at in 0..objects.len() {
         let target = names.target(at);
-        // Folders that this target shares with the previous target were already checked.
+        // The folders that this target shares with the previous target were already checked.
         let shared = target.iter().zip(before.iter()).take_while(|(a, b)| a == b).count();
         for (cut, _) in target.iter().enumerate().skip(shared).filter(|(_, byte)| **byte == b'/') {
             let hash = xxh3_64(folded(&target[..cut], folds, &mut room));
@@ -457,7 +458,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever keys a store holds, an accepted plan contains only distinct names that stay inside the destination.
+        /// Whatever keys a store holds, an accepted plan contains only distinct names inside the destination.
         #[test]
         fn prop_plan_targets_stay_inside(keys in prop::collection::btree_set("[a-cA/.\\x00]{0,6}(\\.gz)?", 1..12), nodes in 1u32..4, node in 0u32..4) {
             let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_bytes()).collect();

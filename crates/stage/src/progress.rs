@@ -42,19 +42,19 @@ pub struct Progress {
 pub struct Snapshot {
     /// Objects in this node's share; 0 until the listing has ended.
     pub objects: u64,
-    /// Stored bytes of these objects.
+    /// Stored bytes of the objects in this node's share.
     pub bytes: u64,
     /// Objects that have their final name, including those of earlier runs.
     pub done: u64,
     /// Stored bytes of the finished objects.
     pub done_bytes: u64,
-    /// Objects that already existed.
+    /// Objects that already existed in the destination.
     pub skipped: u64,
-    /// Object bytes received.
+    /// Bytes of objects received.
     pub bytes_in: u64,
     /// Bytes of finished files.
     pub bytes_out: u64,
-    /// Bytes that an interrupted run had already transferred, so that this run did not transfer them again.
+    /// Bytes that an interrupted run had transferred, and that this run therefore did not transfer.
     pub resumed_bytes: u64,
     /// Objects that were requested again because their bytes arrived damaged.
     pub refetched: u64,
@@ -77,7 +77,7 @@ impl Progress {
         Self::add(&self.without_checksum, u64::from(line.origin.checked.is_empty()));
     }
 
-    /// Counts an object of `size` stored bytes that already existed.
+    /// Counts an object of `size` stored bytes that already existed in the destination.
     pub(super) fn skip(&self, size: u64) {
         Self::add(&self.skipped, 1);
         Self::add(&self.done, 1);

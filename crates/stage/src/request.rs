@@ -18,19 +18,21 @@ pub struct StageRequest {
     pub source: Url,
     /// Settings for access to the source.
     pub settings: StoreSettings,
-    /// Other stores with the same objects, each with its access settings; reads are spread over them.
+    /// Other stores with the same objects, each with its access settings. Reads are spread over the source and these
+    /// stores.
     pub mirrors: Vec<(Url, StoreSettings)>,
-    /// The local destination folder. With `remote`: the folder for this stage's journal.
+    /// The local destination folder. If `remote` is set, the local folder for this stage's journal.
     pub destination: PathBuf,
-    /// Destination store; replaces the local folder.
+    /// Destination store. It replaces the local folder.
     pub remote: Option<Url>,
-    /// Manifest of the source; replaces a listing.
+    /// Manifest of the source. It replaces a listing.
     pub manifest: Option<PathBuf>,
     /// Filter that selects the objects to stage.
     pub select: KeyFilter,
     /// Options.
     pub options: StageOptions,
-    /// Rate limits of the whole job; each node gets its share. `options` holds the limit on requests in flight.
+    /// Rate limits of the whole job; each node gets its share. `options` holds the limit on the number of requests in
+    /// flight.
     pub rates: Rates,
     /// Only plan the stage; do not touch the destination.
     pub dry_run: bool,
@@ -38,7 +40,8 @@ pub struct StageRequest {
     pub deadline: Option<Duration>,
     /// Launch id, if the launcher provides one.
     pub launch: Option<String>,
-    /// True if other ranks of this node wait for the result. A record is then written even after an early failure.
+    /// True if other ranks of this node wait for the result. A status record is then written even after an early
+    /// failure.
     pub is_awaited: bool,
     /// Rank that stages for this node.
     pub leader_rank: u32,

@@ -127,8 +127,8 @@ async fn run(
             };
             match &request.remote {
                 Some(url) => {
-                    // Reads and writes have separate limits on requests in flight, so that a write never waits for a
-                    // read.
+                    // Reads and writes have separate limits on the number of requests in flight, so that a write never
+                    // waits for a read.
                     match Target::open(url, &request.settings, &metrics, &governor.beside()) {
                         Ok(to) => to_store::transfer(to, context).await,
                         Err(error) => Err(error),
@@ -202,7 +202,8 @@ async fn list(
             let path = path.clone();
             let (place, manifest) = (path.display().to_string(), blocking(move || Manifest::load(&path)).await?);
             let manifest = match manifest.source.as_deref() == Some(&folder_url) && manifest.url != folder_url {
-                // An earlier stage of the same source wrote this manifest: use the source objects that it records.
+                // An earlier stage of the same source wrote this manifest. Use the source objects that the manifest
+                // records.
                 true => manifest.of_source().ok_or_else(|| {
                     Error::corrupt(
                         &place,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! JSON settings of a stage and of a verification. Python's `StageSpec` and `VerifySpec` write these documents and
-//! document the fields. Paths are passed separately, because JSON cannot represent every path.
+//! JSON settings of a stage and of a verification. Python's `StageSpec` and `VerifySpec` write these documents, and
+//! describe the fields. Paths are passed separately, because JSON cannot represent every path.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -171,8 +171,8 @@ impl VerifySettings {
     }
 }
 
-/// Store settings for copies, in which every byte is verified. Unless the environment overrides them, enables MD5
-/// checks for stores without a CRC, and checks of composite multipart checksums.
+/// Store settings for copies, in which every byte is verified. Enables MD5 checks for stores without a CRC, and checks
+/// of composite multipart checksums, unless the environment overrides them.
 fn checksum_settings(env: &HashMap<String, String>, retry_timeout_s: Option<f64>) -> Result<StoreSettings> {
     let mut settings = StoreSettings::from_env(env)?.with_retry_timeout(retry_timeout_s)?;
     settings.s3.verifies_md5 |= !env.contains_key("PENSTOCK_S3_MD5");

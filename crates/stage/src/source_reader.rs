@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Source reader: reads the listed versions of a source's objects within one memory budget.
 //!
-//! It does the work that is the same for every destination: builds names, grants memory permits, checks sizes and
-//! digests, reads damaged objects again, and counts bytes. `to_folder` and `to_store` write the bytes.
+//! Does the work that is the same for every destination: builds names, grants memory permits, checks sizes and digests,
+//! reads damaged objects again, and counts bytes. `to_folder` and `to_store` write the bytes.
 
 use std::sync::Arc;
 
@@ -18,11 +18,11 @@ use crate::plan::PART_BYTES;
 use crate::progress::Progress;
 use penstock_dataset::manifest::Entry;
 
-/// Unit in which memory is reserved. The semaphore counts in u32, so bytes would overflow.
+/// Unit in which memory is reserved. The semaphore counts in u32, so a count of bytes would overflow.
 const MEMORY_UNIT: u64 = 64 << 10;
 
-/// Maximum number of damaged reads of one object if the bytes differ from read to read. Such damage comes from the
-/// network, not from the store.
+/// Maximum number of damaged reads of one object if the damaged bytes differ between the reads. Such damage comes from
+/// the network, not from the store.
 const MAX_DAMAGED_READS: u32 = 32;
 
 /// Reads the objects of one source within a memory budget.
@@ -47,7 +47,7 @@ impl SourceReader {
         u64::from(self.units) * MEMORY_UNIT
     }
 
-    /// Waits for a memory permit for `bytes`; a request above the budget waits for the whole budget.
+    /// Waits for a memory permit for `bytes`. A request above the budget waits for the whole budget.
     pub async fn room(&self, bytes: u64) -> Result<OwnedSemaphorePermit> {
         let units = bytes.div_ceil(MEMORY_UNIT).clamp(1, u64::from(self.units)) as u32;
         self.memory.clone().acquire_many_owned(units).await.map_err(|_| Error::Interrupted)
@@ -65,7 +65,7 @@ impl SourceReader {
         self.source.store.capabilities().ranges
     }
 
-    /// Current metadata of an object. Returns an error if its size or version differs from the listing.
+    /// Returns the current metadata of an object. Returns an error if its size or version differs from the listing.
     pub async fn head(&self, entry: &Entry) -> Result<Meta> {
         let meta = self.source.store.head(&self.object_ref(entry).key, self.deadline).await?;
         let (want, have) = (entry.version.as_ref(), meta.version.as_ref());
@@ -118,12 +118,12 @@ impl SourceReader {
         }
     }
 
-    /// Reads all bytes of an object into `bytes`, and returns its metadata. The inner result is `Err` if the bytes do
-    /// not match the checksum.
+    /// Reads all bytes of an object into `bytes`, and returns the object's metadata. The inner result is `Err` if the
+    /// bytes do not match the checksum.
     pub async fn whole(&self, entry: &Entry, bytes: &mut Vec<u8>) -> Result<Result<Meta>> {
         let mut got = self.get(entry, ByteRange::WHOLE).await?;
         bytes.clear();
-        // An object above one part is read here only if its store has no ranges; its listed size may then be wrong.
+        // A larger object is read here only if its store does not support ranges. Its listed size may then be wrong.
         bytes.reserve(entry.size.min(PART_BYTES) as usize);
         loop {
             match self.next(&mut got).await {
@@ -145,8 +145,8 @@ impl SourceReader {
         Error::resized(self.place(entry), entry.size, size)
     }
 
-    /// Compares the computed digests of stored bytes with the expected ones. Returns the expected digests that could be
-    /// compared, without duplicates.
+    /// Compares the computed digests of stored bytes with the expected digests. Returns the expected digests that could
+    /// be compared, without duplicates.
     pub fn check(&self, entry: &Entry, have: &[Digest], promised: &[Digest]) -> Result<Vec<Digest>> {
         let mut checked = Vec::new();
         for want in promised {
@@ -162,8 +162,8 @@ impl SourceReader {
         Ok(checked)
     }
 
-    /// Returns the verified digests of bytes that arrived in one read; the read itself has already checked the store's
-    /// own digest. Returns an error if the bytes do not match a digest from the store or a manifest.
+    /// Returns the verified digests of bytes that arrived in one read. The read itself has already checked the digest
+    /// from the store. Returns an error if the bytes do not match a digest from the store or from a manifest.
     pub fn verified(&self, entry: &Entry, stored: &StoredDigests, meta: &Meta) -> Result<Verified> {
         let mut digests = stored.digests();
         let promised: Vec<Digest> = meta.digests.iter().chain(&entry.digests).cloned().collect();
@@ -176,7 +176,7 @@ impl SourceReader {
     }
 }
 
-/// Decides whether to read an object again after its bytes arrived damaged.
+/// Decides whether to read an object again after damaged bytes arrived.
 pub(crate) struct DamageRetry<'a, S> {
     reader: &'a SourceReader,
     entry: &'a Entry,
@@ -189,12 +189,12 @@ impl<'a, S: PartialEq> DamageRetry<'a, S> {
         Self { reader, entry, last: None, reads: 0 }
     }
 
-    /// Records one damaged read; `seen` identifies its bytes. Returns an error if another read would not help. That is
+    /// Records one damaged read; `seen` identifies the bytes. Returns an error if another read would not help. This is
     /// the case if the same bytes arrived twice (the object itself is damaged), or if [`MAX_DAMAGED_READS`] reads were
     /// all damaged differently.
     pub fn again(&mut self, damage: Error, seen: S) -> Result<()> {
         self.reads += 1;
-        // If there are mirrors, stop using the one that returned these bytes for this object.
+        // If there are mirrors, no longer read this object from the mirror that returned these bytes.
         if let Some(mirrors) = &self.reader.source.mirrors {
             mirrors.damaged(&self.reader.object_ref(self.entry).key);
         }

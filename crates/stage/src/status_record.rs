@@ -16,7 +16,7 @@ pub(super) const HEARTBEAT: Duration = Duration::from_secs(5);
 /// Interval at which a waiting rank checks the record.
 pub(super) const LOOK: Duration = Duration::from_millis(200);
 
-/// Maximum size of a record; Penstock writes no larger file.
+/// Maximum size of a record in bytes. Penstock does not write a larger file.
 const MAX_RECORD: u64 = 1 << 30;
 
 /// Folder of the records, relative to the destination.
@@ -39,7 +39,7 @@ pub(super) struct Record {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub process: Option<Process>,
     pub beat: u64,
-    /// Time of the write, in seconds since the Unix epoch.
+    /// Time at which the record was written, in seconds since the Unix epoch.
     pub at_s: f64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
@@ -54,7 +54,7 @@ impl Record {
         self.state == State::Running
     }
 
-    /// Heartbeat value; the process changes it every [`HEARTBEAT`].
+    /// Heartbeat value; the process changes the value every [`HEARTBEAT`].
     pub fn sign(&self) -> (u64, f64) {
         (self.beat, self.at_s)
     }
@@ -102,13 +102,13 @@ impl Identity {
         format!("lock-{}", self.node)
     }
 
-    /// True if both identify the same stage on the same node.
+    /// True if both identities name the same stage on the same node.
     pub fn is_of(&self, other: &Identity) -> bool {
         self.node == other.node && self.is_launch_of(other)
     }
 
-    /// True if both belong to one launch, so that their shares do not overlap. If either has no launch id, the ids are
-    /// not compared.
+    /// True if both identities belong to one launch, so that their shares do not overlap. If one of them has no launch
+    /// id, the ids are not compared.
     pub fn is_launch_of(&self, other: &Identity) -> bool {
         let same_id = self.launch.is_none() || other.launch.is_none() || self.launch == other.launch;
         self.request == other.request && self.nodes == other.nodes && same_id
@@ -131,7 +131,7 @@ pub(crate) struct Process {
     /// Boot id of the kernel; empty if the kernel has none.
     pub boot: String,
     pub pid: u32,
-    /// Time at which its stage or repair began, in seconds since the Unix epoch.
+    /// Time at which the process began its stage or repair, in seconds since the Unix epoch.
     pub since_s: f64,
 }
 
@@ -158,7 +158,7 @@ impl Process {
 }
 
 pub(super) fn read_record(folder: &OwnedFd, name: &str) -> Option<Record> {
-    // Parse from a stream: a large file that is not a record then takes no memory.
+    // Parse from a stream, so that a large file that is not a record takes no memory.
     let file = BufReader::new(open_to_read(folder, name).ok()?.take(MAX_RECORD));
     serde_json::from_reader(file).ok().filter(|record: &Record| record.penstock_status == 1)
 }

@@ -36,19 +36,19 @@ pub struct Summary {
     pub skipped: u64,
     /// Objects copied by this run.
     pub moved: u64,
-    /// Object bytes received.
+    /// Bytes of objects received.
     pub bytes_in: u64,
     /// Bytes of files that this run wrote completely.
     pub bytes_out: u64,
-    /// Bytes that an interrupted run had already transferred, so that this run did not transfer them again.
+    /// Bytes that an interrupted run had transferred, and that this run therefore did not transfer.
     pub resumed_bytes: u64,
     /// Objects that were requested again because their bytes arrived damaged.
     pub refetched: u64,
-    /// Copied objects for which the store has no digest. Their digests in the manifest were computed as the bytes
+    /// Copied objects for which the store has no digest. The digests in the manifest were then computed while the bytes
     /// arrived.
     #[serde(default)]
     pub without_checksum: u64,
-    /// Requests sent; in a dry run, requests planned.
+    /// Requests sent; after a dry run, requests planned.
     pub requests: u64,
     /// Requests that were sent again.
     pub retries: u64,
@@ -66,10 +66,10 @@ pub struct Summary {
     /// Number of requests that read every node's share.
     #[serde(default)]
     pub share_requests: Vec<u64>,
-    /// Bytes read and written for every node's share; estimated where the decompressed size is unknown.
+    /// Bytes read and written for every node's share; estimated if a decompressed size is unknown.
     #[serde(default)]
     pub share_io_bytes: Vec<u64>,
-    /// How reads were spread over the mirrors, if there are any; the source comes first.
+    /// Reads from the source and from each mirror, if there are mirrors. The source comes first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mirrors: Vec<MirrorReport>,
     /// Objects that could not be staged.

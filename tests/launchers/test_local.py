@@ -67,6 +67,47 @@ print(socket.gethostname(), socket.gethostbyname(sys.argv[1]), "mine" in os.list
 
 
 @pytest.mark.needs_root
+def test_hosts_with_a_latency_delay_each_message(tmp_path):
+    latency_s = 5e-3  # far more than a message takes without it
+    echo = (
+        "import socket; link, _ = socket.create_server(('', 7)).accept()\nwhile byte := link.recv(1): link.send(byte)"
+    )
+    ping = """
+import socket, statistics, sys, time
+while True:
+    try:
+        link = socket.create_connection((sys.argv[1], 7), timeout=20)
+        break
+    except ConnectionRefusedError:
+        time.sleep(0.02)
+times = []
+for _ in range(30):
+    start = time.perf_counter()
+    link.send(b"x")
+    assert link.recv(1) == b"x"
+    times.append(time.perf_counter() - start)
+print(statistics.median(times) / 2)
+"""
+    with Hosts.up(_name(), 2, rate_bytes_per_s=125e6, latency_s=latency_s) as up:
+        server = subprocess.Popen(up.enter("h2", [sys.executable, "-c", echo]))
+        done = subprocess.run(
+            up.enter("h1", [sys.executable, "-c", ping, up.nodes()[1].address]),
+            capture_output=True, text=True, timeout=30, check=False,
+        )  # fmt: skip
+        server.wait(timeout=30)
+    assert done.returncode == 0, done.stderr
+    # A round trip takes one period of the timers, or two.
+    assert float(done.stdout) > 0.45 * latency_s
+
+
+@pytest.mark.parametrize("latency_s", [-1.0, 1e-6, 0.2, float("nan")])
+def test_hosts_with_an_impossible_latency_are_refused(latency_s, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    with pytest.raises(ConfigError, match="latency: "):
+        Hosts.up(_name(), 2, latency_s=latency_s)
+
+
+@pytest.mark.needs_root
 def test_host_that_is_killed_takes_its_processes_along_and_is_named(tmp_path):
     with Hosts.up(_name(), 2) as up:
         made = LocalLauncher(os.environ, nodes=0, hosts=up)

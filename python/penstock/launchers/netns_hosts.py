@@ -83,10 +83,9 @@ class Hosts:
 
         Args:
             rate_bytes_per_s: Rate of each host's link, in each direction; None means unlimited.
-            latency_s: Delay between two hosts, at most 0.1 s. The kernel reads the packets that a host has received
-                only at each tick of a timer with this period, as in interrupt moderation. So a reply to a packet waits
-                one period, and a packet of a stream waits half a period on average. A tick costs about 1 us of CPU
-                time per host.
+            latency_s: Longest delay of a packet between two hosts, at most 0.1 s. The kernel reads the packets that a
+                host has received only at each tick of a timer with this period, as in interrupt moderation. So a round
+                trip takes one or two periods. A tick costs about 1 us of CPU time per host.
             stays: Keep the hosts until `down`, even after this process has ended.
 
         Raises:

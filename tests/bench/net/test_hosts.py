@@ -17,13 +17,14 @@ pytestmark = [pytest.mark.system, pytest.mark.needs_root, pytest.mark.needs_torc
 
 PENSTOCK = str(Path(sys.executable).with_name("penstock"))
 RATE = 125e6  # 1 Gbit/s
+LATENCY_S = 1e-4
 # tc counts Ethernet, IP and TCP headers; the rest of a frame of 1,514 bytes is the benchmark's data.
 PAYLOAD_SHARE = 1448 / 1514
 
 
 @pytest.fixture(scope="module")
 def hosts():
-    with Hosts.up(f"t{uuid4().hex[:8]}", 3, rate_bytes_per_s=RATE) as up:
+    with Hosts.up(f"t{uuid4().hex[:8]}", 3, rate_bytes_per_s=RATE, latency_s=LATENCY_S) as up:
         yield up
 
 

@@ -26,7 +26,7 @@ __all__ = ["command"]
     type=SECONDS,
     default=0.0,
     metavar="DURATION",
-    help="Delay between two hosts, such as 100us, made by a timer of the kernel. [0]",
+    help="Longest delay of a packet between two hosts, such as 100us; a round trip takes one or two such delays. [0]",
 )
 @click.option("--end", is_flag=True, help="Stop the hosts of this name, and all processes in them.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line on stdout.")

@@ -31,7 +31,7 @@ class Device:
         """Open the driver.
 
         Raises:
-            Unsupported: The driver is missing, or there is no GPU with that number.
+            Unsupported: The driver is missing, or no GPU has this number.
         """
         self._cuda = _library("libcuda.so.1", "this machine has no CUDA driver", _HINT)
         count = ctypes.c_int()

@@ -64,9 +64,10 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         verdict: `different`, `same` (within the margin) or `none shown`.
         interval: Confidence interval of the ratio, which is valid after any number of blocks. The verdict uses it.
-        bootstrap: Narrower interval, for comparison with tools that fix the number of runs in advance. It must not
-            decide when to stop.
-        evidence: Bayes factor: how many times more likely the blocks are with a difference than without one.
+        bootstrap: Narrower interval, for comparison with tools that fix the number of runs in advance. This interval
+            must not be used to decide when to stop.
+        evidence: Bayes factor: the likelihood of the blocks with a difference, divided by their likelihood without a
+            difference.
         stopped: Reason why no further block was run.
     """
 
@@ -108,8 +109,8 @@ def _printed(text: str, pattern: str | None, name: str) -> float:
 def runner(metric: Metric, *, limit_s: float | None = None) -> Callable[[Sequence[str], str], float]:
     """Return a function that runs a command once and returns its metric.
 
-    The function raises NotFound or Denied if the command cannot be started, SystemFault if it fails, Deadline if it
-    does not end within `limit_s`, and ConfigError if its output contains no number.
+    The function raises NotFound or Denied if the command cannot be started, and SystemFault if the command fails. It
+    raises Deadline after `limit_s`, and ConfigError if the output contains no number.
     """
 
     def run(argv: Sequence[str], name: str) -> float:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sets block device limits for all programs, through cgroup v1 (blkio.throttle) or v2 (io.max).
 
-Writes only the files of these limits. In v1, the limit is set on the root group, and separately (with the same value)
-on each group below it. In v2, only groups below the root can be limited.
+Writes only the files of these limits. In v1, each limit is set on the root group and, with the same value, on every
+group below the root. In v2, only groups below the root can be limited.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def measure(folder: Path, *, total_bytes: int, ranks: int) -> CheckpointTimes:
         raise as_fault(error, str(folder)) from None
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(ranks)
-    token = secrets.token_hex(8)  # in the file names; proves at removal that this run made the files
+    token = secrets.token_hex(8)  # part of the file names; at removal, it proves that this run made the files
     files = [folder / f".penstock-checkpoint-{token}-{rank}" for rank in range(ranks)]
     pipes, processes = [], []
     try:

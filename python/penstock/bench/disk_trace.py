@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 __all__ = ["DiskLimits", "DiskSample", "DiskTrace", "judge", "trace"]
 
-# A sample counts as at a limit if it reaches this share of the limit, because throttled disks deliver slightly less
-# than the configured limit.
+# A sample is at a limit if it reaches this share of the limit. Throttled disks deliver slightly less than their
+# configured limit.
 _AT_LIMIT = 0.93
-# A limit counts as hit if the disk is at the limit for at least this share of the time in which it is used.
+# A limit is hit if the disk is at the limit for at least this share of the time in which the disk is used.
 _BOUND = 0.3
 _USED = 0.05
 _GRACE_S = 10.0
@@ -141,8 +141,8 @@ def judge(samples: Sequence[DiskSample], limits: DiskLimits) -> tuple[dict[str, 
         """Limits of which the sample uses at least `share`."""
         return [what for what, limit in known.items() if sample.used(what, shared=limits.is_shared) >= share * limit]
 
-    # A fast device with a low limit is rarely busy. Therefore, a sample also counts as used if it uses enough of a
-    # limit.
+    # A fast device with a low limit is rarely busy. Therefore, the disk also counts as used in a sample that reaches a
+    # large enough share of a limit.
     used = [sample for sample in samples if sample.utilisation >= _USED or has(sample, _USED)]
     total = sum(sample.seconds for sample in used)
     shares: dict[str, float] = {}
@@ -181,7 +181,7 @@ def trace(
     Args:
         command: Program and arguments; run without a shell.
         devices: Names as in /proc/diskstats.
-        limits: Limits of each device; by default those of its control groups.
+        limits: Limits of each device; by default, the limits that its control groups set.
     Raises:
         NotFound: The program or a device does not exist.
         ConfigError: The command is empty.

@@ -2,8 +2,8 @@
 """Loader comparison: Penstock's loader and others read one dataset with the same fields, batch size and cores.
 
 Builds the task that all participants receive, and the rows of their passes. Each participant is a process with a driver
-from `penstock.bench.peers`. Its first pass is not timed: it warms up the process, and its samples are hashed, so that
-the bytes of all participants can be compared.
+from `penstock.bench.peers`. The first pass of a participant is not timed: it warms up the process. The samples of this
+pass are hashed, so that the bytes of all participants can be compared.
 """
 
 from __future__ import annotations
@@ -134,8 +134,8 @@ def task_of(request: Request) -> dict[str, Any]:
 
 
 def _fields(dataset: Dataset) -> dict[str, dict[str, Any]]:
-    """Return the fields in the form that drivers read: the core's description, flattened, plus the stored type of a
-    TFRecord feature.
+    """Return the fields in the form that drivers read: the core's description, flattened. For a TFRecord feature, the
+    stored type is added.
     """
     held = dict(zip(dict(dataset.schema().specs), dataset.schema().holds, strict=True))
     found = {}

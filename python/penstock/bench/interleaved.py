@@ -48,7 +48,9 @@ def quartiles(values: Sequence[float]) -> tuple[float, float]:
 
 
 class Participant:
-    """One measured process. It reads commands as JSON lines, and writes one JSON line as the response to each."""
+    """One measured process. The process reads commands as JSON lines, and writes one JSON line as the response to each
+    command.
+    """
 
     def __init__(self, name: str, argv: Sequence[str], variables: Mapping[str, str], *, limit_s: float) -> None:
         self.name = name

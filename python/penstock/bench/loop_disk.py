@@ -46,7 +46,7 @@ class Rate(msgspec.Struct, frozen=True):
 
 
 class _Bucket:
-    """Burst credits of one limit. They are earned at the base rate and spent by the completed work."""
+    """Burst credits of one limit. Credits are earned at the base rate and spent by the completed work."""
 
     def __init__(self, rate: Rate) -> None:
         self._rate = rate

@@ -147,8 +147,8 @@ def run(
     """Measure all points, one after another. The rows use elbencho's names of operations.
 
     Args:
-        folder: Name of the folder for the objects, below the URL. It must not exist yet. By default, a new name is
-            generated.
+        folder: Name of the folder for the objects, below the URL. The folder must not exist yet. By default, a new name
+            is generated.
     Raises:
         ConfigError: A setting is invalid; raised before the first request.
         Unsupported: The store cannot list or store objects, which this benchmark needs.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drops the page cache before a phase, if it has permission to, and returns the resulting cache state.
 
-A row records this state. The caches of a remote file server cannot be dropped from here, and the state contains a note
-about that.
+A row records this state. The caches of a remote file server cannot be dropped from this machine; in this case, the
+state contains a note.
 """
 
 from __future__ import annotations

@@ -152,8 +152,8 @@ def _git(*argv: str) -> str | None:
 
 
 def provenance() -> Provenance:
-    """Return the origin of this process's code. The commit is set only if git tracks this file: if the environment is
-    inside another repository, that repository's commit would be wrong.
+    """Return the origin of this process's code. The commit is set only if git tracks this file. If Penstock is
+    installed inside another repository, that repository's commit would be wrong.
     """
     from penstock import _native
 

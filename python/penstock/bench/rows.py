@@ -37,7 +37,8 @@ __all__ = ["End", "Latency", "Results", "Row", "Sample", "moves_bytes", "read_re
 _DATA_OPERATION = re.compile(r"(?:READ|WRITE|RWMIX\d*|MIX-T\d+|NET)(?:\+[sr])*")
 # Operations of rows that are observed from outside: a disk during a run, or a training run itself.
 WATCHED = frozenset({"TRACE", "TRAIN"})
-# Operations that have no single size, or that run between phases. They are timed, but the verdict ignores them.
+# Operations that have no single size, or that run between phases. These operations are timed, but the verdict ignores
+# them.
 HOUSEKEEPING = frozenset({"SYNC", "DROPCACHE"}) | WATCHED
 # Names of the percentiles, mapped to the core's names.
 _PERCENTILES = {"50": "p50_us", "90": "p90_us", "95": "p95_us", "99": "p99_us", "99.9": "p99_9_us"}
@@ -136,8 +137,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         entry_latency: Latency of a whole file or object, including open.
         io_latency: Latency of one block.
         first_byte_latency: Time until an object's first byte.
-        service_latency: In an open loop, latency since the request was sent; the other latencies count from its
-            scheduled time.
+        service_latency: In an open loop, latency since the request was sent. All other latencies count from the
+            scheduled time of the request.
         errors_by_class: Failed requests, by class: "429", "503", "5xx", "reset", "timeout".
         throttled_s: Worker-seconds spent backing off.
         bytes_refetched: Bytes transferred again after a failed attempt.
@@ -230,7 +231,9 @@ def columns(points: Sequence[msgspec.Struct]) -> dict[str, list[Any]]:
 
 
 def _toml(table: dict[str, Any], name: str = "") -> str:
-    """Convert a specification to TOML. It may contain only scalars, lists of scalars, and tables of these."""
+    """Convert a specification to TOML. The specification may contain only scalars, lists of scalars, and tables of
+    both.
+    """
     # JSON strings, numbers and booleans are valid TOML. TOML cannot represent None, so such values are omitted.
     lines = [f"[{name}]"] if name else []
     lines += [
@@ -290,7 +293,7 @@ def read_results(folder: Path) -> Results:
     """Read a folder that `write_results` wrote.
 
     Raises:
-        NotFound: It contains no `rows.jsonl`.
+        NotFound: The folder contains no `rows.jsonl`.
         Corrupt: A line is not a row, or has a newer schema.
     """
     import tomllib

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sequential test for a difference: its error rate holds although it is evaluated after every block.
+"""Sequential test for a difference: its error rate is valid although the test is evaluated after every block.
 
-Each block yields one number: the mean logarithm of B's runs minus that of A's. Without a difference, these numbers are
-symmetric about 0. The evidence is a Bayes factor for "the mean is not 0" with unknown scale (right Haar prior),
-averaged over three widths of the effect. Without a difference, it is a non-negative martingale. Therefore, the
-probability that it *ever* exceeds 1/alpha is at most alpha (Ville's inequality; exact for Gaussian blocks, conservative
-for heavier tails, see the tests). Pure functions: no clock and no process.
+Each block yields one number: the mean logarithm of B's runs minus the mean logarithm of A's runs. Without a difference,
+these numbers are symmetric about 0. The evidence is a Bayes factor for "the mean is not 0" with unknown scale (right
+Haar prior), averaged over three widths of the effect. Without a difference, the evidence is a non-negative martingale.
+Therefore, the probability that it *ever* exceeds 1/alpha is at most alpha (Ville's inequality). This bound is exact for
+Gaussian blocks and conservative for heavier tails (see the tests). Pure functions: no clock and no process.
 """
 
 from __future__ import annotations

@@ -224,7 +224,7 @@ def _first_object(dataset: Dataset) -> int:
 
 
 def _value(value: Any, holds: str) -> str:
-    """Return the value as text of about `_SHOWN` characters. `holds` describes its field."""
+    """Return the value as text of about `_SHOWN` characters. `holds` describes the value's field."""
     from penstock.feed.columns import Ragged
 
     if isinstance(value, bytes):

@@ -48,7 +48,8 @@ def of_object(dataset: Dataset, number: int) -> Dataset:
 
 def partitions(key: str, schema: Schema) -> dict[str, str]:
     """Return the value of each partition column for an object, as text from its folder names; `missing` if no folder
-    has the column. The type of such a column, and whether all objects have it, is known only for the whole dataset.
+    has the column. The type of a partition column, and whether all objects have the column, are known only for the
+    whole dataset.
     """
     named = (folder.split("=", 1) for folder in key.split("/")[:-1] if "=" in folder)
     folders = {unquote(name): unquote(value) for name, value in named}
@@ -131,8 +132,8 @@ def _without_bytes(dataset: Dataset) -> list[dict[str, str]]:
 
 def _chosen(dataset: Dataset) -> tuple[list[int], int]:
     """Return the numbers of the objects to compare: the first, the last and some at equal distances, in this order of
-    preference, as long as the bytes to read after the first object are within the limit. Also return the number of
-    objects that are left out because of this limit.
+    preference. Objects are left out if the bytes to read after the first object would exceed the limit. Also return the
+    number of objects that are left out.
     """
     source, is_table = dataset.source, dataset.format in _TABLES
     filled = [number for number in range(source.objects) if source.object_bytes(number)]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["print_breakeven", "show"]
 
-# Time limit of the listing. It is short, because the job waits for the listing, which is needed only for printed
+# Time limit of the listing. A short limit is enough: the job waits for the listing, which is needed only for printed
 # information.
 _LISTING_TIMEOUT_S = 20.0
 

@@ -30,8 +30,8 @@ __all__ = ["TerminationSignal", "before_end", "end", "end_at_once", "listening",
 # that container runtimes allow between SIGTERM and SIGKILL (Slurm and Kubernetes allow 30 s).
 _GRACE_S = 4.0
 _CALLBACKS_S = 3.0
-# Two signals within this time count as one, because a scheduler can send the same signal to the process group and to
-# the process.
+# A scheduler can send the same signal to the process group and to the process. Therefore, two signals within this time
+# count as one signal.
 _SECOND_S = 1.0
 _HANDLED = 0x80
 

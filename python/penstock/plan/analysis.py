@@ -358,7 +358,7 @@ def parse_target(text: str, unit: str) -> Target:
 def choose(
     rows: Sequence[ScenarioPrediction], target: Target, goal: Goal
 ) -> tuple[ScenarioPrediction | None, ScenarioPrediction | None]:
-    """Return two values: the best row that reaches a target, or None; and, if no row reaches it, the nearest row.
+    """Return the best row that reaches a target, and None. If no row reaches it, return None and the nearest row.
 
     With the goal `cost`, rows of unknown cost are left out.
     """

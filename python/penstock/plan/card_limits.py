@@ -25,7 +25,7 @@ __all__ = ["CardLimit", "CardPhase", "ProbeCard", "limits_of_card", "read_card"]
 _FASTER = 1.25  # minimum ratio of a phase's rate to the sustained rate that shows burst credits
 _RISING = 1.15  # minimum growth between two phases of equal concurrency that noise does not explain
 _REFUSED = 0.01
-_GAIN = 1.1  # as in the probe: a rate that grows less has reached its limit
+_GAIN = 1.1  # as in the probe: a rate that grows by less than this factor has reached its limit
 _EXPLAINED = 1.5  # a request limit explains a byte rate if it allows at most this multiple of the rate
 _MAX_RAMP_S = 600.0
 
@@ -51,7 +51,9 @@ class CardLimit(msgspec.Struct, frozen=True):
 
 
 class ProbeCard(msgspec.Struct, frozen=True):
-    """The parts of `card.json` that the planner reads. Packages that read results do not import those that measure."""
+    """The parts of `card.json` that the planner reads. Packages that read results do not import packages that
+    measure.
+    """
 
     name: str
     limits: tuple[CardLimit, ...] = ()
@@ -76,7 +78,7 @@ def read_card(tier_file: Path, name: str) -> ProbeCard | None:
 
 
 def limits_of_card(card: ProbeCard, wire_bytes: float) -> tuple[list[SharedLimit], list[str]]:
-    """Return limits that replace those of the card's tier, and a sentence on each.
+    """Return limits that replace limits of the card's tier, and a sentence on each new limit.
 
     Args:
         wire_bytes: Bytes of one sample on the wire.
@@ -147,7 +149,9 @@ def _burst(
 def _ramp(
     phases: Sequence[CardPhase], sweep: Sequence[CardPhase], hold: CardPhase, base: float
 ) -> tuple[float, float] | None:
-    """Rate at the first request, and the seconds from there to `base`; None if the rate did not rise with time."""
+    """Rate at the first request, and the seconds from the first request until `base` is reached; None if the rate did
+    not rise with time.
+    """
     last = sweep[-1]
     if last.concurrency != hold.concurrency or max(last.throttled, hold.throttled) > _REFUSED:
         return None

@@ -46,7 +46,7 @@ def fair_rates(
     Args:
         capacities: Units per second of each limit.
         refusing: Indices of the limits that refuse requests. A transfer that such a limit binds gets its fair rate
-            times its `back_off`; the rest of its share stays unused.
+            times its `back_off`. The remaining part of its share stays unused.
     Source:
         Progressive filling: Bertsekas and Gallager, Data Networks, section 6.5.2.
     """
@@ -63,7 +63,8 @@ def fair_rates(
         for limit, units in enumerate(demand):
             if units > 0 and max(0.0, left[limit]) < level * units:
                 level, full = max(0.0, left[limit]) / units, limit
-        # Every class whose cap is below the level stops at its cap. Its unused share can only raise the level.
+        # Every class whose cap is below the level stops at its cap. The unused share of such a class can only raise the
+        # level.
         stopped = {index: classes[index].cap for index in rising if classes[index].cap <= level}
         bound = OWN_CAP
         if not stopped:

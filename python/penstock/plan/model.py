@@ -112,7 +112,8 @@ class Route(msgspec.Struct, frozen=True):
         inflate_core_s: CPU seconds to decompress one sample; 0 if the path transfers raw bytes.
         decode_core_s: CPU seconds to frame, check and decode one sample.
         disk_bytes_per_s: Read rate of one node's disk, if epochs read from local disks.
-        local_share: Share of the samples that a route from the store reads from local disks instead (a node cache).
+        local_share: Share of the samples that a route from the store reads from local disks, not from the store (a node
+            cache).
         local_bytes: Bytes of one sample on the local disks; by default `wire_bytes`.
         remote_share: Share of the local reads that another node's disk serves (a pool), over `fabric_bytes_per_s`,
             the rate of one node's network.
@@ -231,7 +232,7 @@ def predict(
     In a synchronous job, all ranks wait for the slowest rank. The model does not include this delay.
 
     Args:
-        stage_s: Seconds of staging before the first step. They are billed like the run.
+        stage_s: Seconds of staging before the first step. Staging is billed like the run.
         usd_per_request: Price of one read. Every sample costs `requests_per_sample` reads in every epoch, or only
             once if the route reads from local disks.
         storage_usd: Cost of storing the data for the duration of the job.

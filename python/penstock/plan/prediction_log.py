@@ -90,7 +90,7 @@ def append(rows: Iterable[LoggedPrediction], folder: Path) -> Path:
     Returns:
         Path of the log.
     Raises:
-        Denied, NoSpace, SystemFault: The log cannot be written; then it has none of the rows.
+        Denied, NoSpace, SystemFault: The log cannot be written. In that case, it contains none of the rows.
     """
     file = folder / LOG
     text = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)

@@ -41,8 +41,8 @@ def limit_sources(spec: PlanSpec) -> list[str]:
 
 
 def doubts(spec: PlanSpec) -> list[str]:
-    """One line for each limit of a read that is not verified, or that a probe measured with more than 5 % uncertainty;
-    and one for each property of a tier that the step model leaves out.
+    """One line for each read limit that is not verified, or that a probe measured with more than 5 % uncertainty. Also
+    one line for each property of a tier that the step model leaves out.
     """
     return [text for store in spec.stores if store.tier is not None for text in _doubts_of(store, store.tier)]
 

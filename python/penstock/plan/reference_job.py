@@ -25,8 +25,8 @@ JOB = TrainingJob(
     nodes=4,
     ranks_per_node=8,
     batch_per_rank=4,
-    # Step rate of the 32 published GPUs with local NVMe storage. It is the highest rate observed for that code, not a
-    # proven maximum.
+    # Step rate of the 32 published GPUs with local NVMe storage. This rate is the highest one observed for that code,
+    # not a proven maximum.
     compute_step_s=1 / _STEPS_PER_S,
     sample_bytes=16_777_216,  # 128^3 x 4 x int16
     stored_bytes=round(1.1e12 / 327_680),  # "5.1 TB -> 1.1 TB" over 262,144 + 65,536 files: 3.36 MB each

@@ -153,8 +153,8 @@ def _refuse_impossible(rows: Sequence[ScenarioPrediction]) -> None:
 
 
 def _demands(found: Sequence[Scenario]) -> list[Demand]:
-    """Return one demand for each machine, form and number of nodes. It is the same for all paths with this form, and
-    for spot machines.
+    """Return one demand for each machine, form and number of nodes. A demand is the same for all paths with this form,
+    and for spot machines.
     """
     unique: dict[tuple[str, str, int], Demand] = {}
     for scenario in (each for each in found if each.spot is None):

@@ -37,8 +37,8 @@ class StoreLimits(msgspec.Struct, frozen=True):
     """Limits of a store for all nodes together, and of one connection; inf where the store states none.
 
     Attributes:
-        errors: Uncertainty of a limit that a probe measured, by the name of its attribute: half the width of the 95 %
-            interval, as a share.
+        errors: Uncertainty of each limit that a probe measured, by the name of the limit's attribute. The uncertainty
+            is half the width of the 95 % interval, as a share of the limit.
     """
 
     account_bytes_per_s: float
@@ -90,7 +90,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """One combination of nodes, machine and path.
 
     Attributes:
-        job, route: Input of `plan.model`. The route of a node cache is that of its first epoch.
+        job, route: Input of `plan.model`. For a node cache, the route is the route of the first epoch.
         disks: Local disks, for paths that stage or cache; else None.
         stored_bytes, requests: Whole dataset in the store: bytes in the path's form, and read requests for all of it.
         ready_s, staged_in_s: See `spec.PathSpec`.
@@ -131,7 +131,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def limits_of(store: Store) -> StoreLimits:
-    """Limits of a store: those of its tier, replaced by those that the plan states, for all its accounts.
+    """Limits of a store, for all its accounts together. A limit in the plan replaces the limit of the tier.
 
     A limit of a bucket or a prefix counts as a limit of the account, because only one dataset is read.
 

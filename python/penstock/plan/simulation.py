@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Discrete-event simulation of an epoch on many nodes that share limits, compared with the step model.
 
-The step model (`plan.model`) has no randomness and no queues. The simulation adds what it leaves out: stragglers,
-first-byte latency with a tail, random data nodes, a metadata server that slows down under load, refusals with
-back-off, burst credits, slow ramps, and failures with restarts. Without all of these, both give the same epoch within
-2 %. To explain the difference, each cause is also simulated alone.
+The step model (`plan.model`) has no randomness and no queues. The simulation adds these causes of delay: stragglers,
+first-byte latency with a tail, random data nodes, a metadata server that slows down under load, refusals with back-off,
+burst credits, slow ramps, and failures with restarts. Without any such cause, the durations of an epoch in the
+simulation and in the step model agree within 2 %. To explain the difference, each cause is also simulated alone.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
         p5_s, p50_s, p95_s: Percentiles of the epoch over replicas, interpolated; with few replicas, p5 and p95 are
             close to the extremes.
         model_s: Epoch of the step model, the given limits included.
-        waits_s: Mean node's time by what it waited for: its own computation, data, the slowest node, the allreduce,
-            and work that a failure made it repeat. Adds up to the mean epoch.
+        waits_s: Time of the mean node, by cause: its own computation, and waiting for data, for the slowest node, for
+            the allreduce and for work that is repeated after a failure. Adds up to the mean epoch.
         binding: Share of the reading time in which each limit was the bottleneck.
         utilisation: Served units of each shared limit, as a share of the units that it could serve in the epoch.
-        waited_for: Nodes that the others waited for most, with the seconds, in the median replica.
+        waited_for: Nodes for which all other nodes waited longest, with the seconds, in the median replica.
         refused: Mean number of refused requests.
         failures: Mean number of failures.
         task_s: Mean seconds of one task, for jobs whose nodes do not wait for each other.
@@ -95,7 +95,7 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def differs(self) -> float:
-        """Median epoch divided by that of the step model, minus 1."""
+        """Median epoch divided by the step model's epoch, minus 1."""
         return self.p50_s / self.model_s - 1 if self.model_s else 0.0
 
     @property
@@ -260,7 +260,7 @@ _Alone = tuple[str, str, Conditions, tuple[SharedLimit, ...]]
 
 
 def _plain(conditions: Conditions, limits: Sequence[SharedLimit]) -> tuple[Conditions, tuple[SharedLimit, ...]]:
-    """The same job without any of the conditions: what the step model describes."""
+    """Conditions under which the simulation describes the same job as the step model."""
     kept = Conditions(synchronous=conditions.synchronous, read_ahead_steps=conditions.read_ahead_steps)
     return kept, tuple(_constant(limit) for limit in limits)
 

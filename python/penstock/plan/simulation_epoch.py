@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["WAITS", "Epoch", "EpochResult"]
 
 WAITS = ("compute", "data", "slowest_node", "allreduce", "restart")
-"""Parts of a node's time. They add up to the epoch."""
+"""Parts of a node's time, which add up to the epoch."""
 
 _NORMAL = NormalDist()
 _Z99 = _NORMAL.inv_cdf(0.99)
@@ -102,7 +102,8 @@ class Epoch:
             if attempt.is_done:
                 now, totals = attempt.end, attempt.totals
                 break
-            # The work since the last checkpoint is done again. Its time counts as restart, not as computation.
+            # The work since the last checkpoint is done again. The time for this work counts as restart, not as
+            # computation.
             found.failures += 1
             first, totals = attempt.saved_step, dict(attempt.saved_totals)
             ended = now + failure + self._conditions.restart_s

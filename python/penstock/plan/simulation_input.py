@@ -28,9 +28,9 @@ class SharedLimit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         name: Name in results, such as `account`.
         per_s: Units per second of one server.
         per_sample: Units that one sample takes: its bytes, its requests, or its file opens.
-        servers: Number of equal servers, such as data nodes. Each read goes to a random one, so reads may meet at one
-            server while another is idle. A data set that is spread evenly over several accounts has one server of
-            their total rate instead.
+        servers: Number of equal servers, such as data nodes. Each read goes to a random server, so several reads can go
+            to one server while another server is idle. For a dataset that is spread evenly over several accounts, use
+            one server with the total rate of the accounts.
         peak_clients: Number of concurrent requests at which a metadata server is fastest. With more, it slows down
             (retrograde scaling); with fewer, it is not yet busy. None means a constant rate.
         burst_per_s, burst_units: Rate while there are burst credits, and the number of credits, in units. Credits are
@@ -76,7 +76,9 @@ class SharedLimit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def is_constant(self) -> bool:
-        """True if the limit always has the same rate, so that a part of an epoch stands for the whole."""
+        """True if the limit always has the same rate, so that a part of an epoch is representative of the whole
+        epoch.
+        """
         return self.burst_per_s is None and self.ramp_from_per_s is None
 
     def rate_at(self, seconds: float, clients: float) -> float:

@@ -29,11 +29,11 @@ __all__ = ["LimitState", "Network"]
 
 _RAMP_STEPS = 40  # a ramp's rate changes in this many steps, each of a few per cent
 _DONE = 1e-9  # samples; a transfer with less left is complete
-_EMPTY = 1e-6  # share of a burst's credits; below it the credits count as spent
+_EMPTY = 1e-6  # if this share of a burst's credits is left, the credits count as spent
 
 
 class LimitState:
-    """State of one server of a limit. It outlives a restart of the job, because the store does not restart.
+    """State of one server of a limit. The state outlives a restart of the job, because the store does not restart.
 
     Attributes:
         used, offered: Units that were served, and units that could have been served.
@@ -47,7 +47,7 @@ class LimitState:
         self.rate = self.use = 0.0
 
     def settle(self, now: float, clients: float) -> None:
-        """Set the rate that holds from now on."""
+        """Set the rate that applies from now on."""
         self.rate = self.limit.rate_at(now, clients)
         if self.limit.burst_per_s is not None and self.credits > _EMPTY * self.limit.burst_units:
             self.rate = self.limit.burst_per_s

@@ -93,8 +93,8 @@ class Workload(_Section, frozen=True):
         step_s: Duration of one step if data is always ready, without the exposed allreduce.
         samples_per_s: Alternative to `step`: rate of one accelerator.
         reference: Alternative to `step`: a reference rate, such as `cosmoflow/v100` (`plan.reference_steps`).
-        run: Alternative to `step`: folder of a run of `penstock train`, relative to the plan file. Its computation and
-            exposed communication are used; the run needs the same batch per accelerator.
+        run: Alternative to `step`: folder of a run of `penstock train`, relative to the plan file. The run's
+            computation and exposed communication are used; the run needs the same batch per accelerator.
         allreduce_s: Part of the allreduce that does not overlap with computation.
         inflate_bytes_per_s, planes_bytes_per_s: Rate at which one core decompresses gzip and planes, in raw bytes.
         decode_bytes_per_s: Rate at which one core frames, checks and decodes, in raw bytes; None leaves it out.
@@ -127,7 +127,7 @@ class Machine(_Section, frozen=True):
             require them.
         price: Item of the price book, or a price per node-hour such as `26.438 USD`.
         spot_price: Price of a spot machine, for `[spot]`; by default the item `<price>-spot`, if the price book has it.
-        step_s, samples_per_s, reference: Override those of `[workload]` for this machine's accelerators.
+        step_s, samples_per_s, reference: Override the values of `[workload]` for this machine's accelerators.
     """
 
     name: str
@@ -159,7 +159,7 @@ class Machine(_Section, frozen=True):
 
 
 class Store(_Section, frozen=True):
-    """`[[store]]`: limits and prices of one store. Keys given here replace those of the tier.
+    """`[[store]]`: limits and prices of one store. A key in this section replaces the key of the tier.
 
     Attributes:
         tier: Entry of the tier book, or a card that `penstock probe` wrote.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check"]
 
-# Fields for which 0 is valid: delays, which are then not modelled, and the number of held-out samples.
+# Fields for which 0 is valid: the number of held-out samples, and delays (0 means that a delay is not modelled).
 _MAY_BE_ZERO = {"held_out", "allreduce_s", "ready_s", "distance_s", "latency_s", "checkpoint_s", "restart_s"}
 _LOCAL_DISK = {"stage", "pool", "node-cache"}
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pool lifecycle on a cluster: starts a pool (or rolls back by the deadline), checks it, takes it down, audits nodes.
 
-Stores a record of each pool on this machine, so that a later command can find and end a pool even if the command that
-started it was killed.
+Stores a record of each pool on this machine, so that a later command can find and end a pool whose starting command was
+killed.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def _write_record(record: PoolRecord, *, is_new: bool = False) -> None:
     """Write a record atomically.
 
     Args:
-        is_new: Do not replace an existing record. If two pools of one name start concurrently, one of them fails.
+        is_new: Do not replace an existing record. If two pools with the same name start concurrently, one start fails.
 
     Raises:
         PreconditionFailed: `is_new` is set, and a record of this name exists.

@@ -2,9 +2,9 @@
 """Runs object operations on a node of a pool, for callers on other machines (node-loss recovery, `EngineSuite`).
 
 Start it on the node as `penstock pool exec ENGINE NODE REQUESTS`, or with the same arguments as `python -m
-penstock.pool.object_operations`. It reads the pool as JSON from stdin. REQUESTS is a JSON list that runs in order, such
-as [["put", "a/b", "/tmp/x"], ["read", "a/b", 0, 100]]. The results are one JSON list on stdout. Bytes are returned as
-length and CRC-32, errors as {"error": code, "text": ...}.
+penstock.pool.object_operations`. The process reads the pool as JSON from stdin. REQUESTS is a JSON list that runs in
+order, such as [["put", "a/b", "/tmp/x"], ["read", "a/b", 0, 100]]. The results are one JSON list on stdout. Bytes are
+returned as length and CRC-32, errors as {"error": code, "text": ...}.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def execute_all(engine: str, node: str, requests: str, pool: bytes) -> str:
 
     Raises:
         ConfigError: The pool or the requests cannot be parsed.
-        PenstockError: The pool cannot be accessed. Errors of single requests are in their results instead.
+        PenstockError: The pool cannot be accessed. The error of a single request is in its result instead.
     """
     try:
         known, decoded = msgspec.json.decode(pool, type=Pool), msgspec.json.decode(requests, type=list[list[Any]])

@@ -75,7 +75,9 @@ def _is_local_address(address: str) -> bool:
 
 
 def to_env(context: PoolContext) -> dict[str, str]:
-    """Return the environment variable for the ranks. It is compressed, because Linux limits a variable to 128 KiB."""
+    """Return the environment variable for the ranks. The value is compressed, because Linux limits a variable to 128
+    KiB.
+    """
     packed = zlib.compress(msgspec.json.encode(context), 9)
     return {VARIABLE: base64.b64encode(packed).decode()}
 

@@ -2,10 +2,10 @@
 """`penstock.stage(source, folder)` in a training script: the first rank of each node stages, and all ranks get the same
 result.
 
-All ranks of a job must call it, as for a collective operation. If the script has initialised a process group (torch) or
-MPI, the ranks use it to agree on the leader of each node, on the result, and on the first error, which every rank
-raises. Otherwise, the launcher's variables determine the leader, and the other ranks read the record that the leader
-writes beside its journal.
+All ranks of a job must call this function, as for a collective operation. If the script has initialised a process group
+(torch) or MPI, the ranks communicate through it. They agree on the leader of each node, on the result, and on the first
+error, which every rank raises. Otherwise, the launcher's variables determine the leader, and the other ranks read the
+record that the leader writes beside its journal.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _HEARTBEAT_TIMEOUT_S = 60.0
 # Ranks may make the call at different times: the imports of a training script can take minutes on a busy file system.
 _JOIN_TIMEOUT_S = 600.0
 _FINAL_MESSAGE_S = 10.0
-# Time for the final messages of a rank that fails. This is shorter than `_FINAL_MESSAGE_S`, because the sender of a
-# signal waits until this rank ends.
+# Time for the final messages of a rank that fails. This time is shorter than `_FINAL_MESSAGE_S`, because the sender of
+# a signal waits until this rank ends.
 _FAIL_S = 3.0
 
 
@@ -185,7 +185,7 @@ def _who() -> dict[str, Any]:
 
 
 def _assign_nodes(who: list[dict[str, Any]]) -> list[list[int]]:
-    """Return the node, number of nodes and local rank of each rank. They come from the launcher if its values are
+    """Return the node, number of nodes and local rank of each rank. These values come from the launcher if they are
     consistent, otherwise from host names.
     """
     world = len(who)

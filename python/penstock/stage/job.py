@@ -286,8 +286,8 @@ def run_as(spec: StageSpec) -> dict[str, Any]:
 
 @renamed_parameters(RENAMED, aliases=ALIASES)
 def run(source: str, destination: str, **options: Any) -> dict[str, Any]:
-    """Stage and return the summary. Its `failed` lists the objects that could not be staged. Options are fields of
-    `StageSpec`.
+    """Stage and return the summary. `failed` in the summary lists the objects that could not be staged. Options are
+    fields of `StageSpec`.
     """
     return run_as(StageSpec(source, destination, **options))
 

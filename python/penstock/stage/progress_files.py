@@ -37,7 +37,7 @@ _WRITES_PER_S = 50
 _PERIOD_S = 1.0
 # Maximum file size. A file of counters is short; a longer file belongs to another program.
 _MAX_BYTES = 4096
-# Age in seconds from which on a launch's folder counts as abandoned and is removed.
+# Age in seconds at which a launch's folder counts as abandoned and is removed.
 _OLD_S = 7 * 86400
 _FOLDER = re.compile(r"[0-9a-f]{24}")
 _FILES = r"[0-9]+\.json|\.[0-9]+\.json\.[0-9]+\.[0-9a-f]+|\.[0-9]+\.[0-9]+"
@@ -77,12 +77,12 @@ class SharedProgress:
         self._thread.start()
 
     def post(self, now: Mapping[str, Any]) -> None:
-        """Set the counters to write next. This only stores a dict, so it is cheap."""
+        """Set the counters to write next. This method only stores a dict, so it is cheap."""
         self._mine = {name: now.get(name, 0) for name in COUNTERS}
 
     def seen(self) -> dict[int, dict[str, Any]]:
-        """Return the latest counters of each node: for this node those of its last `post`, for other nodes those in
-        their files.
+        """Return the latest counters of each node: from the last `post` for this node, and from the files for all other
+        nodes.
         """
         return {**self._seen, self.node: self._mine} if self._mine else dict(self._seen)
 

@@ -2,9 +2,10 @@
 """Lets the ranks of a running job exchange the state of a stage, over torch's store or MPI messages.
 
 The channel is a star: ranks send to the first rank, and the first rank broadcasts. A reader gets the newest value of a
-kind, or None. This module does not wait inside a collective operation: a stage can take hours, but collectives have
-timeouts (in torch, minutes until the job ends). No call blocks the main thread in native code, where signal handlers
-cannot run. torch and mpi4py are never imported here, and are used only if the script has loaded them.
+kind, or None. This module does not wait inside a collective operation, because a stage can take hours. Collectives have
+timeouts: after some minutes in a collective, torch ends the job. No call blocks the main thread in native code, where
+signal handlers cannot run. This module never imports torch and mpi4py, and uses them only if the script has loaded
+them.
 """
 
 from __future__ import annotations

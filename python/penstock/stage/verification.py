@@ -69,8 +69,8 @@ def start_verify(destination: str, **options: Any) -> StageJob:
 
 
 def verify(destination: str, **options: Any) -> dict[str, Any]:
-    """Read a staged copy again and return a summary. Its `failed` lists the files that differ from the stage's record.
-    Options are fields of `VerifySpec`.
+    """Read a staged copy again and return a summary. `failed` in the summary lists the files that differ from the
+    stage's record. Options are fields of `VerifySpec`.
 
     Raises:
         NotFound: Nothing was staged there.

@@ -4,7 +4,7 @@
     from penstock.train import TrainSpec, run
     record = run(TrainSpec(workload="cosmoflow", data="s3://frames/train/", global_batch=8, epochs=4))
 
-It is not a training framework. It imports torch only when a rank of a torch workload starts.
+The harness is not a training framework. It imports torch only when a rank of a torch workload starts.
 """
 
 from penstock.train.launch import run

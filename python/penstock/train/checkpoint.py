@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["NAME", "check_unused", "described", "joined", "read", "split"]
 
 NAME = "last.pt"
-"""File in which earlier versions stored their only checkpoint. It can still be read."""
+"""File in which earlier versions stored their only checkpoint. This version can still read it."""
 
 _VERSION = 1
 _STRUCTURE = "structure"

@@ -124,8 +124,8 @@ class CheckpointSaver:
         """Wait until the optimiser's current state is copied. torch calls this before each optimiser step.
 
         Raises:
-            PenstockError: The checkpoint could not be written. With several ranks, each would detect this at another
-                step, so all ranks raise it at the next `save` instead.
+            PenstockError: The checkpoint could not be written. With several ranks, each rank would detect the error at
+                a different step, so all ranks raise it at the next `save`.
         """
         self._optimisers.add(optimiser)
         if self._error is not None and self._group is None:

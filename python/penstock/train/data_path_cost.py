@@ -3,7 +3,7 @@
 
 A turn is a few dozen steps on one kind of data. All turns train the same model, and all ranks switch the feed at the
 same step. The real feed's pass ends with its turn, so that it cannot read ahead during a synthetic turn. The order of
-turns, the interval and the stopping rule are those of `penstock bench ab`.
+turns, the interval and the stopping rule are the same as in `penstock bench ab`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["MARGIN", "Turn", "compare_turns", "doubt", "limit_of", "unit_of"]
 
 MARGIN = 0.02
-"""Difference below which real and synthetic data count as the same: the aim is real >= 0.98 x synthetic."""
+"""Relative difference of the rates below which real and synthetic data count as equal: the aim is real >= 0.98 x
+synthetic.
+"""
 
 _ALPHA = 0.05
 _SIDES = (("synthetic",), ("real",))
@@ -165,8 +167,7 @@ def _cpu(used: Sequence[float]) -> dict[str, float]:
 
 
 def doubt(data_path: Mapping[str, Any]) -> str | None:
-    """Return the reason if a comparison is implausible, because real data seem faster than data in memory; otherwise
-    None.
+    """Return a reason if the comparison is implausible, otherwise None. Real data cannot be faster than data in memory.
     """
     low = data_path["interval"][0]
     if low is None or low <= 1 + data_path["margin"]:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Driver of one rank: passes batches from the feed to the workload in each epoch, and measures where the time is spent.
 
-Collective calls (gathering losses, checkpoints, validation) depend only on step counts, so that all ranks make them at
-the same step.
+All ranks must make a collective call (gathering losses, checkpoints, validation) at the same step. Therefore, these
+calls depend only on step counts.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["Driver", "EpochTime", "Share", "cpu_s"]
 
 _REPORT_S = 0.25
-_SYNTHETIC_BATCHES = 4  # `DummyFeed` holds at most four, and repeats them
+_SYNTHETIC_BATCHES = 4  # `DummyFeed` generates at most four batches, and repeats them
 
 
 @dataclass
@@ -178,8 +178,8 @@ class Driver:
         self.group.join(self.device, self.spec.join_timeout_s)
 
     def _share_losses(self) -> None:
-        """Replace this rank's losses with the mean over all ranks. This is the batch's loss, because slices are
-        equal.
+        """Replace this rank's losses with the mean over all ranks. The mean is the batch's loss, because the slices
+        have equal sizes.
         """
         everyone = self.group.gather(self._unshared)
         if self.rank.world == 1:
@@ -359,7 +359,8 @@ class Driver:
         """Train for one epoch, or for the rest of an epoch after a resume.
 
         A step of an emulated accelerator may take only a third of a millisecond. All work between two steps would count
-        as slow storage. So the loop counts in local variables, and calls `settle` to store them only when needed.
+        as slow storage. Therefore, the loop counts in local variables, and calls `settle` to store them only when
+        needed.
         """
         share, clock, step, losses = self.share, time.perf_counter, workload.step, self._unshared
         record, warm_up = self._rows.add, self.spec.warm_up_steps

@@ -3,8 +3,8 @@
 
 In each rank, a thread increments the rank's counter in the process group's store once a second. The first rank that
 fails writes its error to the store, and the other ranks read it within a second. If a rank ends without writing an
-error, its counter stops. The thread has its own connection to the store, and runs while the main thread waits in gloo
-or NCCL.
+error, the rank's counter stops. The thread has its own connection to the store, and runs while the main thread waits in
+gloo or NCCL.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _HEARTBEAT_S = 1.0
 # Heartbeat timeout after an error of gloo or NCCL: the time of three heartbeats, plus one second for delays
 # in the key-value store of the process group.
 _HEARTBEAT_TIMEOUT_S = 4.0
-# Heartbeat timeout without an error. It is longer, because a rank may be slow (a busy node, a file system that hangs).
-# The timeout of a leader in `penstock.stage` has the same value.
+# Heartbeat timeout without an error. This timeout is longer, because a rank can be slow (a busy node, a file system
+# that hangs). The timeout of a leader in `penstock.stage` has the same value.
 _IDLE_TIMEOUT_S = 60.0
 _IDLE_POLL_S = 10.0
 # Once a failure is known, `_GRACE_S` is the time for the main thread to end. `_LINGER_S` is the time that a failed rank
@@ -39,7 +39,7 @@ _IDLE_POLL_S = 10.0
 _GRACE_S = 4.0
 _LINGER_S = 2.5
 
-# Counts the runs in this process. It is equal on all ranks, because all ranks start the same runs.
+# Counts the runs in this process. The count is equal on all ranks, because all ranks start the same runs.
 _RUNS = count()
 _current: Peers | None = None
 
@@ -50,7 +50,8 @@ def is_echo(error: BaseException) -> bool:
         return False
     from torch import distributed
 
-    # Exceptions of gloo appear in Python as RuntimeErrors. Their messages contain the path of the gloo source file.
+    # Exceptions of gloo appear in Python as RuntimeErrors. The messages of these errors contain the path of the gloo
+    # source file.
     return isinstance(error, distributed.DistError) or "gloo/" in str(error)
 
 
@@ -64,7 +65,7 @@ def signalled(signal_name: str) -> None:
 
 
 class Peers:
-    """Failure detector of one rank. It watches the other ranks from `start` to `close`.
+    """Failure detector of one rank, which watches the other ranks from `start` to `close`.
 
     Args:
         store: torch's key-value store of the process group, which all ranks can access.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rendezvous of a run's ranks with a deadline: an error lists the ranks that are missing, or that disagree.
 
-torch's own rendezvous waits for half an hour and then reports how many processes are missing, not which. Here, each
-rank registers itself in the store of rank 0 with the number of ranks that it expects.
+torch's own rendezvous waits for half an hour and then reports how many processes are missing, not which. In this
+module, each rank registers itself in the store of rank 0 with the number of ranks that it expects.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LINGER_S = 2.0
 _GROUP_TIMEOUT = timedelta(minutes=30)  # torch's default, which applies again once all ranks have joined
 _SHOWN = 8
 
-# Counts the runs in this process. It is equal on all ranks, because all ranks start the same runs.
+# Counts the runs in this process. The count is equal on all ranks, because all ranks start the same runs.
 _RUNS = count()
 
 

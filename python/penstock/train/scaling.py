@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures weak and strong scaling of training over ranks and nodes, with interleaved repeats.
 
-Each run is a separate training, even with one rank: on this node under torchrun, on several nodes as a command of
-`penstock bench app` with any launcher. The statistics, the fits and the document are those of `penstock bench app`.
+Each run is a separate training, even with one rank. On this node, a run uses torchrun; on several nodes, it is a
+command of `penstock bench app` with any launcher. The statistics, the fits and the document are the same as for
+`penstock bench app`.
 """
 
 from __future__ import annotations
@@ -72,8 +73,8 @@ def measure_scaling_on_nodes(
 
     Args:
         spec: The training on the fewest ranks, which names what is measured.
-        sweep: Sizes, launcher and nodes. Its command is a `penstock train` with `--json`, in which `{size}` is the
-            global batch.
+        sweep: Sizes, launcher and nodes. The sweep's command is `penstock train` with `--json`, in which `{size}` is
+            the global batch.
         on_run: See `bench.app.run.measure`.
 
     Raises:
@@ -99,8 +100,8 @@ def measure_scaling(
 ) -> Document:
     """Train at each number of ranks on this node, `repeats` times; return the document with efficiencies and verdict.
 
-    The rate is `steady_samples_per_s`. A size that fails becomes a row with its error, and the others continue. Unless
-    `spec.threads` is set, the number of threads per rank is the same at all sizes: what the largest size allows.
+    The rate is `steady_samples_per_s`. A size that fails becomes a row with its error, and the sweep continues. If
+    `spec.threads` is not set, all sizes use the number of threads per rank that the largest size allows.
 
     Args:
         spec: The training on the fewest ranks.

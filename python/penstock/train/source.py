@@ -150,7 +150,8 @@ def _spec(field: InputField, request: FeedRequest) -> Any:
 
 
 class DummyFeed:
-    """Feed of samples in memory, like the `dummy` data of the reference code. It measures the computation alone.
+    """Feed of samples in memory, like the `dummy` data of the reference code. A run with this feed measures the
+    computation alone.
 
     `dummy://N` means N samples. Up to four global batches of random values are generated and reused. The values are the
     same for any number of ranks.

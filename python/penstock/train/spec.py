@@ -12,7 +12,8 @@ from penstock.errors import ConfigError
 
 __all__ = ["TrainSpec"]
 
-# Settings of later versions. They enter a result's hash only if they are set, so that older results keep their hashes.
+# Settings of later versions. Such a setting enters a result's hash only if it is set, so that older results keep their
+# hashes.
 _LATER = ("warm_up_steps", "compare_synthetic", "stage", "stage_decompress")
 
 
@@ -39,8 +40,8 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         memory_bytes, max_in_flight, read_ahead: Limits of the loader; None uses its defaults.
         manifest: Manifest of the training data, instead of a listing.
         reader: `penstock`, or `torch` for a comparison with a plain DataLoader over local files.
-        checkpoint: URL or folder of the checkpoints. One is written every `checkpoint_steps` steps and at the end of
-            each epoch, while the training goes on; the newest `checkpoint_keep` are kept.
+        checkpoint: URL or folder of the checkpoints. A checkpoint is written every `checkpoint_steps` steps and at the
+            end of each epoch, while the training goes on. The newest `checkpoint_keep` checkpoints are kept.
         resume: Continue from the checkpoint, if one exists.
         trace: File for a trace of all ranks' steps, which Perfetto opens.
         keep_step_times: Keep the length of each step of rank 0 in the result, at most 2,048.

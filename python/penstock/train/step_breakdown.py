@@ -2,8 +2,9 @@
 """Breakdown of a step's time over all ranks: compute, exposed communication, and the three kinds of waiting.
 
 Each rank measures its own exposed communication, which contains the wait for ranks that reach the allreduce later. The
-rank that reaches it last does not wait, so the shortest time of all ranks in a step is the communication itself. The
-time by which another rank exceeds this is its wait for the slowest rank. This needs neither a barrier nor equal clocks.
+last of these ranks does not wait, so the shortest time of all ranks in a step is the communication itself. The time by
+which another rank exceeds the shortest time is that rank's wait for the slowest rank. This method needs neither a
+barrier nor equal clocks.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ PARTS = (
     "host_to_device_s",
     "other_s",
 )
-"""Parts of a step. They add up to its length; `other_s` is the loop's own work."""
+"""Parts of a step, which add up to its length. `other_s` is the loop's own work."""
 
 _MAX_RANKS = 64  # ranks listed in a result
 _TIMELINE_RANKS = 8
@@ -57,8 +58,9 @@ def _aligned(rows: Sequence[Sequence[StepRow]]) -> list[list[StepRow]]:
 def breakdown(shares: Sequence[Share]) -> dict[str, Any]:
     """Return the breakdown for a result; empty if no step was taken. Times are seconds of a mean step.
 
-    `parts` has the mean over ranks, and `ranks` each rank. `slowest` is the rank that the others waited for in most
-    steps; it is missing if they hardly waited, or waited equally for all ranks. `timeline` has a few consecutive steps.
+    `parts` has the mean over ranks, and `ranks` each rank. `slowest` is the rank that all other ranks waited for in
+    most steps. It is missing if ranks hardly waited, or if they waited equally for all ranks. `timeline` has a few
+    consecutive steps.
     """
     steps = min((share.steps for share in shares), default=0)
     if steps == 0:

@@ -78,7 +78,7 @@ class StepRows:
         self._latest: deque[_Raw] = deque(maxlen=_LATEST)
 
     def add(self, step: int, began_s: float, got_s: float, ended_s: float, cost: StepCost) -> None:
-        """Record a step. It is called between two steps, so it must take less than a microsecond."""
+        """Record a step. This method is called between two steps, so it must take less than a microsecond."""
         row = (step, began_s, got_s, ended_s, cost)
         self._latest.append(row)
         if step % self.stride:

@@ -82,7 +82,7 @@ def summarize(
     if any(share.samples == 0 for share in shares):
         invalid.append("no step was taken")
     measured = spec.what_is_measured()
-    # The loader summary is that of the rank that waited longest, because this rank limited the run.
+    # Use the loader summary of the rank that waited longest, because this rank limited the run.
     loader = _loader_summary(max(shares, key=lambda share: share.wait_s))
     record = results.RunRecord(
         id=results.new_id("train", created_s),
@@ -143,7 +143,7 @@ def summarize(
 
 
 def _compared(record: results.RunRecord, data_path: dict[str, Any], shares: Sequence[Share]) -> results.RunRecord:
-    """Result of a comparison with synthetic data. Its times and counts are those of the real turns."""
+    """Result of a comparison with synthetic data. Times and counts are of the real turns only."""
     worst = max(shares, key=lambda share: share.wait_s)
     median = data_path["real"]["median"]
     return msgspec.structs.replace(

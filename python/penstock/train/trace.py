@@ -2,8 +2,8 @@
 """Trace of a run's steps in the Trace Event Format, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
 Each rank is a process. Its steps are complete events (`ph` X), and the parts of a step lie inside it. The clocks of all
-ranks start at the same exchange. Only the lengths of the parts are measured, so they are drawn in a fixed order: the
-optimiser's computation, which follows the communication, is drawn before it.
+ranks start at the same exchange. Only the lengths of the parts are measured, so the parts are drawn in a fixed order.
+For example, the optimiser's computation follows the communication, but is drawn before it.
 
 Source:
     Trace Event Format, Google (docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU):

@@ -56,7 +56,7 @@ class Harness:
         steps: Number of measured steps.
         step_s: Duration of one emulated step.
         overhead_s: Wall time of a step minus the emulated computation, mean over ranks.
-        utilisation: Utilisation with data in memory, 0 to 1. It is an upper bound for any storage.
+        utilisation: Utilisation with data in memory, 0 to 1. This value is an upper bound for any storage.
         barrier_s: Part of `overhead_s` that is the barrier after a step, including the wait for other ranks.
     """
 

@@ -65,7 +65,7 @@ def exit_now(code: int) -> NoReturn:
     """End a rank that has finished and reported, without the interpreter's teardown.
 
     During teardown, torch 2.15 aborts in about one of ten runs of two gloo ranks ("terminate called without an active
-    exception"), even with plain DDP and without Penstock. torchrun would then report the job as failed.
+    exception"), even with plain DDP and without Penstock. torchrun would report such a job as failed.
     """
     sys.stdout.flush()
     sys.stderr.flush()

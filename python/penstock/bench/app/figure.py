@@ -25,8 +25,8 @@ class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         pattern: Regular expression. Its first group, or the whole match, is the number. `^` matches at each line.
         pick: How to treat several matches: `only` rejects them; any other value chooses one or combines all.
         kind: `total-rate` counts the work of all ranks per second (images/s), `step-rate` counts steps per second
-            (timesteps/s, ns/day), and `seconds` is a duration. The difference matters for weak scaling, in which a step
-            contains more work at more ranks.
+            (timesteps/s, ns/day), and `seconds` is a duration. The difference between the kinds matters for weak
+            scaling, in which a step contains more work at more ranks.
     """
 
     name: str

@@ -170,7 +170,7 @@ def prepare(name: str, command: Sequence[str], folder: Path, environment: Mappin
     """Write a preset's input files, and return its command.
 
     Args:
-        command: The user's command; required for presets without one, and not allowed for the others.
+        command: The user's command; required for presets without a command, and not allowed for presets with a command.
         folder: Folder for the input files.
     Raises:
         ConfigError: The preset needs a command and none is given, or a command is given and the preset has its own.

@@ -253,7 +253,7 @@ def _check_all(spec: Spec, runners: dict[str, _Runner], sized: list[tuple[Cell, 
 
 
 def _note(cell: Cell, run: Run) -> None:
-    """Add a note to a cell whose ranks share CPUs: its figure is not that of an undisturbed rank."""
+    """Add a note to a cell whose ranks share CPUs, because ranks that share CPUs disturb each other."""
     from penstock.cpu_binding import parse_cpus
 
     per_node = cell.ranks // cell.nodes

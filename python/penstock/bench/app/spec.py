@@ -37,8 +37,8 @@ class Variant(_Part, frozen=True):
         bind: CPUs of each rank; see `penstock.protocols.RunRequest`.
         ranks_per_node: Ranks on each node; by default as few nodes as the sweep allows.
         env: Variables of the ranks.
-        command: Command of this variant; by default that of the sweep.
-        set: Settings of the launcher, in addition to those of the sweep.
+        command: Command of this variant; by default, the command of the sweep.
+        set: Settings of the launcher, in addition to the sweep's settings.
     """
 
     name: str

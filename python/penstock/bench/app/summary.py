@@ -87,7 +87,7 @@ class Overhead(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         cost: Extra time of the variant relative to the first one (0.05: 5 % slower; negative: faster), with its interval.
-        wall_cost: The same for the wall time of the whole run, including the start of the ranks.
+        wall_cost: Extra wall time of the whole run, including the start of the ranks, relative to the first variant.
         is_shown: Whether the interval excludes 0.
         sentence: The result in words.
     """

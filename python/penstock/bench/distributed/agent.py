@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-# Offset between the seeds of two hosts. It is odd and large, so that hosts generate different content and access
+# Offset between the seeds of two hosts. An odd and large offset makes hosts generate different content and access
 # orders.
 _APART = 0x9E37_79B9_7F4A_7C15
 

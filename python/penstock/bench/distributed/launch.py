@@ -41,7 +41,7 @@ class Fleet:
     """
 
     def __init__(self, cluster: Cluster, *, python: str = "", max_skew_s: float = 1.0, timeout_s: float) -> None:
-        """`python` is the path of an interpreter with Penstock on the nodes; by default, that of the current
+        """`python` is the path of an interpreter with Penstock on the nodes; by default, the path of the current
         interpreter.
 
         Raises:
@@ -64,8 +64,8 @@ class Fleet:
         """Measure on all nodes at the same time. Return the merged rows and the first node's provenance.
 
         Raises:
-            PenstockError: The first failure of a node, with the node's name. It is raised after all nodes have ended
-                and their data is removed. If some data could not be removed, a note lists its location.
+            PenstockError: The first failure of a node, with the node's name. The error is raised after all nodes have
+                ended and their data is removed. If some data could not be removed, a note lists its location.
         """
         config = self._orders(work)
         messages = _Messages(hooks)

@@ -31,7 +31,7 @@ def merge(rows: Sequence[Row], began_s: Sequence[float]) -> Row:
     Args:
         began_s: Actual start of each host relative to the agreed start.
     Returns:
-        The merged row. Its times count from the earliest host's start. `first` is the moment when the first worker on
+        The merged row. All times count from the earliest host's start. `first` is the moment when the first worker on
         any host ended, with the work of all hosts until then. (Each host's rate is assumed constant until its own first
         worker ended.) `last` is the moment when the last worker ended. Percentiles of latency are computed over all
         hosts' values.

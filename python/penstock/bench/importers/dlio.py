@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reader of DLIO workload files (argonne-lcf/dlio_benchmark, and MLPerf Storage, which builds on it).
 
-Converts the settings that apply to a Penstock run, and reports those that do not. Rejects a file with a setting that is
-not supported and would change the figures.
+Converts the settings that apply to a Penstock run, and reports those that do not. Rejects a file if a setting that is
+not supported would change the figures.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OF_NO_MEANING = {
     },
     "train": {"seed_change_epoch"},
 }  # fmt: skip
-"""Settings of DLIO's own reader. They do not apply, because Penstock's reader is measured instead."""
+"""Settings of DLIO's own reader, which do not apply, because Penstock's reader is measured."""
 
 _REFUSED = {
     ("reader", "preprocess_time"): "a preprocessing time",
@@ -48,7 +48,7 @@ class DlioWorkload:
         epochs, steps, seed: Settings of the run. `steps` limits the length of an epoch; None means all data.
         data: Folder of the training files, as written in the file; None if the file does not name one.
         checkpoint_bytes: Size of one checkpoint; None if the workload does not write checkpoints.
-        passed_over: Settings in the file that do not apply here, as `section.name`.
+        passed_over: Settings in the file that do not apply to Penstock, as `section.name`.
     """
 
     settings: dict[str, Any]

@@ -199,8 +199,8 @@ def _rows(fields: Mapping[str, str], place: str) -> Iterator[Row]:
     )
     mixed = _end(fields, "[last]", _MIX, place)
     if mixed is not None and (mixed.entries_per_s or mixed.ios_per_s or mixed.bytes_per_s):
-        # elbencho writes the readers of a mixed phase on the same line as its writers. The readers become a separate
-        # row here, and `render` joins the two rows again.
+        # elbencho writes the readers of a mixed phase on the same line as its writers. This reader makes a separate row
+        # for the readers, and `render` joins the two rows again.
         yield Row(
             operation="RWMIX",
             first=_end(fields, "[first]", _MIX, place),

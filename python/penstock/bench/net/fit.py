@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fits the time of a message to its size: t = alpha + size / beta (Hockney's model), by weighted least squares.
 
-The weights are 1 / t², so that each size counts by its relative error; without them the largest message alone would
-determine the line. The intervals are those of the linear regression (Student's t).
+The weights are 1 / t², so that each size counts by its relative error. Without weights, the largest message alone would
+determine the line. The intervals are confidence intervals of the linear regression (Student's t).
 """
 
 from __future__ import annotations

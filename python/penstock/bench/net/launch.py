@@ -161,7 +161,7 @@ class _RankLog:
     def error(self, exits: Sequence[Exit], timeout_s: float) -> PenstockError:
         """The error that explains why the ranks have ended without a result."""
         if self.faults:
-            # An error that names the missing ranks is more precise than that of a rank that lost its connection.
+            # An error that names the missing ranks is more precise than the error of a rank that lost its connection.
             order = sorted(self.faults, key=lambda rank: (self.faults[rank].code == "unreachable", rank))
             return self.faults[order[0]]
         failed = [each for each in exits if each.fault is not None or each.code != 0]

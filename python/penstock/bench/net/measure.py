@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures on one rank: OSU's tests, nccl-tests' tests, and the matrix of pairs. All ranks make the same calls.
 
-OSU's point-to-point tests time all iterations on the first rank. Its collectives time each call separately on every
-rank. A barrier that is not timed follows each call, so that the wait for a late rank does not count. nccl-tests times
-its calls back to back between two barriers, and averages over ranks.
+OSU's point-to-point tests time all iterations on the first rank. OSU's collective tests time each call separately on
+every rank. A barrier that is not timed follows each call, so that the wait for a late rank does not count. nccl-tests
+times its calls back to back between two barriers, and averages over ranks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BANDWIDTH_S = 0.15
 
 
 def measure_tests(plan: NetPlan, transport: Transport, emit: Emit, stage: Stage) -> None:
-    """Run the tests of a plan. Emits `{"table": ...}` and `{"row": ...}` messages; only those of rank 0 matter.
+    """Run the tests of a plan. Emits `{"table": ...}` and `{"row": ...}` messages; only the messages of rank 0 matter.
 
     Args:
         stage: Called with the operation and the size before each size.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Message buffers of a rank, in host or GPU memory, and the patterns that validate what arrives in them."""
+"""Message buffers of a rank, in host or GPU memory, and the patterns that validate the received data."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class Memory:
 
 
 def bytes_of(rank: int, size_bytes: int, *, start: int = 0) -> Any:
-    """Bytes that a rank sends, from byte `start` on. They differ between ranks, between neighbouring bytes, and between
-    blocks of any power of two, so that swapped blocks are detected.
+    """Bytes that a rank sends, from byte `start` on. The values differ between ranks, between neighbouring bytes, and
+    between blocks of any power of two, so that swapped blocks are detected.
     """
     import numpy as np
 

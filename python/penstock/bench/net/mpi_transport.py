@@ -37,7 +37,8 @@ _LINK_VARIABLE = "PENSTOCK_MPICH_LINK"
 
 
 def restart_with_mpich(argv: list[str]) -> None:
-    """Replace this process by one that loads MPICH, if MPICH's mpiexec has started it and mpi4py would not find MPICH.
+    """If MPICH's mpiexec has started this process and mpi4py would not find MPICH, replace the process by one that
+    loads MPICH.
 
     mpi4py's wheels load `libmpi.so.12`, the name in MPICH's ABI, but Debian's MPICH is named `libmpich.so.12`. The new
     process finds the library through a link in a temporary folder, and removes the folder once the library is loaded.

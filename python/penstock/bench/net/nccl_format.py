@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Format of nccl-tests: writes its header, rows and footer, and parses its output.
 
-Source: the format strings in NVIDIA/nccl-tests, src/util.cu. Factors from algbw to busbw: doc/PERFORMANCE.md there.
+Source: the format strings in NVIDIA/nccl-tests, src/util.cu. Factors from algbw to busbw: doc/PERFORMANCE.md in the
+same repository.
 """
 
 from __future__ import annotations

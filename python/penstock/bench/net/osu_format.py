@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Format of the OSU micro-benchmarks: writes their tables byte for byte (5.3), and parses those of 5.x to 7.x.
+"""Format of the OSU micro-benchmarks: writes the tables of version 5.3 byte for byte, and parses the tables of versions
+5.x to 7.x.
 
 Source: the format strings in forresti/osu-micro-benchmarks (5.3): mpi/pt2pt/osu_pt2pt.c and mpi/collective/osu_coll.c.
 Version 7 adds `# Datatype:` lines, and columns for validation and percentiles.

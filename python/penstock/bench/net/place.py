@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Place of a rank: its host, its cores with their sockets and NUMA nodes, and its GPU; and how two ranks are related.
+"""Place of a rank: its host, its cores with their sockets and NUMA nodes, and its GPU. Also finds the relation of two
+ranks.
 
 Read from Linux's /sys. What the system does not report is left out, never guessed.
 """

@@ -2,8 +2,8 @@
 """Plan of a network benchmark: which tests run, over which library, and with which sizes and iterations.
 
 Two conventions exist, and they are never mixed. `osu` follows the OSU micro-benchmarks 5.3 (sizes, windows, iterations,
-warm-up, units); `nccl` follows nccl-tests. Their times are not comparable: OSU puts a barrier after each timed call,
-and nccl-tests runs its calls back to back.
+warm-up, units); `nccl` follows nccl-tests. Times of the two conventions are not comparable: OSU puts a barrier after
+each timed call, and nccl-tests runs its calls back to back.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ NCCL_NAMES = {
     "sendrecv": "sendrecv_perf",
 }
 POINT_TO_POINT = frozenset({"latency", "bw", "bibw"})
-# Operations on float32 elements; the others move bytes.
+# Operations on float32 elements. All other operations move bytes.
 REDUCTIONS = frozenset({"allreduce", "reduce-scatter"})
 # Maximum memory of one rank's buffers in OSU's programs (osu_coll.h, MAX_MEM_LIMIT).
 MEMORY_CAP_BYTES = 512 << 20
@@ -177,7 +177,9 @@ class NetPlan(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
     def _nccl_sizes(self) -> list[int]:
-        """nccl-tests' defaults are one size of 32 MiB; a range is doubled here, as with its `-f 2`."""
+        """By default, nccl-tests measures one size of 32 MiB. In a range, each size is twice the previous one, as with
+        `-f 2`.
+        """
         default = 32 << 20
         low = self.min_bytes if self.min_bytes is not None else min(default, self.max_bytes or default)
         high = self.max_bytes if self.max_bytes is not None else max(default, low)

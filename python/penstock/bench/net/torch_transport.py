@@ -61,7 +61,7 @@ class TorchTransport:
             distributed.barrier()
 
     def _store(self, join_s: float) -> Any:
-        """Connect to the store of the first rank, and wait until all ranks have registered there."""
+        """Connect to the store of the first rank, and wait until all ranks have registered in it."""
         found = env.read()
         try:
             address, port = found["MASTER_ADDR"], int(found["MASTER_PORT"])

@@ -18,7 +18,7 @@ __all__ = ["Transport", "open_transport"]
 
 
 class Transport(Protocol):
-    """The ranks of a job in one library. A rank's calls must match those of the other ranks."""
+    """The ranks of a job in one library. Each rank must make the same calls as the other ranks."""
 
     rank: int
     world: int
@@ -67,7 +67,8 @@ def open_transport(plan: NetPlan, rank: Rank) -> Transport:
     """Join the other ranks.
 
     Raises:
-        ConfigError: The backend needs a GPU, and this node has none; or the library found other ranks than the launcher.
+        ConfigError: The backend needs a GPU, and this node has none; or the library found a different number of ranks
+            than the launcher started.
         MissingPackage, NotFound: The library is not installed.
         Deadline: Other ranks did not join in time; the error contains their numbers.
     """

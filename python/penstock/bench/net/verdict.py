@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verdict on a network: the fit of time to size, what limits a message, and which pairs, links or bindings are at fault.
 
-A pair is slow if its best round is worse than the reference of its relation (within a socket, a node, between nodes) by
-more than the noise between rounds. The reference is the better quartile, not the median: if one of three hosts is bad,
-two of the three pairs are slow, and the median would be the value of a slow pair.
+Each relation (within a socket, within a node, between nodes) has a reference. A pair is slow if its best round is worse
+than this reference by more than the noise between rounds. The reference is the better quartile, not the median. If one
+of three hosts is bad, two of the three pairs are slow, and the median would be the value of a slow pair.
 """
 
 from __future__ import annotations
@@ -283,7 +283,7 @@ def _common_host(alike: Sequence[PairFigure], slow: Sequence[PairFigure], places
     """
     hosts = dict.fromkeys(places[rank].host for each in slow for rank in (each.a, each.b))
     if len(hosts) < 3:
-        return None  # all slow pairs are between two hosts: that is one link, not one node
+        return None  # all slow pairs are between the same two hosts, so the link is slow, not a node
 
     def touches(each: PairFigure, host: str) -> bool:
         return host in (places[each.a].host, places[each.b].host)

@@ -2,8 +2,8 @@
 """Driver that imitates a ten-line expert script: reads a file, inflates it with libdeflate, parses its records, and
 copies them into a batch.
 
-One thread per core, because libdeflate's binding releases the GIL. It has no shuffle, no resume, no memory limit and no
-object stores.
+One thread per core, because libdeflate's binding releases the GIL. The script has no shuffle, no resume, no memory
+limit and no object stores.
 """
 
 from __future__ import annotations

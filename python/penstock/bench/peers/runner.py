@@ -2,8 +2,8 @@
 """Process of one participant: reads commands as JSON lines from stdin, runs passes with a driver, and writes results to
 stdout.
 
-Run by path, `python -P runner.py`, with the interpreter of the participant's environment. It imports only the standard
-library, never penstock. A driver is a file in this folder that defines
+Run by path, `python -P runner.py`, with the interpreter of the participant's environment. This script imports only the
+standard library, never penstock. A driver is a file in this folder that defines
 
     DISTRIBUTIONS                      distributions whose versions are reported
     begin(task) -> None                called once, and timed; may convert the dataset into task["work"]
@@ -45,7 +45,7 @@ def load(name: str) -> ModuleType:
 
 
 def _living_s() -> float:
-    """CPU seconds of all running descendants. RUSAGE_CHILDREN covers those that have ended."""
+    """CPU seconds of all running descendants. RUSAGE_CHILDREN covers only descendants that have ended."""
     parents: dict[int, int] = {}
     spent: dict[int, float] = {}
     tick = os.sysconf("SC_CLK_TCK")
@@ -117,8 +117,8 @@ class Seen:
                 flat[:: max(1, PAGE // column.itemsize)].sum()
 
     def hash(self, batch: dict[str, Any]) -> None:
-        """Adds each sample's hash to a sum that does not depend on the order. For images, adds their brightness
-        instead.
+        """Adds each sample's hash to a sum that does not depend on the order. For images, adds the brightness of each
+        image instead of the hash.
         """
         columns = {name: _rows(batch[name]) for name in (*self.images, *self.others)}
         for row in range(len(next(iter(columns.values())))):

@@ -193,7 +193,7 @@ def probe(gpu: int, *, uses_cufile: bool) -> None:
 
 
 class GpuPhase:
-    """A read or write phase. It starts when it is constructed."""
+    """A read or write phase, which starts when the object is constructed."""
 
     def __init__(self, spec: dict[str, Any], name: str, *, gpu: int, uses_cufile: bool) -> None:
         """Open the device, then start the workers.

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work folder of a benchmark. It must be new, empty, or left by an earlier benchmark; any other folder is rejected.
+"""Work folder of a benchmark. The folder must be new, empty, or left by an earlier benchmark; any other folder is
+rejected.
 
 Creates and deletes the files of this run. Never changes foreign entries or the trees of earlier runs. A marker file
 records the run that owns the folder. Only entries in the same folder whose names match the benchmark's pattern are ever
@@ -71,8 +72,8 @@ class ScratchDir:
         """Return the folder of a point's files. If `is_made` is true, create the folder.
 
         Raises:
-            PreconditionFailed: This run should create the folder, but it exists.
-            NotFound: This run should read the files, but they do not exist.
+            PreconditionFailed: `is_made` is true, but the folder exists.
+            NotFound: `is_made` is false, but the folder does not exist.
         """
         tree = self.path / point.folder
         if is_made:
@@ -83,8 +84,8 @@ class ScratchDir:
                     hint="read it with --phases read,stat, or delete it with --phases delete and the same sizes",
                 )
             try:
-                # The tree is recorded in the marker before it is created, because another host that cleans up for a
-                # lost host reads the marker.
+                # The marker records the tree before the tree is created. If this host is lost, another host reads the
+                # marker to clean up.
                 self._made[tree] = None
                 self._mark()
                 tree.mkdir()

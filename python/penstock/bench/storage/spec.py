@@ -48,7 +48,9 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def folder(self) -> str:
-        """Name of the point's tree. It depends only on the point's shape, so that a later run finds the files again."""
+        """Name of the point's tree. The name depends only on the point's shape, so that a later run finds the files
+        again.
+        """
         return f"tree-{self.threads}x{self.directories}x{self.files}x{self.file_size_bytes}"
 
 

@@ -3,8 +3,8 @@
 
 The largest term belongs to the resource that a worker waits for longest, and the regime is the name of that resource.
 Rates alone cannot separate some limits: a request limit looks like a metadata server, and a busy client like a busy
-disk. Latencies, processor time and throttled requests separate them if the benchmark recorded these. Otherwise, the
-convention in the guide decides. The evidence states which of these was used.
+disk. If the benchmark recorded latencies, processor time and throttled requests, these separate such limits. Otherwise,
+the convention in the guide decides. The evidence states what was used.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ _WORTH_MORE = 1.2
 # If the gain reaches this share of a proportional gain, workers do not slow each other down. The value is half-way
 # between no slow-down (1) and the smallest shared limit worth reporting (1.5 times slower).
 _UNHINDERED = 0.82
-# If a rate is at least this share below the rate of fewer workers, and noise does not explain it, it counts as
-# retrograde scaling.
+# A rate that is lower than the rate of fewer workers by this share is retrograde scaling, unless noise explains it.
 _DROP = 0.07
 # From this drop on, noise cannot be the explanation in an acceptable run.
 _CERTAIN_DROP = 0.12
@@ -49,8 +48,8 @@ _CERTAIN_DROP = 0.12
 # the limit.
 _REFUSED = 0.02
 _LOST = 0.10
-# Maximum latency (in seconds, and as a multiple of the mean) from which throttling is assumed: a throttled request
-# backs off for a second or more, while other requests are as fast as before.
+# Throttling is assumed if the maximum latency reaches both values: in seconds, and as a multiple of the mean. A
+# throttled request backs off for a second or more, while all other requests are as fast as before.
 _BACKED_OFF_S = 0.5
 _BACKED_OFF_TIMES = 15.0
 # If reads or writes take at least this share of a file's time, opening files is not the limit.
@@ -66,8 +65,8 @@ _TINY_BLOCK_BYTES = 64 * 1024
 _LINKS_GBIT = (1, 10, 25, 40, 50, 100, 200, 400)
 # Share of a full link that is payload: without the headers of Ethernet, TCP and HTTP.
 _LINK_SHARE = (0.86, 0.985)
-# Used if only one thread count was measured: requests queue at the server if the ratio of mean to minimum latency is at
-# least `_QUEUES` or, if that is unknown, with at least `_MANY_WORKERS` workers.
+# Used if only one thread count was measured. Requests queue at the server if the ratio of mean to minimum latency is at
+# least `_QUEUES`. If the ratio is unknown, they queue with at least `_MANY_WORKERS` workers.
 _MANY_WORKERS = 16
 _QUEUES = 3.0
 
@@ -190,7 +189,7 @@ def _limit(cell: Cell, seen: Seen) -> tuple[str, dict[str, float], str]:
         )
         return ("op" if queued or many else "own"), shares, how
     # If all cells have the same size, the fit over thread counts separates a worker's own time from the time on shared
-    # resources. The share of time for opening, or else the size, decides which resource is shared.
+    # resources. The share of time for opening decides which resource is shared or, if this share is unknown, the size.
     opening, how = cell.size_bytes < _SMALL_FILE_BYTES, "its size"
     if cell.io_share is not None:
         opening, how = cell.io_share < 0.5, "the share of time for opening"
@@ -247,7 +246,7 @@ def _throttled(cell: Cell, limit: str) -> str | None:
     if cell.lost >= _LOST:
         return f"{cell.lost:.0%} of the workers' time went to backing off"
     if cell.refused is not None:
-        return None  # throttled requests were counted, and there were few
+        return None  # throttled requests were counted, and few were found
     if cell.row.path_type != "object":
         return None
     if cell.worst is not None and cell.worst >= _BACKED_OFF_TIMES and (cell.worst_s or 0.0) >= _BACKED_OFF_S:
@@ -289,8 +288,9 @@ def _judge(cell: Cell, seen: Seen) -> Judged:
     row = cell.row
     regime = {"own": "concurrency", "op": "metadata", "bytes": "bandwidth"}[limit]
     why = how
-    # Under a CPU quota, some processors are idle because the benchmark may not use them. Only the benchmark's own share
-    # then shows that it is at its limit. A phase shorter than the kernel's clock tick has neither share.
+    # Under a CPU quota, some processors are idle because the benchmark may not use them. In that case, only the
+    # benchmark's own share shows that the client is at its limit. A phase shorter than the kernel's clock tick has
+    # neither share.
     used = 0.0 if cell.cpu is None else max(cell.cpu, cell.own_cpu or 0.0)
     busy = used >= _BUSY
     crowded = busy and cell.own_cpu is not None and cell.own_cpu < _OWN * used

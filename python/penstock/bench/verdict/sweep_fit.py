@@ -7,8 +7,8 @@
     time  = (own^p + op^p + bytes^p)^(1/p)       p = 1: times add up; large p: the slowest dominates
 
 Both shared parts may get *slower* with more workers, as in the universal scalability law (retrograde scaling). The fit
-is Levenberg-Marquardt in logarithms with Huber weights, which limit the effect of outliers. It is plain Python, because
-a sweep has only about a hundred cells, and the machine that makes a report may lack numpy.
+is Levenberg-Marquardt in logarithms with Huber weights, which limit the effect of outliers. The fit is plain Python,
+because a sweep has only about a hundred cells, and the machine that makes a report may lack numpy.
 """
 
 from __future__ import annotations

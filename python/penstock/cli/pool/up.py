@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock pool up`: start an engine on the nodes. It is ready by the deadline, or it is rolled back."""
+"""`penstock pool up`: start an engine on the nodes. If the engine is not ready by the deadline, the start is rolled
+back.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Inventory of a destination, read from its manifests and journals. The manifests list the files that must exist; the
-//! journals describe each file and its source.
+//! Inventory of a destination, read from the manifests and journals there. The manifests list the files that must
+//! exist; the journals describe each file and its source.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -25,7 +25,7 @@ pub(crate) struct Record {
     pub digests: Vec<Digest>,
     pub mtime_ns: i64,
     pub origin: Option<Origin>,
-    /// URL of the source folder; the origin's key is relative to it.
+    /// URL of the source folder, to which the origin's key is relative.
     pub source: Option<String>,
     /// mtime of the source object, if the store has no versions.
     pub modified_s: Option<f64>,
@@ -41,9 +41,9 @@ pub(crate) struct Document {
     /// File name, relative to `.penstock`.
     name: String,
     pub format: ManifestFormat,
-    /// Share of the manifest: `0-of-4`, or `0-of-4-SOURCE` if the manifest `0-of-4` belongs to another source.
+    /// Share of the manifest, such as `0-of-4`. If the manifest `0-of-4` belongs to another source, the share is `0-of-4-SOURCE`.
     pub node: String,
-    /// Launch part of the name, such as `of-4`; it is the same for all manifests of one launch.
+    /// Launch part of the name, such as `of-4`, which is the same for all manifests of one launch.
     launch: String,
     pub manifest: Manifest,
     /// Version of the object that contains the manifest, if the store has versions.
@@ -57,7 +57,7 @@ struct Named<'a> {
 }
 
 impl<'a> Named<'a> {
-    /// Parses a file name; `None` if it is not the name of a manifest.
+    /// Parses a file name; `None` if a manifest cannot have this name.
     fn parse(name: &'a str) -> Option<Self> {
         let (stem, suffix) = name.rsplit_once('.')?;
         let format = match suffix {
@@ -79,7 +79,8 @@ impl<'a> Named<'a> {
     }
 }
 
-/// File name in `.penstock` of the manifest of a share (`0-of-4`), or of a share of one source (`0-of-4-SOURCE`).
+/// File name in `.penstock` of the manifest of a share. `node` is `0-of-4`, or `0-of-4-SOURCE` for a share of one
+/// source.
 pub(crate) fn manifest_name(node: &str, format: ManifestFormat) -> String {
     match node {
         "0-of-1" => format!("manifest.{}", format.name()),
@@ -87,7 +88,7 @@ pub(crate) fn manifest_name(node: &str, format: ManifestFormat) -> String {
     }
 }
 
-/// Returns the share (`0-of-4`) from a manifest name's node part, which may also contain a source.
+/// Returns the share (`0-of-4`) from the node part of a manifest name, which may also contain a source.
 pub(crate) fn share_of(node: &str) -> &str {
     node.match_indices('-').nth(2).map_or(node, |(end, _)| &node[..end])
 }
@@ -98,14 +99,14 @@ pub(crate) fn is_manifest_name(name: &[u8]) -> bool {
 }
 
 impl Document {
-    /// Returns the manifest's share if some of its objects failed; otherwise `None`.
+    /// Returns the manifest's share if some objects of the share failed; otherwise `None`.
     pub fn unfinished(&self) -> Option<Unfinished> {
         let Manifest { source, failed, .. } = &self.manifest;
         let (source, share) = (source.clone().unwrap_or_default(), share_of(&self.node).to_owned());
         (*failed > 0).then_some(Unfinished { source, share, failed: Some(*failed) })
     }
 
-    /// Parses the manifest with this file name in `.penstock`; `None` if the name is not that of a manifest.
+    /// Parses the manifest with this file name in `.penstock`; `None` if a manifest cannot have this name.
     pub fn parse(name: &[u8], bytes: &[u8], place: &str) -> Option<Result<Self>> {
         let name = std::str::from_utf8(name).ok()?;
         let named = Named::parse(name)?;
@@ -120,7 +121,7 @@ pub(crate) struct Inventory {
     pub unfinished: Vec<Unfinished>,
 }
 
-/// A node's share of a source that its last stage did not complete.
+/// A node's share of a source, if the last stage of the share did not complete it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unfinished {
     /// Source of the share.
@@ -162,7 +163,8 @@ pub(crate) fn read(dest_dir: &DestDir) -> Result<Option<Inventory>> {
         }
     }
     for (target, record) in lines {
-        // A file that only a journal lists may have been deleted on purpose; if it exists, it must be correct.
+        // A file that only a journal lists may have been deleted on purpose. If the file exists, its content must be
+        // correct.
         if !has_manifest || dest_dir.state(target.as_bytes())?.is_some() {
             records.insert(target, record);
         }
@@ -172,8 +174,8 @@ pub(crate) fn read(dest_dir: &DestDir) -> Result<Option<Inventory>> {
     Ok(Some(Inventory { records, unfinished: unfinished(&stages) }))
 }
 
-/// Shares with missing objects. A later complete launch of the same source on another number of nodes replaces earlier
-/// launches.
+/// Shares with missing objects. If a later launch of the same source on another number of nodes is complete, it
+/// replaces earlier launches.
 fn unfinished(stages: &[LastStage]) -> Vec<Unfinished> {
     let nodes = |stage: &LastStage| stage.share.split_once("-of-").map(|(_, nodes)| nodes.to_owned());
     let is_replaced = |stage: &LastStage| {
@@ -186,7 +188,7 @@ fn unfinished(stages: &[LastStage]) -> Vec<Unfinished> {
     open.map(|LastStage { share, source, failed, .. }| Unfinished { source, share, failed }).collect()
 }
 
-/// Manifest of a folder that `penstock stage` has filled, with the shares of all nodes; `None` for any other folder.
+/// Manifest of a folder into which `penstock stage` copied, with the shares of all nodes; `None` for any other folder.
 pub fn recorded_manifest(folder: &Path) -> Result<Option<Manifest>> {
     let dest_dir = DestDir::open_existing(folder)?;
     let Some(Inventory { records, .. }) = read(&dest_dir)? else { return Ok(None) };
@@ -205,8 +207,8 @@ pub fn recorded_manifest(folder: &Path) -> Result<Option<Manifest>> {
     Ok(Some(Manifest { source: source.filter(|_| is_one), ..Manifest::new(url, objects) }))
 }
 
-/// Applies `change` to every manifest entry, and rewrites the manifests in which an entry changed. `change` returns
-/// true if it changed the entry.
+/// Applies `change` to every manifest entry. `change` returns true if it changed the entry. Rewrites the manifests in
+/// which an entry changed.
 pub(crate) fn amend(dest_dir: &DestDir, mut change: impl FnMut(&mut Entry) -> bool) -> Result<()> {
     let Some(own) = dest_dir.folder(b".penstock")?.map(Arc::new) else { return Ok(()) };
     for mut document in documents(dest_dir)? {
@@ -239,8 +241,8 @@ fn documents(dest_dir: &DestDir) -> Result<Vec<Document>> {
     Ok(latest(found))
 }
 
-/// Retains the manifests of the last launch of each source, the latest first. If two of them list one file, the first
-/// one wins.
+/// Retains the manifests of the last launch of each source, the latest first. If two manifests list the same file, the
+/// first one wins.
 pub(crate) fn latest(mut found: Vec<Document>) -> Vec<Document> {
     let mut last: HashMap<Option<String>, (f64, String)> = HashMap::new();
     for Document { launch, manifest, .. } in &found {
@@ -262,7 +264,7 @@ fn journal_lines(dest_dir: &DestDir) -> Result<(HashMap<Key, Record>, Vec<LastSt
     for name in journals(dest_dir, &folder)? {
         let file = open_to_read(&folder, &name).map_err(|error| dest_dir.io_error(name.as_bytes(), &error, 0))?;
         let last = scan(&file, &name, |source, line| {
-            // Within one journal, a later line is newer; a line in another node's journal may be older or newer.
+            // Within one journal, later lines are newer. A line in the journal of another node may be older or newer.
             let holds =
                 records.get(&line.target).is_none_or(|known| known.journal == name || known.mtime_ns <= line.mtime_ns);
             if line.is_retracted() {

@@ -71,8 +71,9 @@ pub(crate) async fn transfer(context: StageContext<'_>) -> Result<String> {
     .await
 }
 
-/// Writes the manifest of the destination's current content and returns its path. For each file, it holds the digests
-/// of the source object and of the file. Journal lines are read one by one, so that they are never all in memory.
+/// Writes the manifest of the destination's current content and returns its path. For each file, the manifest holds the
+/// digests of the source object and of the file. Journal lines are read one by one, so that they are never all in
+/// memory.
 fn record_staged(
     dest_dir: &DestDir,
     journal: &Journal,
@@ -110,15 +111,15 @@ fn record_staged(
     let place = dest_dir.place(format!(".penstock/{name}").as_bytes());
     let io = |error: &std::io::Error| dest_dir.io_error(name.as_bytes(), error, 0);
     replace_own_with(&own, &name, io, |file| write(file, format, &head, entries, &place))?;
-    // An earlier stage with more or fewer objects may have left a manifest in the other format.
+    // An earlier stage of another number of objects may have left a manifest in the other format.
     for other in [ManifestFormat::Json, ManifestFormat::Parquet].into_iter().filter(|other| *other != format) {
         owned::remove_file(&own, manifest_name(&share, other), Proof::Covered).map_err(|errno| io(&errno.into()))?;
     }
     Ok(place)
 }
 
-/// Returns an error if a local destination is inside its source: each run would then list the files of the previous
-/// run.
+/// Returns an error if a local destination is inside its source, because each run would then list the files of the
+/// previous run.
 pub(crate) fn check_apart(request: &StageRequest) -> Result<()> {
     let Some(source) = request.source.to_path().and_then(|path| path.canonicalize().ok()) else { return Ok(()) };
     let mut existing = request.destination.as_path();

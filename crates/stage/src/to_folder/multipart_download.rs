@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Resumable download of a large object in parts; after a kill, a later stage continues it.
+//! Resumable download of a large object in parts. If a stage is killed, a later stage continues the download.
 //!
 //! Stored bytes are written at their offsets in `HASH.part` (`part_transfer`); `HASH.done` lists each part with its
-//! CRC. The next run accepts a part only if its bytes still have that CRC. Neither file needs a sync: data that a power
-//! failure destroys are fetched again. If a sync fails, the parts are removed, because the page cache would show data
-//! that the disk does not have. When all parts are present, the object is verified as a whole. It is then decompressed,
-//! or renamed if it needs no change.
+//! CRC. The next run accepts a part only if its bytes still have that CRC. Neither file needs a sync, because data that
+//! a power failure destroys are fetched again. If a sync fails, the parts are removed, because the page cache would
+//! show data that the disk does not have. When all parts are present, the whole object is verified. It is then
+//! decompressed, compressed or, if it is a plain copy, renamed.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
@@ -34,10 +34,10 @@ use crate::to_folder::sink::Sink;
 use penstock_dataset::detect_codec::HEAD_BYTES;
 use penstock_dataset::manifest::Entry;
 
-/// Maximum size of a list of parts; Penstock writes no larger file (a part takes about 30 bytes).
+/// Maximum size of a list of parts in bytes. Penstock does not write a larger file (a part takes about 30 bytes).
 const MAX_STATE: u64 = 64 << 20;
 
-/// Identity of the object that the parts belong to. If the identity differs, all parts are fetched again.
+/// Identity of the object to which the parts belong. If the identity differs, all parts are fetched again.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct Head {
     source: String,
@@ -107,9 +107,9 @@ impl WholeMeta {
     }
 }
 
-/// Returns the checksums and Content-Encoding of the whole object, from the listing or, if it lacks them, from one more
-/// request. Part requests cannot replace that request: their responses have no checksum of the whole object, and a
-/// resumed run may have no part to request.
+/// Returns the checksums and the Content-Encoding of the whole object. If the listing lacks them, requests them with
+/// one more request. Part requests cannot replace this request: their responses have no checksum of the whole object,
+/// and a resumed run may have no part to request.
 async fn known_of(context: &DownloadContext, item: &Item, entry: &Entry) -> Result<WholeMeta> {
     let has_digest = cheapest(&entry.digests).is_some() || !context.reader.source.store.capabilities().checksums;
     let is_settled = !context.options.decompress || item.decode != Codec::None || entry.encoding.is_some();
@@ -119,7 +119,7 @@ async fn known_of(context: &DownloadContext, item: &Item, entry: &Entry) -> Resu
     }
 }
 
-/// Opens the two files, verifies the parts that they hold, and returns the missing parts.
+/// Opens the two files, verifies the parts in the data file, and returns the missing parts.
 fn open(
     context: &DownloadContext,
     item: &Item,
@@ -184,7 +184,7 @@ fn open(
 /// A finished file, or an error with the digests of the stored bytes.
 type Outcome = Result<Finished, (Error, Vec<Digest>)>;
 
-/// A large object whose parts are all on disk, but which is not yet a synced file.
+/// A large object whose parts are all on disk, but not yet in a synced file.
 struct ResumableDownload<'a> {
     context: &'a DownloadContext,
     item: Item,
@@ -193,7 +193,7 @@ struct ResumableDownload<'a> {
 }
 
 impl ResumableDownload<'_> {
-    /// Finishes an object that was downloaded in one read. Its digests were computed during the read.
+    /// Finishes an object that was downloaded in one read. The digests of the object were computed during the read.
     fn arrived(mut self, arrived: Arrived, core: OwnedSemaphorePermit) -> Outcome {
         let Arrived { stored, head, meta } = arrived;
         let digests = stored.digests();
@@ -207,7 +207,7 @@ impl ResumableDownload<'_> {
         }
     }
 
-    /// Finishes an object whose parts arrived separately, some possibly in an earlier run.
+    /// Finishes an object whose parts arrived separately. Some parts may have arrived in an earlier run.
     fn in_parts(mut self, known: WholeMeta, core: OwnedSemaphorePermit) -> Outcome {
         let mut head = [0; HEAD_BYTES];
         let head = &mut head[..HEAD_BYTES.min(self.entry.size as usize)];
@@ -261,11 +261,11 @@ impl ResumableDownload<'_> {
         Ok(Verified { digests: have[..2].to_vec(), checked, encoding: known.encoding.clone() })
     }
 
-    /// Uses the data file of the parts as the final file. Releases the core before the sync, which needs none.
+    /// Uses the data file of the parts as the final file. Releases the core before the sync, which does not need it.
     fn adopt(&self, seen: Verified, seal: ContentDigest, core: OwnedSemaphorePermit) -> Result<Finished> {
         drop(core);
-        // After a failed write-back, the page cache still shows the data as written, and the next sync succeeds. The
-        // files are therefore removed, so that a later run does not trust them.
+        // After a failed write-back, the page cache still shows the data as written, and the next sync succeeds. Remove
+        // the files, so that a later run does not trust them.
         self.partial.data.file().sync_all().map_err(|error| {
             self.partial.files().remove();
             self.io(error)
@@ -274,7 +274,7 @@ impl ResumableDownload<'_> {
         Ok(Finished { line, temporary: self.partial.data.clone(), parts: Some(self.partial.files()) })
     }
 
-    /// Writes the final file from the parts, decompressed or compressed or both.
+    /// Writes the final file from the parts, and decompresses or compresses the content, or both.
     fn change(&self, known: WholeMeta, core: OwnedSemaphorePermit) -> Outcome {
         let Self { context, item, entry, partial, .. } = self;
         let mut stored = StoredDigests::new(&known.digests);
@@ -308,7 +308,8 @@ impl ResumableDownload<'_> {
             let mut damage = None;
             self.read(|piece| {
                 stored.update(piece);
-                // After damage, only compute the digests of the rest: they decide what to do next.
+                // After damage, only the digests of the rest are computed, because the digests decide whether to read
+                // again.
                 if damage.is_none() {
                     match apart.push(piece, &mut |content| sink.take(content)) {
                         Err(error @ Error::Corrupt { .. }) => damage = Some(error),
@@ -333,8 +334,8 @@ impl ResumableDownload<'_> {
     }
 }
 
-/// Estimates the content size from gzip's trailer, or else by a fixed factor. The estimate only selects the method; it
-/// does not determine how much memory is reserved.
+/// Estimates the content size from gzip's trailer; for other codecs, by a fixed factor. The estimate only selects the
+/// method; it does not determine how much memory is reserved.
 fn inflated_hint(codec: Codec, data: &File, size: u64) -> std::io::Result<u64> {
     if codec != Codec::Gzip || size < 4 {
         return Ok(size.saturating_mul(4));

@@ -26,7 +26,7 @@ pub(crate) struct PartialDownload {
     pub(super) state_name: String,
 }
 
-/// Names of both files. The lock of the data file covers both.
+/// Names of both files. The lock on the data file covers both files.
 #[derive(Debug, Clone)]
 pub(crate) struct PartFiles {
     data: Arc<OwnedFile>,
@@ -34,13 +34,13 @@ pub(crate) struct PartFiles {
 }
 
 impl PartFiles {
-    /// Removes both files. The list is removed first: without it, no later run trusts the data.
+    /// Removes both files. Removes the list first, because no later run trusts data without a list.
     pub(super) fn remove(&self) {
         self.data.remove_companion(&self.state_name);
         self.data.remove();
     }
 
-    /// Removes both files, except that the data file is retained if it is `kept`.
+    /// Removes both files, but retains the data file if this file is `kept`.
     pub fn remove_all_but(&self, kept: &Arc<OwnedFile>) {
         match Arc::ptr_eq(&self.data, kept) {
             true => self.data.remove_companion(&self.state_name),
@@ -54,7 +54,7 @@ impl PartialDownload {
         PartFiles { data: self.data.clone(), state_name: self.state_name.clone() }
     }
 
-    /// Writes a piece at `offset`. If a part ends with the piece, also adds the part to the list.
+    /// Writes a piece at `offset`. If the piece completes a part, also adds the part to the list.
     pub fn write(&self, piece: &WriteBuffer, offset: u64, part: Option<Part>) -> std::io::Result<()> {
         match &self.direct {
             Some(direct) if piece.is_aligned(offset) => direct.write_all_at(piece.bytes(), offset)?,
@@ -67,7 +67,7 @@ impl PartialDownload {
         let Some(part) = part else { return Ok(()) };
         let mut text = serde_json::to_vec(&part)?;
         text.push(b'\n');
-        // A single write call in append mode, so that lines of different threads do not mix.
+        // A single write call in append mode, so that lines of several threads do not mix.
         (&self.state).write_all(&text)
     }
 }

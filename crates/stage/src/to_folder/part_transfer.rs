@@ -2,8 +2,8 @@
 //! Downloads the parts of a large object and writes them at their offsets in a file.
 //!
 //! Bytes are hashed and written piece by piece as they arrive, while they are still in the CPU cache. The buffers are
-//! reused. If a stage has enough objects to keep the store busy, an object of moderate size is read in one request: its
-//! digests are then computed and verified during the read, and nothing is read twice. Otherwise, the parts of an object
+//! reused. If a stage has enough objects to keep the store busy, an object of moderate size is read in one request. The
+//! digests are then computed and verified during this read, so nothing is read twice. Otherwise, the parts of an object
 //! arrive concurrently, in any order.
 
 use std::ops::Range;
@@ -23,9 +23,9 @@ use crate::to_folder::write_buffer::{WRITE_BUFFER_BYTES, WriteBuffer};
 use penstock_dataset::detect_codec::HEAD_BYTES;
 use penstock_dataset::manifest::Entry;
 
-/// Maximum number of parts of one object in flight; other objects use the remaining requests.
+/// Maximum number of parts of one object in flight. Other objects use the remaining requests.
 const PARTS_AT_ONCE: usize = 64;
-/// Memory reserved per read: one write buffer, plus the same amount for the connection's own buffers.
+/// Memory reserved per read: one write buffer, and the same amount for the buffers of the connection.
 const ROOM: u64 = 2 * WRITE_BUFFER_BYTES as u64;
 
 /// Transfer of the parts of one large object.
@@ -42,7 +42,7 @@ pub(crate) struct Arrived {
     pub stored: StoredDigests,
     /// First bytes of the object.
     pub head: Vec<u8>,
-    /// Metadata of the object, or the error if the bytes do not match the store's checksum.
+    /// Metadata of the object, or the error if the object's bytes do not match the store's checksum.
     pub meta: Result<Meta>,
 }
 
@@ -57,8 +57,8 @@ impl PartTransfer {
         Self { context: context.clone(), item, entry, partial: partial.clone() }
     }
 
-    /// True if the whole object should be read in one request, given its missing parts. For a store without ranges,
-    /// this is the only possibility.
+    /// True if the whole object should be read in one request. The decision depends on the missing parts. Without range
+    /// support in the store, only a whole read is possible.
     pub fn comes_whole(&self, missing: &[u64]) -> bool {
         if !self.context.reader.has_ranges() {
             return !missing.is_empty();
@@ -106,8 +106,8 @@ impl PartTransfer {
         Ok(Arrived { stored, head, meta })
     }
 
-    /// Writes the bytes of a response that covers `parts` to the file. With `whole`, the response covers all parts:
-    /// also computes the digests and collects the first bytes.
+    /// Writes the bytes of a response that covers `parts` to the file. With `whole`, the response covers all parts. The
+    /// method then also computes the digests and collects the first bytes.
     async fn land(
         &self,
         got: &mut GetResult,
@@ -122,7 +122,7 @@ impl PartTransfer {
         while let Some(bytes) = reader.next(got).await? {
             let mut bytes = &bytes[..];
             if at + bytes.len() as u64 > range.end(self.entry.size) {
-                // The store returned too many bytes: stop before they overwrite the next part.
+                // The store returned too many bytes. Stop before they overwrite the next part.
                 return reader.check_length(&self.entry, range, at + bytes.len() as u64 - range.start);
             }
             if let Some((_, head)) = &mut whole {
@@ -151,7 +151,7 @@ impl PartTransfer {
         reader.check_length(&self.entry, range, at - range.start)
     }
 
-    /// Writes a piece that ends at offset `end`. If a part ends with it, also records that part.
+    /// Writes a piece that ends at offset `end`. If the piece completes a part, also records this part.
     async fn write(&self, mut piece: WriteBuffer, end: u64, part: Option<Part>) -> Result<WriteBuffer> {
         let this = self.clone();
         blocking(move || {

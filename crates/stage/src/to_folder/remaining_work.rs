@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Finds the work that earlier stages into a folder left, so that a stage resumes, and checks the free space for it.
+//! Finds the work that earlier stages into a folder did not complete, so that a stage resumes, and checks the free
+//! space.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -24,11 +25,11 @@ use crate::status_record::FOLDER;
 use penstock_dataset::detect_codec::{HEAD_BYTES, detect};
 use penstock_dataset::manifest::{CodecSource, Entry, Manifest};
 
-/// Maximum ratio of content to stored bytes for the disk space estimate. If a gzip trailer claims more, this ratio is
-/// used.
+/// Maximum ratio of content to stored bytes in the estimate of the disk space. It replaces a higher ratio that a gzip
+/// trailer states.
 const HONEST_RATIO: u64 = 32;
 
-/// Finished and remaining objects after earlier runs.
+/// Objects that earlier runs finished, and objects that remain.
 pub(crate) struct RemainingWork {
     pub journal: Journal,
     pub parts: Arc<OwnedFd>,
@@ -37,9 +38,9 @@ pub(crate) struct RemainingWork {
     pub manifest: Arc<Manifest>,
 }
 
-/// True if a stage with this setting of `--decompress` would write the same file. The name usually decides. If the name
-/// shows no codec, an earlier stage may have stored the object under this name either compressed or decompressed, so
-/// the content decides.
+/// True if a stage with this setting of `--decompress` would write the same file. In most cases, the name decides. If
+/// the name shows no codec, an earlier stage may have stored the object under this name either compressed or
+/// decompressed. The content then decides.
 fn is_as_asked(dest_dir: &DestDir, line: &Line, decompress: bool) -> bool {
     if line.decompress == decompress || line.origin.codec_source == Some(CodecSource::Suffix) {
         return true;
@@ -51,13 +52,13 @@ fn is_as_asked(dest_dir: &DestDir, line: &Line, decompress: bool) -> bool {
     let read = dest_dir.open_file(line.target.as_bytes()).map(|file| file.read_at(&mut head, 0));
     match read {
         Ok(Ok(read)) => detect(line.target.as_bytes(), line.origin.encoding.as_deref(), &head[..read]).is_none(),
-        _ => true, // missing or incomplete: the caller checks that next
+        _ => true, // missing or incomplete file: the caller detects this next
     }
 }
 
-/// Decompressed size that the trailer of a local gzip file states. A remote store would need one request per object, so
-/// there the size is unknown until the file is written. A damaged file may state any size; the result is therefore
-/// limited to a ratio that real data reach.
+/// Decompressed size that the trailer of a local gzip file states. For a remote store, the size is unknown until the
+/// file is written, because reading the trailer would need one request per object. A damaged file may state any size,
+/// so the result is limited to a ratio that occurs in real data.
 fn trailer_of(folder: Option<&Path>, item: &Item, entry: &Entry) -> Option<u64> {
     if item.decode != Codec::Gzip {
         return None;
@@ -112,15 +113,17 @@ pub(crate) fn remaining_work(
             if journal.knows(&item.target) {
                 let names = ["tmp", "part"].map(|kind| temporary_name(&item.target, kind));
                 let removed = dest_dir.remove_linked(&parts, [&names[0], &names[1]], item.target.as_bytes());
-                // A folder on the path is a link. Ignore this here: the object fails later for the same reason.
+                // A folder on the path is a link. Ignore this error here, because the object will fail with the same
+                // error.
                 removed.or_else(|error| if matches!(error, Error::KeyRefused { .. }) { Ok(()) } else { Err(error) })?;
             }
-            // Parts of a large object that are already on disk need no further space.
+            // Parts of a large object that are already on disk do not need further space.
             let there = match entry.size > PART_BYTES {
                 true => allocated_at(&parts, &temporary_name(&item.target, "part")),
                 false => 0,
             };
-            // If an earlier stage finished the file, its size is known. Otherwise, the stored size is the minimum.
+            // If an earlier stage finished the file, the size is known. Otherwise, the stored size is used as the
+            // minimum.
             let size = match &known {
                 Some(line) => line.size,
                 None => trailer_of(folder_of_source.as_deref(), &item, entry).unwrap_or(0),
@@ -153,8 +156,9 @@ pub(crate) fn remaining_work(
     Ok(RemainingWork { journal, parts, missing, done, manifest })
 }
 
-/// Removes files that killed runs left behind: those of finished objects or, if no other node shares the folder, of any
-/// object. Does not remove files that another process has locked, or files whose names Penstock did not create.
+/// Removes files that killed runs left behind. If other nodes share the folder, removes only files of finished objects;
+/// otherwise, of any object. Does not remove files that another process has locked, or files whose names Penstock did
+/// not create.
 pub(crate) fn sweep<'a>(parts: &Arc<OwnedFd>, is_alone: bool, items: impl Iterator<Item = &'a Item>) {
     let Ok(mut left) = names_in(parts) else { return };
     left.retain(|name| is_temporary_name(name));
@@ -163,7 +167,7 @@ pub(crate) fn sweep<'a>(parts: &Arc<OwnedFd>, is_alone: bool, items: impl Iterat
         left.retain(|name| name.rfind('.').is_some_and(|dot| ours.contains(&name[..=dot])));
     }
     for name in left {
-        // The lock of the data file also covers the object's list of parts.
+        // The lock on the data file also covers the list of parts.
         let data = name.strip_suffix(".done").map(|stem| format!("{stem}.part"));
         let covering = data.map(|data| OwnedFile::lock_existing(parts, &data));
         let is_held =

@@ -14,7 +14,7 @@ use crate::digests::ContentDigest;
 use crate::plan::Item;
 use crate::to_folder::context::DownloadContext;
 
-/// Minimum content size for which the file is preallocated, so that the file system allocates it in one step. For a
+/// Minimum content size for which the file is preallocated. The file system then allocates the file in one step. For a
 /// smaller file, preallocation costs more than it saves.
 const MIN_RESERVED: usize = 1 << 20;
 

@@ -29,12 +29,12 @@ use penstock_dataset::manifest::{Entry, OWN_PREFIX};
 
 /// Maximum content size that is decompressed in memory; larger content is streamed to the file.
 const MAX_WHOLE: u64 = 512 << 20;
-/// Minimum stored size at which it pays off to check whether an object can be split.
+/// Minimum stored size at which the check whether an object has several frames pays off.
 const MIN_PARALLEL: usize = 1 << 20;
 
 impl DownloadContext {
-    /// Memory for decompression per core: half of the budget (the reader uses the other half), divided by the number of
-    /// cores.
+    /// Memory for decompression per core: half of the budget, divided by the number of cores. The reader uses the other
+    /// half.
     pub fn max_whole(memory: u64, cores: usize) -> u64 {
         (memory / 2 / cores as u64).min(MAX_WHOLE)
     }
@@ -58,7 +58,7 @@ impl DownloadContext {
         }
     }
 
-    /// Writes an object to a synced temporary file; `stored` holds all its stored bytes.
+    /// Writes an object to a synced temporary file. `stored` holds all stored bytes of the object.
     async fn finish_whole(
         self: &Arc<Self>,
         item: &Item,
@@ -93,7 +93,7 @@ impl DownloadContext {
         .await
     }
 
-    /// Decompresses an object, whose stored bytes are all in memory, and passes its content to `sink`.
+    /// Decompresses an object and passes the content to `sink`. `stored` holds all stored bytes of the object.
     pub fn inflate_stored(&self, item: &Item, entry: &Entry, stored: &[u8], sink: &mut Sink<'_>) -> Result<()> {
         if item.decode == Codec::None {
             return sink.take(stored);
@@ -125,7 +125,7 @@ impl DownloadContext {
             let done = whole.and_then(|()| sink.take(&content));
             lock(&self.buffers).push(content);
             match done {
-                // The size hint was wrong, and the content does not fit into memory: stream it instead.
+                // The size hint was wrong, and the content does not fit into memory. Stream the content instead.
                 Err(Error::Corrupt { .. }) if limit > self.max_whole => sink.restart()?,
                 other => return other,
             }
@@ -137,18 +137,18 @@ impl DownloadContext {
         inflater.finish().map(|_| ())
     }
 
-    /// Compression to apply to an object, chosen by its name; `None` if it stays uncompressed.
+    /// Compression to apply to an object, chosen by the object's name; `None` if the object is not compressed.
     pub fn compression_of(&self, entry: &Entry) -> Option<Compression> {
         self.options.compression_of(entry)
     }
 
-    /// Budget for one object: memory, threads, and cores in addition to its own.
+    /// Budget for one object: memory, threads, and cores in addition to the core of the caller.
     pub fn cpu_budget(&self) -> CpuBudget<'_> {
         CpuBudget { cores: &self.cores, threads: self.threads, memory: self.max_whole }
     }
 
-    /// Creates a temporary file, calls `fill` to write it, drops `held`, and syncs the file. After an error, the file
-    /// is removed. The file stays locked until the returned `OwnedFile` is dropped.
+    /// Creates a temporary file, calls `fill` to write the file, drops `held`, and syncs the file. Removes the file
+    /// after an error. The file stays locked until the returned `OwnedFile` is dropped.
     pub fn write_file<H>(
         &self,
         item: &Item,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Download workers: turn the objects of one source into files, concurrently within the limits on rate, memory and
-//! cores.
+//! Download workers: turn the objects of one source into files. They run concurrently, within the limits on rate,
+//! memory and cores.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
@@ -83,14 +83,14 @@ impl Workers {
                     true => multipart_download::make(&context, &item, entry).await?,
                     false => context.make(&item, entry).await?,
                 };
-                // If the channel is closed, the committer has failed; its own error is returned below.
+                // If the channel is closed, the committer has failed. The committer's own error is returned below.
                 finished.send(made).await.map_err(|_| Error::Interrupted)
             }
         };
         let outcome = concurrency.run(objects, make).await;
         drop(finished);
         let journal = committed.await.map_err(|join| Error::bug(format!("the committer ended: {join}")))?;
-        // The committer's error takes precedence: it is the reason why the channel was closed.
+        // The committer's error takes precedence, because it caused the closing of the channel.
         match (journal, outcome) {
             (Err(error), _) | (Ok(_), Err(error)) => Err(error),
             (Ok(journal), Ok(())) => Ok(journal),

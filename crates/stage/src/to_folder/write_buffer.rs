@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Write buffer: combines received bytes into large writes. Its memory is reused, and aligned for O_DIRECT.
+//! Write buffer: combines received bytes into large writes. The memory of the buffer is reused, and aligned for
+//! O_DIRECT.
 
 use std::io;
 
 use penstock_store::{Buffer, BufferPool};
 
-/// Buffer size in bytes: small enough that a full buffer is still in the CPU cache when it is written, large enough
-/// that an object needs few write calls.
+/// Buffer size in bytes. The size is small enough that a full buffer is still in the CPU cache when it is written, and
+/// large enough that an object needs few write calls.
 pub(crate) const WRITE_BUFFER_BYTES: usize = 512 << 10;
-/// O_DIRECT requires memory, offsets and lengths to be multiples of the disk's block size; no disk needs more than
-/// this. The pool's memory has this alignment.
+/// O_DIRECT requires memory, offsets and lengths to be multiples of the disk's block size. This alignment suffices for
+/// every disk. The pool's memory has this alignment.
 const ALIGNED: usize = 4096;
 
 /// A buffer of at most [`WRITE_BUFFER_BYTES`] bytes. Dropping it returns its memory to the process's pool.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Existing objects in a destination store, and the work that remains for the stage.
+//! Existing objects in a destination store, and the work that remains for a stage.
 
 use std::collections::{HashMap, HashSet};
 
@@ -17,7 +17,7 @@ use crate::to_store::target::Target;
 use crate::to_store::upload_types::UploadItem;
 use penstock_dataset::manifest::{Entry, Manifest};
 
-/// Existing objects with target names of this stage, and the names of existing manifests.
+/// Existing objects that have the target name of an object of this stage, and the names of existing manifests.
 pub(crate) struct Existing {
     pub objects: HashMap<Key, Meta>,
     pub own: Vec<Key>,
@@ -40,8 +40,8 @@ pub(crate) async fn existing(to: &Target, items: &[Item], deadline: Deadline) ->
                     found.objects.insert(key, meta);
                 }
             }
-            // A store that creates folders on the first write returns `NotFound` for an empty destination. A missing
-            // bucket fails at the first object.
+            // If the store creates folders on the first write, an empty destination gives `NotFound`. A missing bucket
+            // gives an error for the first object.
             Err(Error::NotFound { .. }) if to.store.root().authority.is_empty() => break,
             Ok(None) => break,
             Err(error) => return Err(error),
@@ -50,7 +50,7 @@ pub(crate) async fn existing(to: &Target, items: &[Item], deadline: Deadline) ->
     Ok(found)
 }
 
-/// Finished and remaining objects after earlier runs.
+/// Objects that earlier runs finished, and objects that remain.
 pub(crate) struct WorkList {
     pub journal: Journal,
     pub missing: Vec<UploadItem>,
@@ -69,7 +69,7 @@ impl WorkList {
         options: &StageOptions,
         progress: &Progress,
     ) -> Result<()> {
-        // For objects without a line in the local journal, the destination's manifest is used.
+        // If an object has no line in the local journal, its entry in the destination's manifest is used.
         let mut known: HashMap<&Key, &Entry> = HashMap::new();
         for document in recorded.iter().filter(|document| document.manifest.source.as_deref() == Some(source)) {
             for entry in &document.manifest.objects {
@@ -86,8 +86,8 @@ impl WorkList {
                         && (line.version.is_none() || there.version.is_none() || there.version == line.version)
                 })
             };
-            // The manifest may be newer than the local journal: another machine may have repaired objects that this
-            // machine had sent.
+            // The manifest may be newer than the local journal, because another machine may have repaired objects that
+            // this machine had sent.
             let journaled = self.journal.line(&item.target);
             let recorded = || known.get(&item.target).and_then(|entry| Line::of_recorded(entry));
             let journaled = journaled.filter(|line| is_ours(&line));
@@ -104,7 +104,8 @@ impl WorkList {
                 self.missing.push(UploadItem { item, existing: there, is_ours });
             }
         }
-        // Copy these manifest entries to the local journal, from which the final manifest is created.
+        // Copy the adopted manifest entries to the local journal, because the final manifest is created from the
+        // journal.
         if !adopted.is_empty() {
             for (line, place) in adopted.iter().zip(self.journal.append(&adopted)?) {
                 self.journal.remember(&line.target, place);
@@ -113,8 +114,8 @@ impl WorkList {
         Ok(())
     }
 
-    /// Returns an error before the first byte is sent if an existing object from another source has a size that the
-    /// copy cannot have.
+    /// Checks the existing objects from other sources before the first byte is sent. Returns an error if an existing
+    /// object has a size that the copy cannot have.
     pub fn refuse_foreign(&self, manifest: &Manifest, to: &Target, source: &str, options: &StageOptions) -> Result<()> {
         if options.overwrite {
             return Ok(());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Manifests in a destination store: read before a stage, written at the end.
+//! Manifests in a destination store. A stage reads them at the start, and writes one at the end.
 
 use std::sync::Arc;
 
@@ -17,26 +17,26 @@ use crate::to_folder::inventory::{Document, is_manifest_name, latest, manifest_n
 use crate::to_store::target::Target;
 use penstock_dataset::manifest::{Entry, Manifest, ManifestFormat};
 
-/// Maximum attempts to write a manifest while other stages write one with the same name.
+/// Maximum number of attempts to write a manifest while other stages write a manifest with the same name.
 const MAX_ATTEMPTS: u32 = 8;
 
 pub(crate) fn is_manifest(key: &Key) -> bool {
     key.as_bytes().strip_prefix(b".penstock/").is_some_and(is_manifest_name)
 }
 
-/// Reads the manifests in a store; returns those of the last launch of each source.
+/// Reads the manifests with these names in a store; returns those of the last launch of each source.
 pub(crate) async fn documents(to: &Target, names: Vec<Key>, deadline: Deadline) -> Result<Vec<Document>> {
     Ok(latest(read(to, names, deadline).await?))
 }
 
-/// Reads the manifests with these names; returns an error if one does not parse.
+/// Reads the manifests with these names; returns an error if a manifest does not parse.
 async fn read(to: &Target, names: Vec<Key>, deadline: Deadline) -> Result<Vec<Document>> {
     let mut found = Vec::new();
     for name in names {
         let object = ObjectRef::current(to.key(&name));
         let (meta, bytes) = match read_whole(&*to.store, &object, None, deadline).await {
             Ok(read) => read,
-            Err(Error::NotFound { .. }) => continue, // deleted after the listing
+            Err(Error::NotFound { .. }) => continue, // deleted after it was listed
             Err(error) => return Err(error),
         };
         let place = format!("{}{name}", to.url);
@@ -93,10 +93,11 @@ pub(crate) fn staged_manifest<'a>(
     Manifest::new(url.to_owned(), objects.collect())
 }
 
-/// Writes the manifest of a share (`0-of-4`) to the destination, unless an identical one exists. Returns its URL.
+/// Writes the manifest of a share (`0-of-4`) to the destination, unless the same manifest exists there. Returns its
+/// URL.
 ///
-/// A manifest of another source is never replaced. If such a manifest already has the share's name, the name of the new
-/// manifest gets a suffix: a digest of its own source. Conditional writes prevent stages that end at the same time from
+/// Never replaces a manifest of another source. If such a manifest already has the share's name, the new name gets a
+/// suffix: a digest of the source of the new manifest. Conditional writes prevent stages that end at the same time from
 /// overwriting each other's manifest.
 pub(crate) async fn write_manifest(to: &Target, staged: Manifest, share: &str, deadline: Deadline) -> Result<String> {
     let of_source = format!("{share}-{:016x}", xxh3_64(staged.source.as_deref().unwrap_or_default().as_bytes()));
@@ -145,7 +146,7 @@ pub(crate) async fn write_manifest(to: &Target, staged: Manifest, share: &str, d
             Err(Error::Precondition { .. }) => continue,
             put => put?,
         };
-        // An earlier stage with more or fewer objects may have left a manifest in the other format.
+        // An earlier stage of another number of objects may have left a manifest in the other format.
         let others = mine.iter().filter(|document| document.format != format);
         let others: Vec<Key> = others.map(|document| key(node, document.format)).collect();
         if !others.is_empty() {

@@ -2,7 +2,7 @@
 //! Stages to a store: finds the objects that are missing, uploads them and writes the new manifest.
 //!
 //! `upload_object` uploads one object; `upload_journal` is the journal of one multipart upload. The journal of the
-//! stage is a local file; the store holds only objects and, at the end, their manifest.
+//! stage is a local file. The store holds only objects and, at the end, their manifest.
 
 pub(crate) mod existing;
 pub(crate) mod manifests;
@@ -45,7 +45,7 @@ use penstock_dataset::manifest::Manifest;
 const BEHIND: usize = 16;
 /// Maximum number of objects whose journal lines are written with one sync.
 const BATCH: usize = 256;
-/// Time limit for aborting open uploads after the user interrupts.
+/// Time limit for aborting open uploads after the user interrupts the stage.
 const TAKE_BACK: Duration = Duration::from_secs(5);
 
 /// Copies the objects to the store; returns the URL of the manifest.
@@ -91,8 +91,8 @@ pub(crate) async fn transfer(to: Target, context: StageContext<'_>) -> Result<St
     write_manifest(&to, staged, &node, deadline).await
 }
 
-/// Sends the objects concurrently, within the limits on requests, memory and cores. Returns the journal with all
-/// finished objects, even if the stage failed.
+/// Sends the objects concurrently, within the limits on requests, memory and cores. Even if the stage failed, returns
+/// the journal with all finished objects.
 async fn work(
     context: &Arc<UploadContext>,
     journal: Journal,
@@ -110,7 +110,8 @@ async fn work(
             (context.clone(), finished.clone(), manifest.clone(), uploads[at].clone());
         async move {
             let sent = context.send(&upload, &manifest.objects[upload.item.object]).await;
-            // If the channel is closed, the journal writer has failed; its own error is returned below.
+            // If the channel is closed, the journal writer has failed. The journal writer's own error is returned
+            // below.
             sent.and_then(|sent| finished.send(sent).map_err(|_| Error::Interrupted))
         }
     };
@@ -125,7 +126,7 @@ async fn work(
     drop(finished);
     let journal = scribe.await.map_err(|join| Error::bug(format!("the journal's thread ended: {join}")))?;
     match (journal, outcome) {
-        // The journal's error takes precedence: it is the reason why the channel was closed.
+        // The journal's error takes precedence, because it caused the closing of the channel.
         (Err(error), _) => Err(error),
         (Ok(journal), outcome) => Ok((journal, outcome)),
     }
@@ -141,11 +142,11 @@ pub(crate) struct ResendRequest {
     pub cores: usize,
     pub progress: Arc<Progress>,
     pub deadline: Deadline,
-    /// Node part of a manifest's name, such as `0-of-4`; this manifest lists the objects.
+    /// Node part of the manifest's name, such as `0-of-4`. This manifest lists the objects.
     pub node: String,
 }
 
-/// Sends objects again, replacing the existing ones, and records the new versions in the manifest.
+/// Sends objects again and replaces the existing objects. Records the new versions in the manifest.
 pub(crate) async fn again(
     work_of: ResendRequest,
     manifest: Manifest,
@@ -185,7 +186,7 @@ pub(crate) async fn again(
     write_manifest(&to, amended, share_of(&node), deadline).await.map(drop)
 }
 
-/// A sent object, and its upload journal, which is removed once the object is in the stage's journal.
+/// A sent object, and its upload journal. The upload journal is removed once the object is in the journal of the stage.
 pub(crate) struct SentObject {
     pub line: Line,
     pub leftover: Option<Arc<OwnedFile>>,

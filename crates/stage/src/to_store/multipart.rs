@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One multipart upload: splits bytes into parts, sends them concurrently, and journals the parts that arrived.
-//! Independent of the source of the bytes.
+//! One multipart upload: splits bytes into parts, sends the parts concurrently, and journals the parts that arrived.
+//! Does not depend on the source of the bytes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,16 +28,16 @@ use penstock_dataset::manifest::Entry;
 const READS: usize = 4;
 /// Maximum number of parts in flight for one object.
 const SENDS: usize = 4;
-/// If the final size is unknown: number of parts after which the part size doubles.
+/// If the final size is unknown, the part size doubles each time this number of parts is complete.
 const STEP: u32 = 2000;
 
 /// Destination of one object's bytes.
 pub(crate) enum PartSink {
     /// The bytes are sent as parts of a multipart upload.
     Parts { id: UploadId, sent: SentParts, held: BTreeMap<u32, Part> },
-    /// The bytes are collected and sent in one request, because the store has no multipart uploads.
+    /// The bytes are collected and sent in one request, because the store does not support multipart uploads.
     Whole(Vec<Bytes>),
-    /// The bytes are not sent: their digests are compared with those of the existing object.
+    /// The bytes are not sent. Their digests are compared with the digests of the existing object.
     Nowhere,
 }
 
@@ -66,7 +66,7 @@ pub(crate) struct MultipartUpload<'a> {
     /// Offset of the buffered bytes in the object.
     offset: u64,
     number: u32,
-    /// A complete part that is not sent yet: if no more bytes follow, it is the last part.
+    /// A complete part that is not sent yet. If no more bytes follow, this part is the last one.
     pending: Option<(u32, u64, Vec<Bytes>)>,
     out: StoredDigests,
     out_bytes: u64,
@@ -83,11 +83,11 @@ impl<'a> MultipartUpload<'a> {
     ) -> Result<Self> {
         let multipart = context.to.store.multipart();
         let limits = multipart.map(|multipart| multipart.limits());
-        // With little memory, use smaller parts, and send and read one at a time.
+        // If the memory budget is small, use smaller parts, and send and read one part at a time.
         let is_lean = context.reader.memory_bytes() < PART * (SENDS as u64 + 2) + PART_BYTES * (READS as u64 + 2);
         let (wanted, sends, reads) = if is_lean { (PART / 2, 1, 1) } else { (PART, SENDS, READS) };
-        // Objects for stores without multipart uploads are also collected in parts, so that an object above the memory
-        // limit fails early.
+        // For stores without multipart uploads, an object is also collected in parts, so that an object above the
+        // memory limit fails early.
         let part_bytes = limits.map_or(wanted, |limits| {
             let size = if change.is_copy() { entry.size } else { entry.size.saturating_add(entry.size / 100) };
             limits.part_bytes(wanted, size)
@@ -119,7 +119,8 @@ impl<'a> MultipartUpload<'a> {
         let out = match context.may_replace(upload) {
             true if wants_md5 => StoredDigests::new(&[]).with_md5(),
             true => StoredDigests::new(&[]),
-            // The existing object will be compared by digest: compute the kinds that its store reports.
+            // The existing object will be compared by digest, so compute the digests of the kinds that the store
+            // reports.
             false => {
                 let existing =
                     context.to.store.head(&context.to.key(&change.item.target), context.reader.deadline).await?;
@@ -211,8 +212,8 @@ impl<'a> MultipartUpload<'a> {
         Ok(())
     }
 
-    /// Finds an upload that an earlier run completed. That run may have been killed after the store's response and
-    /// before it wrote its journal line.
+    /// Finds an upload that an earlier run completed. That run may have been killed after it received the store's
+    /// response, and before it wrote the journal line of the object.
     async fn finished_before(&self, sent: &Arc<OwnedFile>) -> Result<Option<Written>> {
         let Some((size, digests)) = self.left.as_ref().and_then(|left| left.whole.clone()) else { return Ok(None) };
         match self.context.adopted(&self.change.item, size, &digests).await {
@@ -235,7 +236,7 @@ impl<'a> MultipartUpload<'a> {
         if let PartSink::Parts { id, sent, .. } = &self.hold {
             let key = self.context.to.key(&self.change.item.target);
             if let Ok(multipart) = self.multipart_store() {
-                // Best effort: if the abort fails, the store's lifecycle rules remove the upload.
+                // If the abort fails, ignore the error: the store's lifecycle rules remove the upload.
                 let _ = multipart.abort(&key, id, self.context.reader.deadline).await;
             }
             lock(&self.context.open).remove(sent.file.name());
@@ -266,7 +267,7 @@ impl<'a> MultipartUpload<'a> {
         Ok(())
     }
 
-    /// Makes the buffered bytes the pending part, which may be the last one, and sends the previous pending part.
+    /// Makes the buffered bytes the pending part, which may be the last part. Sends the previous pending part.
     async fn seal_part(&mut self) -> Result<()> {
         if let Some((number, offset, bytes)) = self.pending.take() {
             self.queue_part(number, offset, bytes, false).await?;
@@ -321,7 +322,7 @@ impl<'a> MultipartUpload<'a> {
         self.spawn_part(at, bytes).await
     }
 
-    /// Starts to send a part. If the store requires parts in order, waits until the part has arrived.
+    /// Starts to send a part. If the store requires ordered parts, waits until this part has arrived.
     pub async fn spawn_part(&mut self, at: PartSpec, bytes: Vec<Bytes>) -> Result<()> {
         let PartSink::Parts { id, .. } = &self.hold else { return Err(Error::bug("a part without an upload")) };
         let (context, id, key) = (self.context.clone(), id.clone(), self.context.to.key(&self.change.item.target));
@@ -347,9 +348,9 @@ impl<'a> MultipartUpload<'a> {
         Ok(())
     }
 
-    /// Ends the object after all bytes have been added and verified.
+    /// Ends the object after all its bytes have been added and verified.
     pub async fn finish(&mut self, stored: Vec<Digest>, checked: Vec<Digest>) -> Result<Written> {
-        // All earlier parts must have arrived before the last part is sent, because it ends the upload.
+        // All earlier parts must have arrived before the last part is sent, because the last part ends the upload.
         if self.buffered_bytes > 0 || self.pending.is_none() {
             self.seal_part().await?;
         }

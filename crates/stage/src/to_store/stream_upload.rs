@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Streams a large object to a store: reads it in order and writes it in parts. After a kill, a later stage need not
-//! send finished parts again. Whatever the object's size, only a few parts are in memory.
+//! Streams a large object to a store: reads the object in order and writes it in parts. If the stage is killed, a later
+//! stage need not send finished parts again. Only a few parts are in memory, whatever the size of the object.
 //!
-//! On resume, parts that the store already holds and whose content is unchanged are not sent again. They are not even
-//! read again if the object is copied unchanged, its source supports range reads, and its source reports no digest other
-//! than CRC-32C, XXH3 or SHA-1. Otherwise the object is read again from its beginning, because its digest or its codec
-//! needs all bytes.
+//! On resume, a part is not sent again if the store already holds it and its content is unchanged. Such a part is not
+//! even read again in one case: the object is copied unchanged, the source supports range reads, and the source reports
+//! only the digests CRC-32C, XXH3 or SHA-1. In all other cases, the object is read again from its beginning, because
+//! the digest or the codec needs all bytes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -32,8 +32,8 @@ use penstock_dataset::manifest::Entry;
 /// Number of first bytes of an object that are read to choose the transform.
 const LOOK: u64 = crate::compress::TRIED as u64;
 
-/// Number of stored bytes that are decompressed before the output size is checked. Their output is at most 4 MiB for
-/// gzip and 128 MiB for zstd.
+/// Number of stored bytes that are decompressed before the output size is checked. These bytes decompress to at most 4
+/// MiB for gzip and 128 MiB for zstd.
 const STEP: usize = 4 << 10;
 
 /// Reads an object in order, in a background task that ends when the reader is dropped.
@@ -69,7 +69,7 @@ impl Reader {
     }
 }
 
-/// Reads the whole object from a store without ranges; sends it in pieces as they arrive.
+/// Reads the whole object from a store without range reads. Sends the object in pieces as the bytes arrive.
 async fn whole(context: &UploadContext, entry: &Entry, send: &mpsc::Sender<Result<Bytes>>) -> Result<()> {
     let mut got = context.reader.get(entry, ByteRange::WHOLE).await?;
     let mut piece = BytesMut::new();
@@ -91,8 +91,8 @@ pub(crate) async fn send(context: &Arc<UploadContext>, upload: &UploadItem, entr
     promised.extend(meta.digests.iter().filter(|digest| !entry.digests.contains(digest)).cloned());
     let head = match context.reader.has_ranges() {
         true => context.reader.range(entry, ByteRange::new(0, LOOK.min(entry.size))).await?,
-        // A store without ranges would return the whole object here. It is read below, so choose the transform by name
-        // only.
+        // A store without range reads would return the whole object here, and the object is read below. Choose the
+        // transform by name only.
         false => Bytes::new(),
     };
     let change = {
@@ -100,14 +100,14 @@ pub(crate) async fn send(context: &Arc<UploadContext>, upload: &UploadItem, entr
             (context.clone(), upload.item.clone(), entry.clone(), meta.encoding.clone());
         blocking(move || Ok(context.change(&item, &entry, encoding, &head))).await?
     };
-    // If the store loses the upload, try once more before the object fails.
+    // If the store loses the upload, the upload is tried once more before the object fails.
     for is_last in [false, true] {
         let mut upload = MultipartUpload::start(context, upload, entry, &change, &promised).await?;
         match upload.carry().await {
             Err(Error::NotFound { place }) if !is_last && place == context.target_place(&change.item) => {
                 upload.forget().await;
             }
-            // An object from another source exists, or the source has changed: this upload cannot be resumed.
+            // This upload cannot be resumed: an object from another source exists, or the source has changed.
             Err(
                 error @ (Error::Precondition { .. }
                 | Error::Corrupt { .. }
@@ -123,8 +123,8 @@ pub(crate) async fn send(context: &Arc<UploadContext>, upload: &UploadItem, entr
     Err(Error::bug("an upload was lost twice and reported once"))
 }
 
-/// Decompresses about one part of content from `piece`, and returns the rest of `piece`. Without this bound, a hostile
-/// piece could fill the memory.
+/// Decompresses about one part of content from `piece`, and returns the rest of `piece`. Without this limit, a hostile
+/// piece could use up the memory.
 fn inflate_some(
     inflater: &mut StreamDecoder,
     piece: Bytes,
@@ -223,7 +223,7 @@ impl MultipartUpload<'_> {
         self.finish(have[..2].to_vec(), checked).await
     }
 
-    /// Reads and sends only the parts that the store does not have. Used for unchanged copies.
+    /// Reads and sends only the parts that the store does not have. Used for objects that are copied unchanged.
     async fn carry_missing(&mut self) -> Result<Written> {
         let PartSink::Parts { held, .. } = &mut self.hold else { return Err(Error::bug("parts without an upload")) };
         let held = std::mem::take(held);
@@ -254,7 +254,7 @@ impl MultipartUpload<'_> {
                 .await?;
             let mut ends = None;
             if number + 1 == count && is_ordered {
-                // The last part carries the CRC of the whole object, so verify that CRC before sending the part.
+                // The last part carries the CRC of the whole object. Verify this CRC before the part is sent.
                 self.parts.sort_by_key(|part| part.number);
                 let last = Part {
                     number,

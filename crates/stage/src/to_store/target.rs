@@ -21,7 +21,7 @@ pub(crate) const SMALL: u64 = 16 << 20;
 /// Default part size for larger objects.
 pub(crate) const PART: u64 = 16 << 20;
 
-/// Maximum key length of the supported stores.
+/// Maximum key length of the supported stores, in bytes.
 const MAX_KEY: usize = 1024;
 
 /// An opened destination store.
@@ -68,7 +68,7 @@ impl Target {
     }
 }
 
-/// True if the store records a Content-Encoding. A compressed object then needs no suffix in its name.
+/// True if the store records a Content-Encoding. The name of a compressed object then needs no suffix.
 pub(crate) fn keeps_names(scheme: Scheme) -> bool {
     match scheme {
         Scheme::S3 | Scheme::Azure | Scheme::Gcs | Scheme::Memory => true,
@@ -123,8 +123,8 @@ pub(crate) fn plan(manifest: &Manifest, options: &StageOptions, url: &Url) -> Re
     let division = Division { decompress: options.decompress, ..options.division.clone() };
     let shares = SharePlan::divide(manifest, options.nodes, &division)?;
     let items: Vec<Item> = shares.share(options.node).into_iter().map(|at| items[at].clone()).collect();
-    // A small object needs one read and one write. A larger one needs its parts, and four more requests: two reads (for
-    // the version and the first bytes) and two writes (to begin and to end the upload).
+    // A small object needs one read and one write. A larger object needs one read and one write per part, and four more
+    // requests: two reads (for the version and the first bytes) and two writes (to begin and to end the upload).
     let requests = |at: usize, _| match manifest.objects[at].size {
         ..=SMALL => 2,
         size => size.div_ceil(PART_BYTES) + 2 + size.div_ceil(PART) + 2,
@@ -132,7 +132,8 @@ pub(crate) fn plan(manifest: &Manifest, options: &StageOptions, url: &Url) -> Re
     Ok(StagePlan::of(items, &shares, options.node, requests))
 }
 
-/// Returns an error if a destination is inside its source: each run would then list the objects of the previous run.
+/// Returns an error if a destination is inside its source, because each run would then list the objects of the previous
+/// run.
 pub(crate) fn check_apart(source: &Url, url: &Url) -> Result<()> {
     let (inner, outer) = (url.as_folder(), source.as_folder());
     let same = source.scheme == url.scheme && source.authority == url.authority;
@@ -143,7 +144,7 @@ pub(crate) fn check_apart(source: &Url, url: &Url) -> Result<()> {
 }
 
 impl StageOptions {
-    /// Sets the options from the transform identifier, the reverse of [`StageOptions::transform_id`].
+    /// Sets the options from the transform identifier. Inverse of [`StageOptions::transform_id`].
     pub(crate) fn apply_transform(&mut self, transform: Option<&str>) -> Result<()> {
         let odd = || Error::config("manifest", format!("`{}` is not a valid transform", transform.unwrap_or_default()));
         for step in transform.into_iter().flat_map(|transform| transform.split(',')) {

@@ -2,9 +2,10 @@
 //! Journal of one multipart upload: the object's source and transform, the upload id, and the parts that the store
 //! accepted.
 //!
-//! The file has a header line and one line per part. Its mode is 0600, because in some stores the id grants write
-//! access. It is not synced: parts whose lines are lost in a power failure are sent again. A listed part is used only
-//! if the store still holds it. If an object differs from the header, its upload starts again.
+//! The file has a header line and one line per part. The mode of the file is 0600, because in some stores the upload id
+//! grants write access. The file is not synced: if a power failure destroys lines, the parts on these lines are sent
+//! again. A listed part is used only if the store still holds it. If an object differs from the header, its upload
+//! starts again.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
@@ -19,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use crate::dest_dir::DestDir;
 use penstock_dataset::manifest::transform_text;
 
-/// Maximum size of the file; Penstock writes no larger file (50,000 parts of about 200 bytes).
+/// Maximum size of the file in bytes. Penstock does not write a larger file (50,000 parts of about 200 bytes).
 const MAX_BYTES: u64 = 64 << 20;
 
 /// Identity of an upload: source, transform and target of the object.
@@ -44,7 +45,7 @@ enum Line {
         id: UploadId,
     },
     Part(Part),
-    /// All parts have arrived; describes the complete object.
+    /// Describes the complete object. Written after all parts have arrived.
     Whole {
         size: u64,
         digests: Vec<Digest>,
@@ -55,12 +56,12 @@ enum Line {
 #[derive(Debug)]
 pub(crate) struct PreviousUpload {
     pub id: UploadId,
-    /// Parts by number; if a part was sent twice, the last one.
+    /// Parts by number. If a part was sent twice, only the last line of the part counts.
     pub parts: BTreeMap<u32, Part>,
     pub whole: Option<(u64, Vec<Digest>)>,
 }
 
-/// Journal file of an upload, locked by this process until it is dropped.
+/// Journal file of an upload. This process holds the lock on the file until the value is dropped.
 #[derive(Debug)]
 pub(crate) struct SentParts {
     pub file: Arc<OwnedFile>,
@@ -68,7 +69,7 @@ pub(crate) struct SentParts {
 }
 
 impl SentParts {
-    /// Opens the file; returns the upload that an earlier run left there, if it belongs to the same object.
+    /// Opens the file. Returns the upload that an earlier run left there, if this upload belongs to the same object.
     pub fn open(
         dest_dir: &DestDir,
         folder: &Arc<OwnedFd>,

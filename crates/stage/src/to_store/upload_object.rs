@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Uploads one object to a store: reads the listed version, verifies it, and decompresses or compresses it on the way.
-//! The store verifies the digests that are sent with the object. Readers never see an incomplete object.
+//! Uploads one object to a store: reads the listed version, verifies it, and decompresses or compresses it before the
+//! upload. The store verifies the digests that are sent with the object. Readers never see an incomplete object.
 //!
 //! A small object is read into memory and written in one request. A large object is streamed in order
-//! (`stream_upload`); whatever its size, this needs memory for only a few parts. Hashing and (de)compression run on
-//! blocking threads.
+//! (`stream_upload`). Streaming needs memory for only a few parts, whatever the size of the object. Hashing and
+//! (de)compression run on blocking threads.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ use crate::to_store::target::{SMALL, keeps_names};
 use crate::to_store::upload_types::{Transform, UploadContext, UploadItem, Written};
 use penstock_dataset::manifest::Entry;
 
-/// Maximum decompressed size of a small object that is transformed in memory; a larger one is streamed.
+/// Maximum decompressed size of a small object that is transformed in memory. A larger object is streamed.
 const INFLATED_WHOLE: u64 = 128 << 20;
 
 impl UploadContext {
@@ -53,7 +53,8 @@ impl UploadContext {
                 Err(error) => Err(error),
             };
             match sent {
-                // The error text contains the digests of the bytes, so two equal errors mean the same bytes.
+                // The error text contains the digests of the bytes. Two equal errors therefore mean that the bytes are
+                // the same.
                 Err(error @ Error::Corrupt { .. }) if !error.to_string().starts_with(&self.to.url) => {
                     retry.again(error.clone(), error)?;
                 }
@@ -75,8 +76,8 @@ impl UploadContext {
         SentObject { line, leftover }
     }
 
-    /// Chooses the transform for an object: `encoding` is its Content-Encoding in the source store, `head` its first
-    /// bytes.
+    /// Chooses the transform for an object. `encoding` is the object's Content-Encoding in the source store; `head`
+    /// holds the object's first bytes.
     pub fn change(&self, item: &Item, entry: &Entry, encoding: Option<String>, head: &[u8]) -> Transform {
         let source_encoding = encoding.or_else(|| entry.encoding.clone());
         let item = item.with_detected_codec(self.options.decompress, source_encoding.as_deref(), head);
@@ -167,7 +168,8 @@ impl UploadContext {
         let meta = if self.may_replace(upload) {
             let options = self.put_options(upload, &change, Some(Digest::of_u32(Algorithm::Crc32c, crc32c(&body))));
             match self.to.store.put(&key, vec![body.clone()], &options, self.reader.deadline).await {
-                // Another run of this stage may have written the object first: compare the bytes.
+                // Another run of this stage may have written the object first. Compare the existing object with the
+                // bytes.
                 Err(Error::Precondition { .. }) if upload.existing.is_none() => {
                     self.adopted(&upload.item, size, &self.every_digest(body).await?).await?
                 }
@@ -180,8 +182,8 @@ impl UploadContext {
         Ok(Some(Written { change, stored, checked, size, digests, meta, leftover: None }))
     }
 
-    /// Content and digests of a small object after the transform; `None` if it decompresses to more than the memory
-    /// limit.
+    /// Content and digests of a small object after the transform. `None` if the object decompresses to more than the
+    /// memory limit.
     fn ready(
         &self,
         upload: &UploadItem,

@@ -14,7 +14,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 use tokio::sync::Semaphore;
 
-/// An object to send, with the existing object of the same name, if any.
+/// An object to send, and the existing object with the same name, if any.
 #[derive(Debug, Clone)]
 pub(crate) struct UploadItem {
     pub item: Item,
@@ -32,7 +32,7 @@ pub(crate) struct UploadContext {
     pub cores: Arc<Semaphore>,
     pub threads: usize,
     pub options: StageOptions,
-    /// Open uploads, by the name of their journal.
+    /// Open uploads, by the names of their journals.
     pub open: Mutex<HashMap<String, (Key, UploadId)>>,
 }
 
@@ -61,6 +61,6 @@ pub(crate) struct Written {
     pub size: u64,
     pub digests: Vec<Digest>,
     pub meta: Meta,
-    /// Upload journal; can be removed once the object is in the stage's journal.
+    /// Upload journal. It can be removed once the object is in the journal of the stage.
     pub leftover: Option<Arc<OwnedFile>>,
 }

@@ -33,21 +33,21 @@ use crate::to_folder::inventory::{Inventory, Record, Unfinished, read};
 use penstock_dataset::key_filter::KeyFilter;
 use penstock_dataset::manifest::is_own;
 
-/// Size of one read; a worker thread holds one buffer of this size.
+/// Size of one read in bytes. A worker thread holds one buffer of this size.
 const IO_BUFFER_BYTES: usize = 1 << 20;
-/// Maximum number of unexpected files that are listed; the count includes all of them.
+/// Maximum number of unexpected files that are listed. The count includes all unexpected files.
 const MAX_UNEXPECTED_LISTED: usize = 1_000;
 
 /// Input of a verification, validated once.
 #[derive(Debug, Clone)]
 pub struct VerifyRequest {
-    /// The staged folder. With `remote`: the folder for a repair's journal.
+    /// The staged folder. If `remote` is set, the local folder for a repair's journal.
     pub destination: PathBuf,
-    /// Store that holds the staged copy; replaces the folder.
+    /// Store that holds the staged copy. It replaces the folder.
     pub remote: Option<Url>,
     /// Compare only the metadata that the store reports, without reading the objects.
     pub quick: bool,
-    /// Filter that selects the files to verify, by their path relative to the folder.
+    /// Filter that selects the files to verify, by their paths relative to the folder.
     pub select: KeyFilter,
     /// Fetch wrong files again.
     pub repair: bool,
@@ -66,7 +66,7 @@ pub struct VerifyRequest {
 /// A file that differs from its stage's record.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FailedFile {
-    /// Path of the file, relative to the folder; control characters are escaped.
+    /// Path of the file, relative to the folder, with control characters escaped.
     pub file: String,
     /// `missing`, `size`, `digest`, `not-a-file` or `unreadable`.
     pub problem: String,
@@ -82,17 +82,17 @@ pub struct FailedFile {
 pub struct Verified {
     /// Version of this JSON document.
     pub schema_version: u32,
-    /// The folder.
+    /// The folder or store that was verified.
     pub destination: String,
     /// Files that must exist.
     pub objects: u64,
-    /// Total size of these files in bytes.
+    /// Total size of the files that must exist, in bytes.
     pub bytes: u64,
     /// Files that match their record.
     pub ok: u64,
     /// Files that do not match their record.
     pub failed: Vec<FailedFile>,
-    /// Files that were wrong, but were fetched again and are now correct.
+    /// Files that were wrong, that were fetched again, and that are now correct.
     pub repaired: Vec<String>,
     /// Files that no stage recorded; at most the first 1,000.
     pub unexpected: Vec<String>,
@@ -163,7 +163,7 @@ async fn run(
             &request, &dest_dir, &records, &bad, deadline, &progress, &metrics, &cancelled,
         )
         .await?;
-        // Only a second read shows whether the files are correct now.
+        // Only another read shows whether the files are correct after the repair.
         let again = Arc::new(Progress::default());
         wrong = check_all(&dest_dir, &records, bad.clone(), request.cores, deadline, &again, cancelled).await?;
         let still: HashSet<usize> = wrong.iter().map(|(at, _)| *at).collect();
@@ -189,7 +189,7 @@ async fn run(
     })
 }
 
-/// Checks the files of the records, with one thread per core; returns the wrong files in record order.
+/// Checks the files of the records, with one thread per core. Returns the wrong files in the order of the records.
 async fn check_all(
     dest_dir: &Arc<DestDir>,
     records: &Arc<Vec<Record>>,
@@ -278,15 +278,15 @@ fn check(
     Ok(None)
 }
 
-/// Computes the digests of the bytes on disk; first evicts the file's pages from the page cache.
+/// Evicts the file's pages from the page cache, then computes the digests of the bytes on disk.
 fn seal_of(
     file: &File,
     buffer: &mut [u8],
     stop: &AtomicBool,
     progress: &Progress,
 ) -> Result<std::io::Result<ContentDigest>> {
-    // Dirty pages stay in memory, since they are not yet on disk. On a file system that ignores this advice, the bytes
-    // may be read from memory.
+    // Dirty pages stay in memory, because they are not yet on disk. On a file system that ignores this advice, the
+    // bytes may be read from memory.
     let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);
     let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::Sequential);
     let (mut seal, mut file) = (ContentDigest::default(), file);
@@ -306,7 +306,7 @@ fn seal_of(
     }
 }
 
-/// Returns the selected records. Returns an error if records exist but none is selected.
+/// Returns the selected records. Returns an error if records exist, but none of them is selected.
 pub(crate) fn only<R>(select: &KeyFilter, mut records: Vec<R>, place: &str, target: fn(&R) -> &Key) -> Result<Vec<R>> {
     let is_empty = records.is_empty();
     records.retain(|record| select.takes(target(record)));
@@ -316,8 +316,8 @@ pub(crate) fn only<R>(select: &KeyFilter, mut records: Vec<R>, place: &str, targ
     }
 }
 
-/// Returns the selected files in the folder that have no record: the first names, and the total number. Does not follow
-/// links; treats an unreadable folder as empty.
+/// Returns the selected files in the folder that have no record: the names of at most [`MAX_UNEXPECTED_LISTED`] files,
+/// and the number of all files. Does not follow links; treats an unreadable folder as empty.
 fn unexpected(dest_dir: &DestDir, records: &[Record], select: &KeyFilter) -> Result<(Vec<String>, u64)> {
     let root = dest_dir.path();
     let (mut named, mut count, mut folders) = (Vec::new(), 0, vec![root.to_owned()]);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Repairs a staged folder: fetches the wrong files again, from the source and version that they were staged from.
+//! Repairs a staged folder: fetches wrong files again, from the source and in the version from which they were staged.
 //!
-//! The new bytes must equal the recorded ones. If the source object is missing or has changed, the file is not touched
+//! The new bytes must equal the recorded bytes. If the source object is missing or has changed, the file is not touched
 //! and an error is reported.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -29,8 +29,9 @@ use penstock_dataset::manifest::{Entry, Manifest};
 pub(crate) const NOT_RECOGNISABLE: &str =
     "its record lacks the CRC-32C of the stored bytes, so the source cannot be verified";
 
-/// Repairs as many files as possible. Returns the reason for each file that cannot be repaired, by the file's index in
-/// `records`. Returns an error if no repair is possible: another stage writes to the folder, or the user interrupted.
+/// Repairs as many files as possible. If a file cannot be repaired, returns the reason, by the file's index in
+/// `records`. Returns an error if no repair is possible: another stage writes to the folder, or the user interrupted
+/// the repair.
 #[expect(clippy::too_many_arguments, reason = "one caller; a struct would only rename the list")]
 pub(crate) async fn repair(
     request: &VerifyRequest,
@@ -94,7 +95,7 @@ pub(crate) async fn repair(
         }
         match outcome {
             Err(Error::Interrupted) => return Err(Error::Interrupted),
-            Err(_) => {} // affects only this source; continue with the others
+            Err(_) => {} // affects only this source: continue with the other sources
             Ok(journal) => {
                 let (dest_dir, records) = (dest_dir.clone(), records.clone());
                 let fetched: HashSet<Key> = group.iter().map(|&at| records[at].target.clone()).collect();
@@ -143,7 +144,7 @@ impl Fetch<'_> {
             objects.push(Entry {
                 version: origin.version.clone(),
                 modified_s: record.modified_s,
-                // The new bytes must match the digests that were recorded by the stage.
+                // The new bytes must match the digests that the stage recorded.
                 digests: origin.digests.clone(),
                 encoding: origin.encoding.clone(),
                 ..Entry::new(origin.key.clone(), origin.size)

@@ -3,7 +3,7 @@
 //! mode, compares only the metadata that the store reports.
 //!
 //! Reports every wrong object. Also lists objects that no stage wrote, but does not count them as errors. `repair`
-//! uploads only the wrong objects again, from the source and version that they were staged from.
+//! uploads only the wrong objects again, from the source and in the version from which they were staged.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -29,7 +29,7 @@ use crate::verify::{FailedFile, Verified, VerifyRequest, only};
 use penstock_dataset::key_filter::KeyFilter;
 use penstock_dataset::manifest::{Entry, Manifest, is_own};
 
-/// Maximum number of unexpected objects that are listed; the count includes all of them.
+/// Maximum number of unexpected objects that are listed. The count includes all unexpected objects.
 const MAX_UNEXPECTED_LISTED: usize = 1_000;
 
 /// Manifest of a staged copy in a store, with the shares of all nodes; `None` if the store contains no manifest.
@@ -47,7 +47,8 @@ pub async fn recorded_remotely(
     Ok(joined(&to.url, documents(&to, names, deadline).await?))
 }
 
-/// Merges manifests, which must be sorted with the latest first. If two of them list one object, the first one wins.
+/// Merges manifests, which must be sorted with the latest first. If two manifests list one object, the first entry
+/// wins.
 fn joined(url: &str, documents: Vec<Document>) -> Option<Manifest> {
     let source = documents.first()?.manifest.source.clone();
     let is_one = documents.iter().all(|document| document.manifest.source == source);
@@ -128,7 +129,7 @@ async fn verify(
     if request.repair && !wrong.is_empty() {
         let bad: Vec<usize> = wrong.iter().map(|(at, _)| *at).collect();
         let why = repair(request, &to, &governor, &records, &bad, progress, metrics, &cancelled, deadline).await?;
-        // Only a second check shows whether the objects are correct now.
+        // Only another check shows whether the objects are correct after the repair.
         let fresh = Arc::new(Verifier { progress: Arc::default(), ..Arc::unwrap_or_clone(sight) });
         wrong = fresh.all(&records, &bad, request.concurrency).await?;
         let still: HashSet<usize> = wrong.iter().map(|(at, _)| *at).collect();
@@ -167,7 +168,7 @@ struct Verifier {
 type Problem = Option<(&'static str, String)>;
 
 impl Verifier {
-    /// Checks the objects; returns the wrong ones in record order.
+    /// Checks the objects; returns the wrong objects in the order of the records.
     async fn all(
         self: &Arc<Self>,
         records: &[Record],
@@ -206,7 +207,7 @@ impl Verifier {
         }
     }
 
-    /// Compares the store's metadata with the record: the size, then a digest that both have, then the version.
+    /// Compares the store's metadata with the record: the size, then a digest that both contain, then the version.
     async fn quick_check(&self, entry: &Entry) -> Result<Problem> {
         let meta = self.to.store.head(&self.to.key(&entry.key), self.deadline).await?;
         Progress::add(&self.progress.done_bytes, entry.size);
@@ -221,7 +222,7 @@ impl Verifier {
             return Ok(Some(size(entry, got.meta.size)));
         }
         let mut seal = ContentDigest::default();
-        // Hash about 1 MiB at a time on a blocking thread, so that the threads that serve sockets stay free.
+        // Hash about 1 MiB at a time on a blocking thread, so that the threads that serve sockets stay responsive.
         let (mut batch, mut held) = (Vec::new(), 0);
         loop {
             let next = got.chunks.try_next().await?;
@@ -277,7 +278,7 @@ fn problem_of(entry: &Entry, meta: &Meta) -> Problem {
         want.algorithm != Algorithm::Xxh3 && meta.digests.iter().any(|have| have.algorithm == want.algorithm)
     };
     match (&entry.version, &meta.version) {
-        // If a digest matches, a changed version only means that the same bytes were written again.
+        // If a digest matches, a changed version only means that the same bytes were written another time.
         _ if entry.digests.iter().any(is_comparable) => None,
         (Some(want), Some(have)) if want != have => Some((
             "digest",
@@ -287,7 +288,8 @@ fn problem_of(entry: &Entry, meta: &Meta) -> Problem {
     }
 }
 
-/// Returns the selected objects in the destination that no manifest lists: the first names, and the total number.
+/// Returns the selected objects in the destination that no manifest lists: the names of at most
+/// [`MAX_UNEXPECTED_LISTED`] objects, and the number of all objects.
 async fn unexpected(
     to: &Target,
     records: &[Record],
@@ -309,7 +311,7 @@ async fn unexpected(
     Ok((named, count))
 }
 
-/// Uploads wrong objects again. For each object that it cannot upload, returns the reason.
+/// Uploads wrong objects again. If an object cannot be uploaded, returns the reason.
 #[expect(clippy::too_many_arguments, reason = "one caller; a struct would only rename the list")]
 async fn repair(
     request: &VerifyRequest,
@@ -363,9 +365,10 @@ async fn repair(
             objects.push(Entry {
                 version: origin.version.clone(),
                 modified_s: origin.modified_s,
-                // The new bytes must match the digests that were recorded by the stage.
+                // The new bytes must match the digests that the stage recorded.
                 digests: origin.digests.clone(),
-                // Content-Encoding of the source object: if the stage compressed the object, the source has none.
+                // Content-Encoding of the source object. If the stage compressed the object, the source has no
+                // Content-Encoding.
                 encoding: origin.encoding.clone(),
                 ..Entry::new(origin.key.clone(), origin.size)
             });

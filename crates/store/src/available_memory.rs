@@ -36,7 +36,8 @@ fn of_groups(text: &str, root: &Path) -> impl Iterator<Item = u64> {
             ),
             _ => continue,
         };
-        // In a container, this path may be the path on the host, although only the root of the cgroup is visible.
+        // In a container, `path` may be the path on the host, of which only the root is visible. Missing folders are
+        // skipped.
         let own = root.join(path.trim_start_matches('/'));
         let groups = own.ancestors().take_while(|folder| folder.starts_with(&root));
         left.extend(groups.filter_map(|folder| of_group(folder.to_owned(), names)));

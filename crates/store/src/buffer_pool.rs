@@ -39,7 +39,7 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps at least `bytes` bytes. Returns the error of the system if that fails.
+    /// Maps at least `bytes` bytes, or returns the error of the system.
     pub fn new(bytes: usize) -> io::Result<Self> {
         let bytes = bytes.max(1).checked_next_multiple_of(PAGE).ok_or(io::ErrorKind::OutOfMemory)?;
         // Extra space for the alignment. The unused part is unmapped below.

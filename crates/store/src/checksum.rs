@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Computes and verifies the checksums that stores use, incrementally.
+//! Computes and verifies the checksums that stores use. Accepts the bytes piece by piece.
 
 use bytes::Bytes;
 use futures::StreamExt;

@@ -348,7 +348,7 @@ impl Store for LimitStore {
         self.inner.capabilities()
     }
 
-    /// Each page counts as a request of the rate. A listing has only one request in flight at a time.
+    /// Each page counts as one request. A listing has only one request in flight at a time.
     fn list(&self, prefix: &Key, after: Option<&Key>, deadline: Deadline) -> ListStream<'_> {
         let listing = self.inner.list(prefix, after, deadline);
         stream::unfold((listing, 0u64), move |(mut listing, seen)| async move {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! In-memory store for tests and examples: `memory://name/`. In one process, stores with one name share their objects.
+//! In-memory store for tests and examples: `memory://name/`. Stores with the same name in a process share objects.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;

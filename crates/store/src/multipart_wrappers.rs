@@ -21,7 +21,7 @@ fn total(bytes: &[Bytes]) -> u64 {
 
 /// Returns true if an existing object is the result of this upload. Needed if the response to the completing request
 /// was lost: the next attempt then finds the object. The object must have this size and at least one of these digests.
-/// None of its digests may differ.
+/// It must not have a digest that differs from them.
 pub(crate) fn is_ours(existing: &Meta, size: u64, whole: &[Digest]) -> bool {
     let both = |want: &&Digest| existing.digests.iter().any(|have| have.algorithm == want.algorithm);
     let mut comparable = whole.iter().filter(both).peekable();

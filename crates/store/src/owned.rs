@@ -5,7 +5,7 @@
 //! callers and their proofs. The strongest proof is an [`OwnedFile`]: this process holds an exclusive lock (`flock`) on
 //! an inode, and a name that only Penstock uses still refers to this inode. The kernel releases the lock when the
 //! process dies. The lock alone is not sufficient: before this process locked the inode, another process may have
-//! renamed it to its final name. If the change is authorised by another lock or by the user, the caller states that
+//! renamed the file to its final name. If the change is authorised by another lock or by the user, the caller states that
 //! with a [`Proof`].
 
 #![allow(clippy::disallowed_methods, reason = "the one module that may call them")]

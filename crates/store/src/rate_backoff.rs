@@ -112,7 +112,7 @@ impl AdaptiveRate {
         let first = || State { rate: START, refused: START, since: turn.at, passed: 0, mean: MANY.into(), proven: 0.0 };
         let is_first = slot.is_none();
         let state = slot.get_or_insert_with(first);
-        // A request that was sent before the last rate cut says nothing about the new rate.
+        // A request that was sent before the last rate cut is not evidence for the new rate.
         if !is_first && turn.at <= state.since {
             return;
         }
@@ -124,8 +124,8 @@ impl AdaptiveRate {
         }
         let counted = f64::from(state.passed.min(MANY));
         let left = (counted / (counted + 1.0)).max(LEFT);
-        // If the store throttled every request since the last cut, it is down. That says nothing about the limit, so
-        // the last known rate remains the target.
+        // A store that throttled every request since the last cut is down. This is not evidence for its limit, so the
+        // last known rate remains the target.
         if state.passed > 0 {
             state.refused = state.rate;
         }

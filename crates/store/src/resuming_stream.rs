@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Stream of a read. After an interruption, it reconnects and resumes after the last delivered byte, at the same
-//! version.
+//! Stream of a read. After an interruption, it reconnects and resumes after the last byte, at the same version.
 
 use futures::stream::{self, BoxStream};
 use futures::{StreamExt, TryStreamExt};

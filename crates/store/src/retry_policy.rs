@@ -77,8 +77,8 @@ impl Attempts {
         Self { shared, what, deadline, started: Stopwatch::start(), sent: 0, refused: 0, step: 0 }
     }
 
-    /// Waits until the request rate allows a request, then runs one attempt. Fails if it is idle for longer than
-    /// `limit`.
+    /// Waits until the request rate allows a request, then runs one attempt. The attempt fails if it is idle for longer
+    /// than `limit`.
     pub(crate) async fn attempt<T>(&mut self, limit: Duration, work: impl Future<Output = Result<T>>) -> Result<T> {
         let turn = self.silent_no_longer(Duration::MAX, async { Ok(self.shared.pace.turn().await) }).await?;
         self.shared.metrics.time(Metric::ThrottleWait, turn.waited);

@@ -18,7 +18,7 @@ pub type ListStream<'a> = BoxStream<'a, Result<Meta>>;
 /// Object store: reads, writes and lists objects by key. A store keeps no state between calls. A write is atomic:
 /// readers never see a partial object. A store can be shared cheaply (`Arc<dyn Store>`).
 ///
-/// No method has a default body: a wrapper without that method would silently bypass its inner store.
+/// Methods have no default bodies. Otherwise, a wrapper that omits a method would silently bypass its inner store.
 #[async_trait]
 pub trait Store: Send + Sync + fmt::Debug {
     /// Returns the root URL, to which all keys are relative. Error messages contain it.

@@ -28,7 +28,7 @@ pub struct AzureSettings {
     pub is_anonymous: bool,
     /// Allows requests for a token to the instance metadata address.
     pub asks_instance: bool,
-    /// Allows the use of the login of the `az` program.
+    /// Allows tokens from the login of the `az` program.
     pub asks_cli: bool,
     pub(crate) key: Option<String>,
     pub(crate) sas: Option<String>,

@@ -37,7 +37,7 @@ use crate::{
     Capabilities, GetResult, ListStream, Meta, MultipartStore, ObjectRef, PutOptions, Store, Version, http_date,
 };
 
-/// API version of the requests. Versions from 2021-02-12 on percent-encode some names in listings.
+/// API version of the requests. Version 2021-02-12 and later versions percent-encode some names in listings.
 const API: &str = "2020-12-06";
 
 /// Azure Blob Storage container as a store. Cheap to clone.

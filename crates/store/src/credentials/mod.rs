@@ -19,8 +19,8 @@ use http::request;
 use penstock_types::{Stopwatch, unix_now};
 use reqsign_core::{Context, Error, ProvideCredential, ProvideCredentialDyn, Result, SignRequest, SigningCredential};
 
-/// A long-lived credential is renewed this long before its expiry: a random time in this range, so that processes renew
-/// at different times.
+/// Range of the time between the renewal and the expiry of a long-lived credential. The time is random, so that
+/// processes renew at different times.
 const LEAD: (Duration, Duration) = (Duration::from_secs(150), Duration::from_secs(300));
 /// Signers reject credentials that expire within fewer seconds than this. Azure's signer has the largest limit (20 s).
 const MARGIN_S: i64 = 21;
@@ -34,7 +34,7 @@ pub(crate) trait Expiring: SigningCredential + Clone {
     /// Expiry time in seconds since the epoch; `None` if the credential does not expire.
     fn ends_s(&self) -> Option<i64>;
 
-    /// Returns true if the credential cannot change. It is then not renewed when the store rejects it.
+    /// Returns true if the credential cannot change. Such a credential is not renewed when the store rejects it.
     fn is_fixed(&self) -> bool;
 }
 

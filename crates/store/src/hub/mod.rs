@@ -128,7 +128,7 @@ struct Answer {
 }
 
 impl Dataset {
-    /// Sends one request and follows redirects. If `stays` is true, returns a redirect to another host instead.
+    /// Sends one request and follows redirects. If `stays` is true, returns a redirect to another host as the response.
     async fn send(
         &self,
         method: &Method,

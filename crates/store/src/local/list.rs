@@ -34,7 +34,7 @@ struct Folder {
     names: Vec<Name>,
 }
 
-/// A name, ordered as in the listing. Folder names end in `/`, as does the part of a key up to a subfolder.
+/// Name of an entry. The names of folders end in `/`, so that names sort in the same order as keys.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Name(Vec<u8>);
 

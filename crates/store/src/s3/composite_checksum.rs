@@ -57,7 +57,7 @@ fn composite(headers: &HeaderMap, takes_md5: bool) -> Option<CompositeChecksum> 
         .or_else(|| (takes_md5 && !is_encrypted(headers)).then(md5)?)
 }
 
-/// Returns the size of all parts except the last, which may be shorter. Returns `None` if it is unknown or not uniform.
+/// Returns the common size of all parts but the last, which may be shorter; `None` if it is unknown or sizes differ.
 async fn part_bytes(bucket: &Bucket, meta: &Meta, parts: u64, deadline: Deadline) -> Result<Option<u64>> {
     if meta.size == 0 || parts == 1 {
         return Ok(Some(meta.size).filter(|size| *size > 0));

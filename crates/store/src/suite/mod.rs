@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Store suite: checks that a store fulfils the contract of [`Store`](crate::Store), capability by capability.
+//! Store suite: checks the contract of [`Store`](crate::Store) for each capability of a store.
 //!
 //! The suite is part of the public API, so that stores in other crates can be tested too. Like a test, a check panics
 //! with a description of the difference. Each check uses its own key prefix, and deletes its objects at the end.
@@ -76,7 +76,7 @@ pub async fn run(store: Arc<dyn Store>) {
 }
 
 /// Runs all checks except those in `left_out`. Use it for an emulator that is known to differ from the store that it
-/// emulates. Panics if `left_out` contains the name of no check.
+/// emulates. Panics if `left_out` contains an unknown name.
 pub async fn run_but(store: Arc<dyn Store>, left_out: &[&str]) {
     assert!(left_out.iter().all(|name| CHECKS.iter().any(|check| check.name == *name)), "no such check");
     for check in CHECKS.iter().filter(|check| !left_out.contains(&check.name)) {

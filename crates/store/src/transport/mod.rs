@@ -31,7 +31,7 @@ use crate::{Meta, Precondition, Version};
 pub(crate) const QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 pub(crate) const PATH: &AsciiSet = &QUERY.remove(b'/');
 
-/// A store as `ranged_get` sees it: sends single HTTP requests and interprets their responses.
+/// HTTP store that `ranged_get` reads from: sends single requests and interprets their responses.
 #[async_trait]
 pub(crate) trait Remote: Send + Sync + 'static {
     /// URL of a key, for error messages.
@@ -62,8 +62,7 @@ pub(crate) trait Remote: Send + Sync + 'static {
         Ok(meta)
     }
 
-    /// Returns true if the server may respond to a ranged read with the whole object, from which the ranges are then
-    /// cut.
+    /// Returns true if the server may respond to a ranged read with the whole object. The ranges are then cut from it.
     fn slices(&self) -> bool;
 }
 

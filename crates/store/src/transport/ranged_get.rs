@@ -17,7 +17,7 @@ use super::{Remote, within};
 use crate::metered::timed;
 use crate::{Chunk, GetResult, Meta, ObjectRef, Version, checksum};
 
-/// Maximum number of bytes that one request reads for adjacent ranges. Above it, a second connection is faster.
+/// Maximum number of bytes that one request reads for adjacent ranges. For more bytes, two connections are faster.
 const JOINED: u64 = 8 << 20;
 /// Maximum number of concurrent requests of one call.
 const AT_ONCE: usize = 16;

@@ -43,7 +43,7 @@ pub(super) fn stream(site: Arc<Site>, prefix: Key, after: Option<Key>, deadline:
             async move {
                 match site.head(&key, deadline).await {
                     Ok(meta) => Ok(Some(meta)),
-                    // After the server generated the page, the object was deleted, or it never existed.
+                    // The object was deleted after the server generated the page, or it never existed.
                     Err(Error::NotFound { .. }) => Ok(None),
                     Err(error) => Err(error),
                 }

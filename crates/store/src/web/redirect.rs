@@ -13,8 +13,8 @@ use crate::transport::is_loopback;
 /// Maximum number of redirects that one request follows.
 pub(crate) const MAX_REDIRECTS: usize = 5;
 
-/// Returns the target of a redirect with the Location header `location`, received from `from`. `place` is the URL of
-/// the original request, and `home` its host.
+/// Returns the target of a redirect. `location` is the Location header in the response to a request for `from`. `place`
+/// is the URL of the original request, and `home` its host.
 pub(crate) fn follow(from: &Uri, location: &str, home: &Authority, place: &str) -> Result<Uri> {
     let refused = |why: &str| {
         let reason = format!("its server redirects {why}");

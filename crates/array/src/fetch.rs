@@ -30,7 +30,7 @@ pub(crate) struct Want {
 pub struct MergePolicy {
     /// Gaps of up to this many bytes are always read, because reading the gap costs less than a second request.
     pub small_gap: u64,
-    /// Maximum gap in bytes. To read a gap costs its transfer time; to skip it costs the latency of a second request.
+    /// Maximum gap in bytes. Reading a gap costs its transfer time; skipping it costs the latency of a second request.
     /// At 90 MB/s, a latency of 20 ms corresponds to 1.8 MB.
     pub max_gap: u64,
     /// Maximum ratio of bytes read to bytes needed in a request.

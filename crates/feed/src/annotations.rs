@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Annotations of an image: masks, boxes, keypoints, and lists with one item per box. Each annotation follows another
-//! field of the same record: the image, or the boxes. It is cropped, flipped and resized like that image.
+//! field of the same record: the image, or the boxes. It gets the same crop, flip and resize as the image.
 //!
 //! An annotation reads the image's header and the boxes from the record again, so the order of the fields does not
 //! matter.

@@ -3,7 +3,8 @@
 //! token budget.
 //!
 //! Owns the rule and the lengths, and computes the batches of one planning window. A planning window is a fixed number
-//! of positions of the sample order. Its batches contain exactly its samples, so a saved state needs only a position.
+//! of positions of the sample order. The batches of a window contain exactly the samples of the window, so a saved
+//! state needs only a position.
 //!
 //! Each sample joins the open batch of its bucket. A batch is delivered when it is full (as in `tf.data`'s
 //! `bucket_by_sequence_length`), so samples are delivered soon after their position, and objects are read once.
@@ -19,7 +20,7 @@ use serde::Deserialize;
 
 use super::steps::{Steps, Tail};
 
-/// Minimum size of a planning window in samples. To plan this many samples takes about 20 ms.
+/// Minimum size of a planning window in samples. Planning this many samples takes about 20 ms.
 const MIN_WINDOW: u64 = 1 << 17;
 
 /// Number of shuffle windows in a planning window. An object at the border of two planning windows is read twice.
@@ -237,7 +238,7 @@ impl BatchBy {
         }
     }
 
-    /// Number of which the size of every full batch is a multiple.
+    /// The size of every full batch is a multiple of this number.
     fn multiple(&self) -> usize {
         match self.rule {
             BatchRule::Buckets { .. } => 1,
@@ -280,7 +281,7 @@ impl BatchBy {
         Ok(found.map(|found| (found, self.length(&found))))
     }
 
-    /// Number of batches of an epoch. To count them, plans the whole epoch.
+    /// Number of batches of an epoch. Plans the whole epoch in order to count them.
     pub fn count(&self, epoch: u64, tail: Tail) -> Result<u64> {
         let mut counted = lock(&self.counted);
         if let Some((of, count)) = *counted

@@ -172,7 +172,7 @@ struct Job {
 
 impl Job {
     /// Splits the work among several threads if the feed decodes images or audio and the object's records can be read
-    /// one by one. To decode one record takes about a millisecond, so a single thread would take long for a whole
+    /// one by one. Decoding one record takes about a millisecond, so a single thread would take long for a whole
     /// object.
     fn shared_among(self, feed: &Feed) -> Vec<Self> {
         let is_shared = feed.decodes_media && feed.patterns[self.task.leaf].is_partial && self.content.is_ok();
@@ -531,7 +531,7 @@ fn recover(shared: &Arc<Shared>, job: Job, retried: Vec<(usize, Error)>, bad: &[
         }
     }
     for mut task in tasks {
-        // A substitute takes no request permit, and uses the memory reservation of the object that it replaces. To wait
+        // A substitute takes no request permit, and uses the memory reservation of the object that it replaces. Waiting
         // here for a permit or for memory could deadlock. Bad samples are few, so the limits are exceeded only
         // slightly.
         task.wants.sort_unstable_by_key(|want| (want.batch, want.row));

@@ -72,7 +72,7 @@ pub struct Padding {
     pub value: Box<[u8]>,
     /// Name of a second column of type bool: true for items of the sample, false for padding.
     pub mask: Option<String>,
-    /// True to truncate a sample that has more items than a row. False to return an error.
+    /// True to truncate a sample that has too many items for its row; false to return an error.
     pub truncates: bool,
 }
 

@@ -11,9 +11,9 @@ use penstock_types::{Deadline, Result};
 use super::record_counts::{TRAILERS_IN_FLIGHT, table_end};
 use super::source::Source;
 
-/// Each entry of `wanted` lists the alternative names of one value. Returns the indices of the entries of which no name
-/// exists in any object. Newer files often have more columns, so the end of the last table is read first. Then the ends
-/// of the other tables are read until all entries are found. Returns an empty list if the format does not list the
+/// Each entry of `wanted` lists the alternative names of one value. Returns the indices of the entries whose names do
+/// not exist in any object. Newer files often have more columns, so the end of the last table is read first. Then the
+/// ends of the other tables are read until all entries are found. Returns an empty list if the format does not list the
 /// names of its values.
 pub async fn unknown_columns(source: &Arc<Source>, wanted: &[Vec<String>], deadline: Deadline) -> Result<Vec<usize>> {
     let mut left: Vec<usize> = (0..wanted.len()).collect();

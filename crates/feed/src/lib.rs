@@ -106,7 +106,7 @@ pub const SOURCE: &str = "source";
 /// Default memory budget in bytes. The budget is larger if the batches need more.
 const DEFAULT_MEMORY: u64 = 1 << 30;
 
-/// Maximum number of positions to plan ahead if records are read one by one. To plan a position takes about 100 bytes
+/// Maximum number of positions to plan ahead if records are read one by one. Planning a position takes about 100 bytes
 /// of memory and 1 µs.
 const MAX_PLANNED: u64 = 1 << 21;
 
@@ -133,7 +133,7 @@ pub struct Feed {
     /// Maximum distance, in positions, between records of one object that are read by the same task.
     horizon: u64,
     fields: Vec<Field>,
-    /// True if the fields are images or audio. To decode such a record takes as long as to read megabytes.
+    /// True if the fields are images or audio. Decoding such a record takes as long as reading megabytes.
     decodes_media: bool,
     weighted: bool,
     /// For each source, its number in the field [`SOURCE`]. `None` if batches do not have this field.

@@ -118,8 +118,7 @@ impl NextUse {
 
     /// Records that the run of `epoch` has reached the position `front`.
     pub fn reached(&self, epoch: u64, front: u64) {
-        // A loader has one run. If there were two at the same time, the cache would only choose entries to evict less
-        // well.
+        // A loader has one run. With two runs at the same time, the cache would only evict less suitable entries.
         self.epoch.store(epoch, Ordering::Relaxed);
         self.front.store(front, Ordering::Relaxed);
     }
@@ -165,7 +164,7 @@ impl NextUse {
         (first..last).contains(&position)
     }
 
-    /// Time of the next read of an object, given by its index in the sample order.
+    /// Time of the next read of the object that is number `object` of the sample order.
     fn next_read(&self, object: u64) -> u64 {
         let Some(object) = self.leaf.selected(object) else { return u64::MAX };
         let (epoch, front) = (self.epoch.load(Ordering::Relaxed), self.front.load(Ordering::Relaxed));

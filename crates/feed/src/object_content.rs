@@ -28,7 +28,7 @@ pub(crate) enum Content {
     Ranges(Vec<(u64, Bytes)>),
 }
 
-/// States how gzip's own CRC-32 is verified. To verify it takes a second pass over the bytes. It is not verified if
+/// States how gzip's own CRC-32 is verified. Verifying it takes a second pass over the bytes, so it is not verified if
 /// every record has a checksum of its own.
 pub(super) fn gzip_check(framing: &dyn Framing) -> GzipCheck {
     if framing.checks_itself() { GzipCheck::SizeOnly } else { GzipCheck::Full }

@@ -2,7 +2,7 @@
 //! Error policy for samples that cannot be read: end the epoch, skip the sample, or replace it with a substitute.
 //!
 //! The substitute depends only on the data. It is the same for every rank, for any number of ranks, and for every path.
-//! To skip a sample makes the batch of its rank smaller, but never changes the number of batches.
+//! Skipping a sample makes the batch of its rank smaller, but never changes the number of batches.
 
 use std::sync::{Mutex, MutexGuard};
 

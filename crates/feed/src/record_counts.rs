@@ -25,7 +25,7 @@ use penstock_dataset::record_offsets::StagedOffsets;
 /// Maximum number of concurrent requests for the ends of tables.
 pub(super) const TRAILERS_IN_FLIGHT: usize = 64;
 
-/// Number of bytes of the first read from the end of a table. They contain the row count of a table with up to a few
+/// Number of bytes of the first read from the end of a table. This is enough for the row count of a table with a few
 /// hundred column chunks.
 const END: u64 = 64 << 10;
 

@@ -44,7 +44,7 @@ impl PyBatchBy {
         Ok(Self(by))
     }
 
-    /// Number of samples that are planned together.
+    /// Size of a planning window: the number of samples that are planned together.
     #[getter]
     fn window(&self) -> u64 {
         self.0.window()

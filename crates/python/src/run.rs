@@ -85,7 +85,7 @@ impl PyRun {
         Self { run: Mutex::new(pass), names, positions: Mutex::default(), pid: std::process::id() }
     }
 
-    /// Calls `work` with the epoch. Returns an error if another thread uses the epoch. To wait for that thread would
+    /// Calls `work` with the epoch. Returns an error if another thread uses the epoch. Waiting for that thread would
     /// deadlock: it needs the GIL, which this thread holds.
     fn run<T>(&self, work: impl FnOnce(&mut Pass) -> Result<T>) -> Result<T> {
         let mut run = match self.run.try_lock() {

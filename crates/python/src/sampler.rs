@@ -80,8 +80,8 @@ impl PySampler {
         Self::of_view(py, source, counted, || DatasetView::new(counted.counts().clone(), select, shuffle))
     }
 
-    /// Returns a sampler over the samples of one dataset whose bit is 1. `bits` is a buffer of uint64: bit `i % 64` of
-    /// word `i / 64` belongs to sample `i` in stored order.
+    /// Returns a sampler over selected samples of one dataset. `bits` is a buffer of uint64: sample `i` in stored order
+    /// is selected if bit `i % 64` of word `i / 64` is 1.
     #[staticmethod]
     #[pyo3(signature = (source, counted, bits, *, seed, window))]
     fn subset(

@@ -48,9 +48,9 @@ type PySchema = (String, Vec<String>, Vec<(String, String)>);
 /// fingerprint, and the path of the record index.
 type PickledCounts = (Vec<(u64, usize)>, String, String, Option<String>);
 
-/// Opens the store of a listing. If `format` is `None`, the format is detected from the object names. A remote store
-/// gets at most `in_flight` concurrent requests, and an adaptive limit below that. With `routes`, reads go through a
-/// pool.
+/// Opens the store of a listing. If `format` is `None`, the format is detected from the object names. The number of
+/// concurrent requests to a remote store is limited adaptively, to at most `in_flight`. With `routes`, reads go through
+/// a pool.
 fn opened(
     manifest: &Manifest,
     format: Option<&FormatSpec>,
@@ -345,7 +345,7 @@ impl PySource {
         enter(py, || self.format.to_json())
     }
 
-    /// Reads the schema from the first record. Returns the fields as JSON, a description of each field, and the values
+    /// Reads the schema from the first records. Returns the fields as JSON, a description of each field, and the values
     /// that no field reads, as (name, reason).
     fn schema(&self, py: Python<'_>, env: HashMap<String, String>) -> PyResult<PySchema> {
         let (source, _) = enter(py, || self.opened(&env, Rates::default().in_flight))?;
@@ -355,8 +355,8 @@ impl PySource {
         Ok((enter(py, || Field::to_json(&fields))?, holds, found.left_out))
     }
 
-    /// Each entry of `wanted` lists alternative names of one value. Returns the indices of the entries of which no name
-    /// matches a value in any object.
+    /// Each entry of `wanted` lists alternative names of one value. Returns the indices of the entries whose names do
+    /// not exist in any object.
     fn unknown_columns(
         &self,
         py: Python<'_>,

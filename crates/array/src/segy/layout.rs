@@ -109,7 +109,7 @@ impl Fields<'_> {
     }
 
     /// Revision 0 does not define extended headers, but some programs write them. Returns true if the rest of the file
-    /// is a whole number of traces only with these headers.
+    /// is a whole number of traces with these headers, but not without them.
     fn revision_0_has_extended(&self, count: i16, size: u64, trace_bytes: u64) -> bool {
         let body = size - Layout::HEADERS;
         let Some(without) = u64::try_from(count).ok().and_then(|count| body.checked_sub(TEXT_HEADER as u64 * count))

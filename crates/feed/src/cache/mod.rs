@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Node cache: a store wrapper that caches objects on a local disk, once for all processes of the node. Objects are
-//! cached completely and as stored. An object of which a run reads only ranges is cached range by range. Compressed
+//! cached completely and as stored. If a run reads only ranges of an object, only these ranges are cached. Compressed
 //! objects may be cached as transposed copies (`transcode`), which only callers that request them receive.
 //!
 //! Owns admission and eviction. The caller passes the order of the next reads ([`AccessPlan`]). A disk error makes

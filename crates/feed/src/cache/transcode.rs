@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Transposed copies of compressed objects: the cache decompresses an object once, and stores a copy that is faster to
-//! read than the compressed object.
+//! Transposed copies of compressed objects: the cache decompresses an object once, and stores a transposed copy.
+//! Reading the copy is faster than decompressing the object again.
 //!
 //! Owns the copies, and decides by measurements whether to create them. If a copy may be invalid, the stored bytes are
 //! used. An object without a copy costs the same in every epoch.
@@ -28,8 +28,8 @@ const TRIALS: usize = 3;
 /// Number of reads of each form that are timed per object. The fastest read counts.
 const TURNS: usize = 3;
 
-/// Maximum time to read a transposed copy, as a fraction of the time to decompress the object. Above this, copies do
-/// not pay off.
+/// Maximum time to read a transposed copy, as a fraction of the time to decompress the object. If reading takes longer,
+/// copies do not pay off.
 const WORTH: f64 = 0.8;
 
 /// Maximum total decompressed size, in bytes, of the objects that are transcoded at the same time. At most one thread

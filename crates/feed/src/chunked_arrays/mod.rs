@@ -304,7 +304,7 @@ impl Blocks {
     /// Memory, in bytes, for decoding a block, in addition to the block's stored bytes.
     fn work(&self, block: &Block) -> u64 {
         let layout = &self.layouts[block.layout];
-        // To decode a chunk takes two buffers between the filters, and one buffer for the decoded chunk.
+        // Decoding a chunk takes two buffers between the filters, and one buffer for the decoded chunk.
         let chunks = layout.columns.iter().map(Column::chunk_bytes).max().unwrap_or(0).saturating_mul(3);
         let twice = if self.patches.is_none() && layout.columns.len() > 1 { 2 } else { 1 };
         self.decoded_bytes(block).unwrap_or(u64::MAX).saturating_mul(twice).saturating_add(chunks)

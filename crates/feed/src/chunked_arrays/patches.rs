@@ -250,7 +250,7 @@ impl PatchSpec {
             let patches = axes.iter().map(Axis::per_cell).fold(patch_bytes, usize::saturating_mul);
             let chunk = |number: usize| if column.flat.is_some() { 1 } else { column.chunk_shape[number] };
             let smaller = |number: usize| Some((number, axes[number].smaller(chunk(number))?));
-            // To divide the last axis of contiguous rows saves no read, because rows are read completely.
+            // Dividing the last axis of contiguous rows saves no read, because rows are read completely.
             let is_row = |number: usize| column.flat.is_some() && number > 0 && number + 1 == axes.len();
             let rank = |&(number, _): &(usize, usize)| (!is_row(number), axes[number].per_cell());
             let widest = (0..axes.len()).filter_map(smaller).max_by_key(rank);

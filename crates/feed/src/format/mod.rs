@@ -227,8 +227,8 @@ impl FormatSpec {
     pub const CSV: Self = Self::Csv { delimiter: None, header: true, columns: Vec::new() };
 
     /// Detects the format of a dataset from its object names. Returns `None` if they show no format. The formats are
-    /// tried in a fixed order. If a tar file is beside images, it is probably an archive of these images. If the images
-    /// are larger in total than tables or arrays beside them, the tables or arrays probably describe the images.
+    /// tried in a fixed order. A tar file beside images is probably an archive of these images. If images take more
+    /// bytes than the tables or arrays beside them, the tables or arrays probably describe the images.
     pub fn of_names(manifest: &Manifest) -> Result<Option<Self>> {
         // Zarr is detected by its metadata objects, because its chunks can have any name.
         if zarr::is_zarr(manifest) {

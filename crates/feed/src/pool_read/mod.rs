@@ -2,14 +2,14 @@
 //! Reads objects of a pool. The sources are tried in this order: the node's own files, the engine's protocol, and the
 //! pool's origin bucket.
 //!
-//! Owns the choice of the source, and the repair of lost objects. If the pool has lost an object, it is fetched from
-//! the origin and put back into the pool. If the stage had decompressed the object, it is decompressed first.
+//! Owns the choice of the source, and the repair of lost objects. An object that the pool has lost is fetched from the
+//! origin and put back into the pool. If the stage had decompressed the object, it is decompressed again before that.
 //! Independent of the engine: the caller passes the locations of objects ([`Placements`]). A read returns exactly the
 //! size in the pool's listing, or an error.
 //!
 //! A node that does not respond costs one timeout. For a while after the timeout, the node's objects are read from the
-//! origin. The first fetch of a lost object is done by one process of the pool, which the object's name determines. The
-//! other processes wait a moment for this process to put the object back.
+//! origin. One process of the pool, which the object's name determines, is the first to fetch a lost object. The other
+//! processes wait a moment for this process to put the object back.
 
 mod health;
 mod origin;
@@ -251,7 +251,7 @@ impl Shared {
         let draw = |at: u32| xxh3_64_with_seed(key.as_bytes(), at.into());
         let before = (0..nodes).filter(|&other| other != node && !self.health.is_away(other));
         let before = before.filter(|&other| (draw(other), other) < (draw(node), node)).count() as u32;
-        // Rotate the order of the node's processes, so that for each object, another process is first.
+        // Rotate the order of the node's processes, so that different objects have different first processes.
         let local = (u64::from(local) + draw(node) % u64::from(locals)) % u64::from(locals);
         before + local as u32 * nodes
     }

@@ -71,7 +71,7 @@ impl<'a> Numbers<'a> {
         &self.shape
     }
 
-    /// Total number of numbers.
+    /// Number of elements at the innermost level.
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
     }

@@ -42,8 +42,9 @@ impl Task {
     }
 }
 
-/// Key of a leaf's shuffle window: (leaf, epoch of the leaf, lap of a padded tail, first position). For planned
-/// batches, the key identifies a planning window: (leaf, 0, 0, number of the window).
+/// Key of a shuffle window: (leaf, epoch of the leaf, number of wraps of a padded tail, first position). A leaf is a
+/// dataset of the sampler. For planned batches, the key identifies a planning window: (leaf, 0, 0, number of the
+/// window).
 type WindowKey = (usize, u64, u64, u64);
 
 /// A task to which rows may still be added.
@@ -55,8 +56,8 @@ struct Growing {
     since: u64,
 }
 
-/// Iterator over the tasks of a rank, in the order of their first use. The iterator buffers the tasks of all windows
-/// that overlap the window of the first buffered task.
+/// Iterator over the tasks of a rank, in the order of their first use. Buffers the tasks of all windows that overlap
+/// the window of the first buffered task.
 ///
 /// In a mixture, the window of one source extends over many batches, which are all open at the same time. `horizon`
 /// limits the number of open batches: a record that is needed `horizon` or more rows after a task's first row goes into

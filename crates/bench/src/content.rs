@@ -91,8 +91,7 @@ impl Content {
         }
     }
 
-    /// Compares `block`, read from `offset` of `file`, with the written content. Returns the first position that
-    /// differs.
+    /// Compares `block`, read from `offset` of `file`, with the written content. Returns the first different position.
     pub fn differs(&self, block: &[u8], file: u64, offset: u64) -> Option<u64> {
         let mut first: Option<usize> = None;
         let mut note = |at: usize| first = Some(first.map_or(at, |known| known.min(at)));

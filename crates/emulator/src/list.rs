@@ -145,7 +145,7 @@ impl Walk<'_> {
             let next = if key.ends_with('/') { self.visit_folder(&key)? } else { self.visit_file(key)? };
             match next {
                 Next::Go => {}
-                // The prefix also covers the folder `base`, so the caller must skip it too.
+                // The prefix also covers `base`, so the caller must skip its own names with this prefix, too.
                 Next::Past(prefix) if base.starts_with(&prefix) => return Ok(Next::Past(prefix)),
                 Next::Past(_) => {}
                 Next::Stop => return Ok(Next::Stop),

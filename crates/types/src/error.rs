@@ -40,7 +40,7 @@ pub enum Error {
         sent: u32,
         /// Time during which the requests were retried.
         window: Duration,
-        /// Time that the store asked the client to wait before the next attempt, if the response contained one.
+        /// Minimum wait before the next attempt, if the store requested one.
         retry_after: Option<Duration>,
         /// HTTP status of the last throttled request; 0 if the protocol is not HTTP.
         status: u16,

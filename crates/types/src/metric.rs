@@ -77,7 +77,7 @@ metrics! {
     CacheHits = ("cache_hits", Count),
     /// Number of objects fetched into the node cache.
     CacheMisses = ("cache_misses", Count),
-    /// Number of reads that bypassed the node cache, because all cached entries are needed before this one.
+    /// Number of reads that bypassed the node cache, because all cached entries are needed sooner than the new one.
     CacheBypasses = ("cache_bypasses", Count),
     /// Number of bytes served from the node cache.
     CacheBytes = ("cache_bytes", Bytes),

@@ -100,7 +100,7 @@ fn probe_direct(folder: &Path, place: &str) -> Result<()> {
     let unnamed = rustix::fs::open(folder, direct | OFlags::TMPFILE, Mode::from_raw_mode(0o600));
     let probed = match unnamed {
         Ok(_) => return Ok(()),
-        // The file system does not support unnamed files, or not O_DIRECT. Open a named file to find out which.
+        // The file system lacks unnamed files or O_DIRECT. Opening a named file shows which.
         Err(_) => {
             let here = std::fs::File::open(folder).map_err(|error| Error::from_io(place, &error))?;
             let name = format!(".penstock-bench-probe-{}", std::process::id());

@@ -106,7 +106,7 @@ macro_rules! stated {
     };
 }
 
-/// Sets that output field which belongs to the algorithm of the checksum.
+/// Sets the output field that belongs to the checksum's algorithm.
 macro_rules! state {
     ($output:expr, $checksum:expr) => {
         if let Some(checksum) = $checksum {

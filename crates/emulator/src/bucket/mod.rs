@@ -50,7 +50,7 @@ where
     done.await.map_err(internal)?.map_err(|Failure(error)| error)
 }
 
-/// An S3 error. File system errors convert to it.
+/// An S3 error, or a file system error that was converted to an S3 error.
 struct Failure(S3Error);
 
 impl From<io::Error> for Failure {

@@ -41,7 +41,7 @@ pub(crate) struct Document {
     /// File name, relative to `.penstock`.
     name: String,
     pub format: ManifestFormat,
-    /// Share of the manifest, such as `0-of-4`. If the manifest `0-of-4` belongs to another source, the share is `0-of-4-SOURCE`.
+    /// Share of the manifest: `0-of-4`, or `0-of-4-SOURCE` if the manifest `0-of-4` belongs to another source.
     pub node: String,
     /// Launch part of the name, such as `of-4`, which is the same for all manifests of one launch.
     launch: String,

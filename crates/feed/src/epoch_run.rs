@@ -129,7 +129,7 @@ impl Shared {
             outcome.dead.sort_unstable();
             if !outcome.dead.is_empty() {
                 if self.steps.tail == Tail::Pad {
-                    // Set the failed rows to zero instead of removing them, because some frameworks require full batches.
+                    // Set failed rows to zero instead of removing them, because some frameworks require full batches.
                     // SAFETY: the last row was filled, and the batch is not delivered yet.
                     unsafe { batch.rows.clear(&outcome.dead) };
                 } else {

@@ -133,7 +133,7 @@ class Cluster:
     def copy_to_all(
         self, src: Path, dst: str, *, on: Sequence[Node] | None = None, timeout_s: float = DEADLINE_S
     ) -> list[Exit]:
-        """Copy a file or folder from this machine to all nodes (or those in `on`)."""
+        """Copy a file or folder from this machine to all nodes (or to the nodes in `on`)."""
         _require_path(src)
         return self.launcher.copy(src, dst, self.nodes if on is None else on, timeout_s=timeout_s)
 

@@ -68,7 +68,7 @@ def command_line_prefix(
     """Return the prefix for the flags of a command line: `--container`, `--container-bind` and `--container-gpus`.
 
     Args:
-        env: Names of the variables that ranks get in addition to those of their launcher.
+        env: Names of the variables that ranks get in addition to the launcher's variables.
     """
     runtime, image = parse_container(container)
     # Containers of a daemon are removed by name, so names of two runs must differ.

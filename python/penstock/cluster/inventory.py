@@ -74,7 +74,7 @@ def cores() -> int:
 
 
 def memory_bytes() -> int:
-    """Memory size in bytes: that of the machine, or the control group's limit if it is smaller."""
+    """Memory of the machine in bytes, or the limit of the control group if the limit is smaller."""
     kib = (after_colon(Path("/proc/meminfo"), "MemTotal") or "0 kB").split()[0]
     total = int(kib) * 1024
     try:
@@ -210,7 +210,7 @@ def _numa_node(device: Path) -> int | None:
 
 
 def collect(names: list[str]) -> dict[str, Any]:
-    """The whole inventory. `unresolved` lists those of `names` that this machine cannot resolve to an address."""
+    """The whole inventory. `unresolved` lists the `names` that this machine cannot resolve to an address."""
     unresolved = []
     for name in names:
         try:

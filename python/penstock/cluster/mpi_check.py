@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks that the ranks of a launcher form one MPI job, natively or in a container.
 
-If the MPI of a container is incompatible with that of the host's mpirun, every rank silently becomes a separate job,
-with world size 1: the program runs, and all its figures are wrong.
+If a container's MPI is incompatible with the MPI of the host's mpirun, every rank silently becomes a separate job with
+world size 1. The program runs, but all its figures are wrong.
 """
 
 from __future__ import annotations

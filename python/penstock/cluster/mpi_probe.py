@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """MPI probe: each rank prints the size of its MPI world and the name of its MPI library, as one JSON line.
 
-Runs on the node or in a container by `python3 -c`, with the command to check as arguments. It loads the library that
-the command is linked with, and imports only the standard library. Prints nothing if the command does not use MPI.
+Runs on the node or in a container by `python3 -c`, with the command to check as arguments. The probe loads the library
+that the command is linked with, and imports only the standard library. Prints nothing if the command does not use MPI.
 """
 
 from __future__ import annotations

@@ -75,8 +75,8 @@ def _seconds(record: RunRecord) -> dict[str, float]:
 def _steady(record: RunRecord) -> tuple[float, float, dict[str, float]]:
     """Return samples/s, the share of time spent waiting, and seconds per step by part, without the first batch.
 
-    The first batch is reported separately. It is one of 2,048 steps in a published epoch, but one of five in a
-    rehearsal, where it would weigh four hundred times as much.
+    The first batch is reported separately. A published epoch has 2,048 steps and a rehearsal has five, so the first
+    batch would have four hundred times the weight in a rehearsal.
     """
     passes = record.loader.get("passes") or [{}]
     first_s = float(passes[0].get("first_batch_s") or 0.0)

@@ -192,7 +192,9 @@ def direct_raw(path: DemoPath, limits: Limits, costs: Costs, probe: Probe) -> Pr
 
 
 def higher_demand(path: DemoPath, limits: Limits, costs: Costs, probe: Probe) -> Prediction:
-    """Predict the published job with MLPerf Storage's emulated V100 instead of the measured V100 rate."""
+    """Predict the published job with the rate of MLPerf Storage's emulated V100, instead of the measured rate of a
+    V100.
+    """
     return published_job(
         path,
         limits,

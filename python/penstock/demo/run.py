@@ -115,7 +115,9 @@ def run(spec: DemoSpec, progress: Callable[[str], None], *, today: dt.datetime |
 
 @contextlib.contextmanager
 def _folder(spec: DemoSpec) -> Iterator[Path]:
-    """Context manager: a data folder inside the output folder. It is removed at the end unless `spec.keep` is set."""
+    """Context manager: a data folder inside the output folder. If `spec.keep` is not set, the folder is removed at the
+    end.
+    """
     try:
         spec.out.mkdir(parents=True, exist_ok=True)
         work = _kept(spec.out / DATA) if spec.keep else Path(tempfile.mkdtemp(prefix=f".{DATA}-", dir=spec.out))
@@ -279,7 +281,7 @@ def _run(spec: DemoSpec, train: TrainSpec, source: FeedFactory | None = None) ->
     from penstock.bench.results import RunRecord as Record
     from penstock.train import run as start
 
-    # A debug build may run the demo, too, but its results and the report are then marked INVALID.
+    # A debug build may also run the demo, but the results and the report of such a run are marked INVALID.
     kept = msgspec.structs.replace(train, runs=str(spec.out / RUNS), allow_debug=True)
     return msgspec.convert(start(kept, source=source), Record)
 

@@ -2,8 +2,9 @@
 """`beeond`: BeeGFS On Demand across the nodes' disks, run by `beeond start` and `beeond stop` (BeeGFS 7 and 8).
 
 Owns the command lines, the node file, the status file and the deadlines. BeeOND has no deadlines: its start waits
-without limit until the servers have registered. BeeOND does everything else. It needs root, its kernel module, and ssh
-(or pdsh) as root between the nodes. Files are striped without copies, so a lost node loses a part of nearly every file.
+without limit until the servers have registered. BeeOND does everything else. BeeOND needs root, its kernel module, and
+ssh (or pdsh) as root between the nodes. Files are striped without copies, so a lost node loses a part of nearly every
+file.
 
 Settings, each with BeeOND's option letter: `version` 7 or 8 · `metadata_servers` m · `storage_servers` s (0: all) ·
 `port_shift` p · `prefers_local` l · `pdsh` P · `pdsh_program` b · `tmpfs` r · `config` f · `targets` t ·
@@ -207,7 +208,7 @@ class BeeondEngine(SharedFolderEngine):
     def _stop(
         self, spec: PoolSpec, agents: AgentClient, leader: Node, lease: str, *, keep_data: bool, until: float
     ) -> None:
-        """Run `beeond stop`; if it fails, run it again with its clean-up option. Both end by `until`."""
+        """Run `beeond stop`; if the command fails, run it again with its clean-up option. Both runs end by `until`."""
 
         def left_s() -> float:
             return until - time.monotonic()

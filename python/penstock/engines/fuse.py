@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fuse`: a bucket mounted on every node by an installed FUSE client.
 
-A mount does not copy data to the nodes as a pool does; it is the path that most users have today. It starts and stops
-like a pool, so that a job can be measured on it and compared with real pools.
+A mount does not copy data to the nodes as a pool does; it is the path that most users have today. This engine starts
+and stops a mount like a pool, so that a job on a mount can be compared with a job on a real pool.
 
 Settings: `client` (rclone, s3fs, mount-s3, gcsfuse, blobfuse2), `source` (s3://, gs:// or az:// folder). Read only.
-rclone and s3fs are tested; the command lines of the other clients have never been run.
+rclone and s3fs are tested. The command lines of mount-s3, gcsfuse and blobfuse2 have never been run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ __all__ = ["CLIENTS", "FuseEngine", "engine"]
 
 _POLL_S = 0.3
 _AGENT_TIMEOUT_S = 10.0
-# Prefixes of environment variables with credentials and endpoints for the clients. They are sent to the nodes on stdin.
+# Prefixes of environment variables with credentials and endpoints for the clients. These variables are sent to the
+# nodes on stdin.
 _VARIABLES = ("AWS_", "AZURE_", "GOOGLE_")
 
 

@@ -3,9 +3,9 @@
 
 Needs Java, but not root.
 
-Settings: `hadoop` (a folder of jars or an installed Hadoop, on every node; by default Maven downloads it once, and it
-is copied to nodes that lack it), `java`, `namenode_heap_mb`, `datanode_heap_mb`, `block_bytes` (256 MiB; an object of
-one block can be read by `fast_path`), `port` (of the NameNode; by default a free port).
+Settings: `hadoop` (a folder of jars or an installed Hadoop, on every node; by default, Maven downloads the jars once,
+and nodes that lack them get copies), `java`, `namenode_heap_mb`, `datanode_heap_mb`, `block_bytes` (256 MiB; an object
+of one block can be read by `fast_path`), `port` (of the NameNode; by default a free port).
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ class LocalEngine(AgentManagedEngine):
             )
         AgentClient(spec, runner).call("prepare", timeout_s, lease=lease, of=self.name, need_bytes=spec.need_bytes)
         folders = {node.name: f"{pool_root(spec, node)}/data" for node in runner.nodes}
-        # All nodes get the same URL. It is the folder's path if that is equal on all nodes; otherwise each rank reads
-        # its path from `facts`.
+        # All nodes get the same URL. If the folder has the same path on all nodes, the URL is that path. Otherwise,
+        # each rank reads its path from `facts`.
         url = (
             next(iter(folders.values()))
             if len(set(folders.values())) == 1

@@ -5,11 +5,10 @@ Runs a master on the first node, and a chunk server and a mount on each node, fr
 -chunkserver, -client and -cli. Needs FUSE. Loopback addresses do not work, because the master identifies servers by
 address.
 
-Settings:
-- `leave_bytes`: free space that is never used on each disk.
-- `io_retries`: number of attempts to read data of a lost node, ten seconds apart. Then programs get an error; until
-  then they hang and cannot be terminated. 0 means one attempt with one copy, and five with more copies.
-- `io_timeout_s`: maximum duration of one read.
+Settings: - `leave_bytes`: free space that is never used on each disk. - `io_retries`: number of attempts to read data
+of a lost node, ten seconds apart. During the attempts, programs hang and cannot be terminated; after the last attempt,
+they get an error. 0 means one attempt if a pool has one copy of each object, and five attempts if it has more copies. -
+`io_timeout_s`: maximum duration of one read.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ _WITHIN = (
 
 
 def redact_arguments(argv: Iterable[str]) -> tuple[str, ...]:
-    """Return `argv` with its credentials replaced by `***`: those in URLs (as `errors.redact` finds them), and the
-    values of options, variables and headers whose names are those of credentials.
+    """Return `argv` with its credentials replaced by `***`: credentials in URLs (as `errors.redact` finds them), and
+    the values of options, variables and headers with the name of a credential.
     """
     found: list[str] = []
     is_value = False

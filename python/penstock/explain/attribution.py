@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Divides the time of each thread into classes, and finds the consumers, the loaders and the loaders' bottleneck.
 
-Stacks show where a thread is; the kernel reports whether it ran or was blocked, and in which call. If a stack and the
-kernel disagree, the kernel is right: a thread that is blocked in a read of a file does not decompress.
+Stacks show the code in which a thread is. The kernel reports whether the thread ran or was blocked, and in which call.
+If a stack and the kernel disagree, the kernel is right: a thread that is blocked in a read of a file does not
+decompress.
 """
 
 from __future__ import annotations
@@ -188,8 +189,8 @@ def _resolve(thread: ThreadTime, file_share: float, open_share: float) -> None:
 
 
 def resolve_network(threads: Iterable[ThreadTime], receiving_share: float) -> None:
-    """Divide `network` between first byte and transfer, in proportion to the known samples of the thread. If it has too
-    few of them, the share of intervals in which bytes arrived counts as transfer.
+    """Divide `network` between first byte and transfer, in proportion to the known samples of the thread. If the thread
+    has too few known samples, the share of intervals in which bytes arrived counts as transfer.
     """
     for thread in threads:
         share = thread.share("network")
@@ -237,7 +238,7 @@ class Loaders:
 
 
 def bottleneck(threads: Iterable[tuple[ThreadTime, bool]]) -> Loaders:
-    """Find the group of loader threads that limits a pipeline: the one that waits least for the others.
+    """Find the group of loader threads that limits a pipeline: the group that waits least for other threads.
 
     Args:
         threads: Loader threads, each with whether it belongs to a worker process.

@@ -35,7 +35,7 @@ class StackClass:
             and `wait` a wait for another thread or process. `network` is either `first_byte` or `transfer`, and
             `open_or_read` is either `metadata` or `file_read`.
         is_inline: The stack runs a DataLoader without workers.
-        is_worker: The stack is that of a worker process.
+        is_worker: The stack belongs to a worker process.
         is_launcher: The stack belongs to a program that starts ranks and waits for them.
         origin: The function that the thread runs, to group threads that do the same.
     """
@@ -177,7 +177,8 @@ _LIBRARY = (
         "startup",
         r"torch/(_dynamo|_inductor|fx|jit|compiler|cuda/__init__)|<frozen importlib|importlib/|^<frozen zipimport",
     ),
-    # Waits for a thread or a process. They are near the end of the table, because another rule may be more specific.
+    # Waits for a thread or a process. These rules are near the end of the table, because another rule can be more
+    # specific.
     _rule("wait", r"torch/utils/data/dataloader\.py$", r"_try_get_data|_get_data|_shutdown_workers"),
     _rule("python_workers", r"torch/utils/data/dataloader\.py$", r"_try_put_index|_process_data"),
     _rule(
@@ -261,7 +262,7 @@ def classify(stack: Sequence[Frame], text_of: Callable[[Frame], str], around: Ca
     """Classify one stack.
 
     Args:
-        stack: Its frames, outermost first.
+        stack: The frames of the stack, outermost first.
         text_of: Returns the source text of a frame's line; empty if it is not available.
         around: Returns a few lines before and after a frame's line.
     """
@@ -314,8 +315,8 @@ def _innermost(stack: Sequence[Frame], text_of: Callable[[Frame], str], around: 
             if generic is None and depth < 6:
                 generic = _match(_GENERIC, frame)
             continue
-        # A line of the program's own code contains the call to the frames further in, such as `retry_after_503()`. Its
-        # text decides only if no rule has matched those frames, not even a generic one.
+        # A line of the program's own code contains the call to the frames further in, such as `retry_after_503()`. The
+        # text of this line decides only if no rule has matched those frames, not even a generic rule.
         name = _by_own_text(frame, text_of, around, is_leaf=depth == 0)
         if name is not None and (generic is None or name == "other_ranks"):
             return name

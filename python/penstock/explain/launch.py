@@ -42,7 +42,7 @@ class ObservedProgram:
 
     Raises:
         NotFound: The command does not exist.
-        SystemFault: It cannot be started.
+        SystemFault: The command cannot be started.
     """
 
     def __init__(self, argv: Sequence[str]) -> None:
@@ -56,7 +56,8 @@ class ObservedProgram:
 
         try:
             with deferred_signals():
-                # `preexec_fn` sets the permission before the program runs. It is safe: no other thread runs here.
+                # `preexec_fn` sets the permission before the program runs. This is safe, because this process has no
+                # other thread.
                 self.child = subprocess.Popen(list(argv), preexec_fn=allow_reading)
         except OSError as error:
             libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)

@@ -32,7 +32,7 @@ class _Connection:
 
 
 class Connections:
-    """Connections of the tree. Misses those that open and close between two reads.
+    """Connections of the tree. Misses connections that open and close between two reads.
 
     `error` states why TCP is not visible.
     """

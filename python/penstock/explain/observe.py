@@ -42,7 +42,7 @@ _SAMPLED = 6
 
 @dataclass(slots=True)
 class Observation:
-    """All data that the collectors recorded. Times are those of `time.monotonic`.
+    """All data that the collectors recorded. Times are from `time.monotonic`.
 
     Attributes:
         threads: Classified time of each thread by pid and thread id.
@@ -71,8 +71,8 @@ def check_pid(pid: int) -> None:
     """Check that a process can be observed.
 
     Raises:
-        NotFound: It does not exist.
-        Denied: It belongs to another user.
+        NotFound: The process does not exist.
+        Denied: The process belongs to another user.
     """
     try:
         if not os.path.exists(f"/proc/{pid}"):
@@ -93,8 +93,8 @@ def check_pid(pid: int) -> None:
 
 
 class Observer:
-    """Collectors around one tree. `run` returns when the time is over, the tree has ended, or `stop` was called; it may be
-    called again after an interrupt. Close it after use.
+    """Collectors around one tree. `run` returns when the time is over, the tree has ended, or `stop` was called. After
+    an interrupt, `run` may be called again. Close the observer after use.
     """
 
     def __init__(self, root: int, program: ObservedProgram | None, *, stacks_per_s: int = _STACKS_PER_S) -> None:

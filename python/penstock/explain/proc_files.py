@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parsers of files below /proc (proc(5)): pure functions of their text. Field numbers are those of the manual page."""
+"""Parsers of files below /proc (proc(5)): pure functions of the text of a file. Field numbers are the numbers in the
+manual page.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,7 @@ class BlockedCall:
     fd: int | None = None
 
 
-# Numbers of the calls that matter here, by machine. Source: arch/x86/entry/syscalls/syscall_64.tbl and
+# Numbers of the system calls that the attribution uses, by machine. Source: arch/x86/entry/syscalls/syscall_64.tbl and
 # include/uapi/asm-generic/unistd.h of Linux 6.18.
 _X86_64 = {
     0: "read", 1: "write", 4: "stat", 5: "fstat", 6: "lstat", 7: "poll", 17: "pread64", 19: "readv", 23: "select",

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranked remedies for a verdict, each with the gain that the step model predicts.
 
-Model: the loop's own work and the loaders' work overlap, so a step takes the longer of the two. Without loaders, it
-takes their sum. A remedy divides the share of one class by a factor. The next term limits the gain.
+Model: the loop's own work and the loaders' work overlap, so a step takes the longer of the two times. Without loaders,
+a step takes the sum of both. A remedy divides the share of one class by a factor. The next term limits the gain.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class StepModel:
     cores_free: float
 
     def gain(self, factors: Mapping[str, float], *, overlapped: bool | None = None) -> tuple[float, str]:
-        """Return the predicted speed divided by the present speed, if each class takes `1 / factor` of its time, and
-        the next limit.
+        """Return the gain (predicted speed divided by present speed) if each class takes `1 / factor` of its time. Also
+        return the next limit.
         """
         overlap = self.is_overlapped if overlapped is None else overlapped
         waits = sum(self.classes.values())

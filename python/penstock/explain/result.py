@@ -225,12 +225,13 @@ class FileSystem(msgspec.Struct, frozen=True, kw_only=True):
     """One mounted file system on which the tree had data files open.
 
     Attributes:
-        kind: Its type as in /proc/mounts: `ext4`, `nfs4`, `fuse.s3fs`, `overlay`.
+        kind: Type of the file system as in /proc/mounts: `ext4`, `nfs4`, `fuse.s3fs`, `overlay`.
         place: `local` (block device of this node), `remote`, `fuse`, or `memory`.
         files: Distinct data files that were seen open. Libraries and the program's own code are not counted.
         read_bytes_per_s: From the positions of open files; a lower bound, because short-lived files escape.
         blocked_share: Share of the time, 0 to 1, in which the threads that read this file system were blocked in reads.
-        device: Its block device, with the share of time that the device had requests in flight; None if not local.
+        device: Block device of the file system, with the share of time in which requests were in flight; None if not
+            local.
     """
 
     mount_point: str
@@ -293,7 +294,7 @@ class Remedy(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gain_text(self) -> str:
-        """The gain as printed text. It is an estimate with assumed factors, so a large gain has no decimals."""
+        """The gain as printed text. The gain is an estimate with assumed factors, so a large gain has no decimals."""
         if self.gain > _MAX_GAIN:
             return f"more than {_MAX_GAIN}x"
         return f"{self.gain:.1f}x" if self.gain < 10 else f"{self.gain:.0f}x"
@@ -307,7 +308,7 @@ class Overhead(msgspec.Struct, frozen=True, kw_only=True):
         cpu_s: CPU seconds of this process's collectors and of the stack sampler, start-up included.
         pause_s: Seconds in which the program was stopped for reading its stacks.
         share: (cpu_s + pause_s) / wall_s: as if the program had one core only.
-        share_of_machine: The same over all cores of the machine.
+        share_of_machine: `share` divided by the number of cores of the machine.
     """
 
     wall_s: float

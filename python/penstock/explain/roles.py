@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds what each process of a tree does: which ones train, which ones load samples, which ones only start others."""
+"""Finds what each process of a tree does: which processes train, which load samples, and which only start other
+processes.
+"""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ _RTT, _TOTAL_RETRANS, _BYTES_ACKED, _BYTES_RECEIVED, _DELIVERY_RATE = 68, 100, 1
 
 @dataclass(frozen=True, slots=True)
 class TcpSocket:
-    """One connection. Its counters start when it is opened.
+    """One connection, with counters that start when the connection is opened.
 
     Attributes:
         inode: Number of the socket, as in `socket:[N]` of /proc/PID/fd.

@@ -170,7 +170,9 @@ class StackSampler:
         self._running[pid] = _Recording(child, pid, time.monotonic(), output, log, host_threads(pid))
 
     def collect(self, *, stop: bool = False, limit_s: float = 3.0) -> None:
-        """Collect the chunks that have ended. With `stop`, end the others and wait for them, at most `limit_s`."""
+        """Collect the chunks that have ended. With `stop`, end the remaining chunks and wait for them, at most
+        `limit_s`.
+        """
         if stop:
             for recording in self._running.values():
                 with suppress(ProcessLookupError):
@@ -200,7 +202,8 @@ class StackSampler:
             self.cpu_s += usage.ru_utime + usage.ru_stime
         counts: Counter[ThreadStack] = Counter()
         with suppress(OSError):
-            # Threads may have started since then. If the process has ended, only the threads known before remain.
+            # Threads may have started after the last mapping. If the process has ended, keep the threads that are
+            # already known.
             numbers = recording.host_threads | host_threads(recording.pid)
             found = parse_raw(recording.output.read_text(errors="replace"))
             for stack, count in found.items():

@@ -116,8 +116,8 @@ class ProcessRecord:
 
 
 class ProcessTree:
-    """The process `root` with its descendants. With `adopts`, the descendants of this process count instead, because
-    orphans of a program that daemonises are reparented to this process (see `launch.py`).
+    """The process `root` with its descendants. With `adopts`, the tree consists of the descendants of this process,
+    because orphans of a program that daemonises are reparented to this process (see `launch.py`).
     """
 
     def __init__(self, root: int, *, adopts: bool = False) -> None:

@@ -33,13 +33,14 @@ _THROTTLED_SHARE = 0.3
 _SMALL_READ_BYTES = 32 * 1024
 _SMALL_READS_PER_S = 100
 _LARGE_READ_BYTES = 512 * 1024
-# Minimum numbers of samples of the training loops: for a verdict, for a verdict on a program that has ended (its start
-# is not typical), and for a verdict with confidence.
+# Minimum numbers of samples of the training loops for three cases: any verdict, a verdict on a program that has ended
+# (its start is not typical), and a verdict with confidence.
 _MIN_SAMPLES, _MIN_ENDED_SAMPLES, _SURE_SAMPLES = 5, 20, 40
 # Other ranks are the limit if the ranks' own waits for them differ by this share of the time.
 _IMBALANCE = 0.10
 _STEADY = 0.7
-# Share of a thread's wait for a core by which its consumer is delayed: half, because the rest overlaps.
+# Share of a thread's wait for a core that delays the consumer. The value is half, because the other half overlaps with
+# other work.
 _CONTENTION, _MAX_CONTENTION = 0.5, 0.15
 _BUSY_NODE_SHARE = 0.2
 _IN_FLIGHT = 2.0
@@ -190,8 +191,8 @@ def _file_kind(figures: Figures) -> Kind:
 
 
 def _ranks(consumers: Sequence[Attributed]) -> tuple[Attributed, float] | None:
-    """Return the rank that waits least, which the others wait for, and the difference to the share of the rank that
-    waits most. None if the difference is small.
+    """Return the rank that all other ranks wait for, because it waits least itself. Also return the difference between
+    the largest and the smallest share of waiting. None if the difference is small.
     """
     if len(consumers) < 2:
         return None

@@ -45,8 +45,8 @@ def evict_lost_objects(
     """Delete objects without a complete copy, so that the next stage step fetches them again. Return the number of
     deleted objects.
 
-    The engine may not have detected the loss yet. So objects that it still locates, but only on lost nodes, are deleted
-    too.
+    Possibly, the engine has not detected the loss yet. Therefore, objects that the engine still locates, but only on
+    lost nodes, are also deleted.
 
     Raises:
         PenstockError: The pool does not respond.

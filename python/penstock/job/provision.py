@@ -32,7 +32,8 @@ def provision(cluster: Cluster, part: ProvisionSection, start: Callable[[Sequenc
         digest = hashlib.sha256(script.read_bytes()).hexdigest()
     except OSError as error:
         raise NotFound(f"provision: {script}: {error.strerror}", where=str(script)) from error
-    # The digest is stored on the node, not on this machine. So a replaced node with the same name is set up again.
+    # The digest is stored on the node, not on this machine. Therefore, a replaced node with the same name is set up
+    # again.
     stamp = f"{part.at}.done"
     seen = cluster.run(["cat", stamp], timeout_s=60)
     todo = [

@@ -46,8 +46,8 @@ _REMOVE_TIMEOUT_S = 300.0
 class StepRow(msgspec.Struct):
     """A step that has begun.
 
-    `state` is `running`, `done`, `failed` or `skipped`. A skipped step was done by an earlier run of the job; `seconds`
-    is then its duration in that run.
+    `state` is `running`, `done`, `failed` or `skipped`. A skipped step was done by an earlier run of the job, and
+    `seconds` is its duration in that run.
     """
 
     name: str

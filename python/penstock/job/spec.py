@@ -67,7 +67,9 @@ class ClusterSection(_Section, frozen=True):
 
 
 class ProvisionSection(_Section, frozen=True):
-    """`[provision]`: a script that is copied to `at` on every node and run there once. A changed script runs again."""
+    """`[provision]`: a script that is copied to `at` on every node, and runs once on every node. A changed script runs
+    again.
+    """
 
     script: str
     at: str
@@ -98,8 +100,8 @@ class RunSection(_Section, frozen=True):
     """`[run]`: the workload. `{data}`, `{rank}`, `{world}`, `{local_rank}` and `{node}` in its arguments are replaced.
 
     Attributes:
-        lost_node: Action when a node is lost: `abort` ends the job; `continue` keeps the ranks of the other nodes
-            running; `restart` restores the objects that were stored only on the lost node, and starts all ranks again
+        lost_node: Action when a node is lost: `abort` ends the job. `continue` keeps the ranks of all other nodes
+            running. `restart` restores the objects that were stored only on the lost node, and starts all ranks again
             on the remaining nodes.
         bind: CPUs of each rank: `none`, `show`, `core`, `numa`, `near-gpu`, `near-nic[:DEVICE]` or `cpus:LIST/LIST`.
             By default, the launcher decides. See `protocols.RunRequest`.
@@ -152,14 +154,15 @@ class SubmitSection(_Section, frozen=True):
     Attributes:
         nodes: Number of nodes; by default `nodes` of `[cluster]`, if it is a number.
         limit: Maximum duration of the whole job.
-        system: Batch system; by default the one of `[cluster] launcher`.
+        system: Batch system; by default, the batch system of `[cluster] launcher`.
         queue: Slurm partition or PBS queue.
         args: Further arguments of sbatch or qsub, such as `--constraint=nvme`; each becomes a directive in the script.
         setup: Shell lines before Penstock starts, such as `module load cuda`.
         image: Container image with Penstock, for Kubernetes, Azure ML and Azure Batch.
         machine: Instance type of Kubernetes or Azure ML.
         compute: Compute cluster of Azure ML, or pool of Azure Batch.
-        secret: A Kubernetes secret with credentials of stores. Its entries become environment variables of the job.
+        secret: A Kubernetes secret with credentials of stores. The entries of the secret become environment variables
+            of the job.
         scratch: A folder on each pod's own disk.
     """
 
@@ -316,7 +319,9 @@ def _staged_dir(job: Job, name: str) -> str:
 
 
 def _dir_below_disk(name: str) -> str:
-    """Path below the disk. It is the same as for a pool, so that `pool audit` and `pool down` find it after a crash."""
+    """Path below the disk. A pool has the same path, so that `pool audit` and `pool down` find the folder after a
+    crash.
+    """
     return f"/penstock-pool-{name}/data"
 
 

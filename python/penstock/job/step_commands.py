@@ -60,7 +60,9 @@ class StepCommands:
         ]  # fmt: skip
 
     def pool_exec(self, engine: str, node: str, requests: str) -> list[str]:
-        """Command that runs pool requests (see `pool.object_operations`) on a node. It reads the pool from stdin."""
+        """Command that runs pool requests (see `pool.object_operations`) on a node. The command reads the pool from
+        stdin.
+        """
         return [*self._penstock, "pool", "exec", engine, node, requests]
 
     def stage(self, data: str) -> list[str]:

@@ -39,8 +39,8 @@ class _System:
         submit: Submits a job.
         wait: Further arguments of `submit`, to wait until the job has ended.
         cancel_pending: Cancels a job that is still pending; empty if the system has no such command.
-        terminate: Sends SIGTERM to the job script. A cancelled Slurm job cannot start further steps, and so could not
-            take its pool down; therefore its script gets SIGTERM first.
+        terminate: Sends SIGTERM to the job script. A cancelled Slurm job cannot start further steps, and therefore
+            cannot take its pool down. So the script gets SIGTERM before the job is cancelled.
         cancel: Cancels the job immediately. Used if `terminate` fails, for example for a pending PBS job.
     """
 
@@ -96,7 +96,8 @@ def submit(
     """Submit the job.
 
     Args:
-        waits: Wait until the job has ended. Ctrl-C then terminates the job, which first takes its pool down.
+        waits: Wait until the job has ended. During the wait, Ctrl-C terminates the job, which first takes its pool
+            down.
         on_submitted: Called with the job id as soon as it is known.
 
     Returns:

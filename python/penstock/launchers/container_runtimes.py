@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Container runtimes as command prefixes of ranks: Apptainer, Singularity, Docker, Podman, Charliecloud, Pyxis (srun).
 
-Builds command lines and starts nothing. The tests run Charliecloud. The command lines of the other runtimes are only
-checked against their documented syntax.
+Builds command lines and starts nothing. The tests run Charliecloud. For all other runtimes, the command lines are only
+checked against the documented syntax.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _image(spec: ContainerSpec) -> str:
 
 
 class _Apptainer:
-    """`apptainer exec` or `singularity exec`. They need no daemon, and pass on the environment."""
+    """`apptainer exec` or `singularity exec`, which need no daemon and pass on the environment."""
 
     def __init__(self, program: str) -> None:
         self._program = program

@@ -2,8 +2,8 @@
 """`mpi`: runs commands with mpirun of Open MPI or of the MPICH family (Hydra).
 
 Settings: `nodes` (`h1,h2`; by default the nodes of this Slurm, PBS or Azure Batch job), `program` ([mpirun]), `args`
-(arguments of every mpirun, such as `--mca btl tcp,self`), `python`. In a line of more than 64 KiB, Hydra also inserts
-labels; they are not recognized, and stay in the output.
+(arguments of every mpirun, such as `--mca btl tcp,self`), `python`. Hydra also inserts labels into lines of more than
+64 KiB. These labels are not recognized, and stay in the output.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class MpiLauncher(MultiRankLauncher):
         root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
         alone = ["--mca", "orte_abort_on_non_zero_status", "0", *_open_mpi_binding(request.bind), "--oversubscribe"]
         inside = list(request.rank_prefix.argv) if request.rank_prefix and request.rank_prefix.is_outermost else []
-        # mpirun inside a container has no srun to start its daemons on other nodes. So ssh starts them there, also
-        # inside the container.
+        # mpirun inside a container has no srun to start its daemons on other nodes. Therefore, ssh starts these
+        # daemons, also inside the container.
         daemons = (
             ["--mca", "plm", "rsh", "--mca", "orte_launch_agent", shlex.join([*inside, "orted"])] if inside else []
         )

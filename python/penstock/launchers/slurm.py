@@ -30,7 +30,8 @@ class SlurmLauncher(MultiRankLauncher):
     label = re.compile(rb"^\s*(?P<rank>\d+): ?")
 
     def __init__(self, environment: Mapping[str, str], nodes: list[Node], *, srun: list[str], python: str) -> None:
-        # Variables of the batch script that would override the options of our srun steps; they are removed.
+        # Variables of the batch script that would override the options of this launcher's srun steps, and are therefore
+        # removed.
         own = (
             "SLURM_NTASKS",
             "SLURM_NPROCS",

@@ -54,7 +54,8 @@ _SETTINGS = {
     "python": str,
 }  # fmt: skip
 _CHUNK = 1 << 18
-# Reads a Python program and its arguments from the first line of stdin, and runs it. The program reads the other lines.
+# Reads a Python program and its arguments from the first line of stdin, and runs it. The program reads the remaining
+# lines.
 _BOOTSTRAP = (
     "import base64,json,sys,zlib;"
     'text,*sys.argv[1:]=json.loads(zlib.decompress(base64.b64decode(open(0,"rb",0,closefd=False).readline())));exec(text)'
@@ -196,7 +197,7 @@ class SshLauncher:
         import asyncssh
 
         # ssh has no argument list: the login shell parses one command string. csh cannot parse quoted newlines or `!`.
-        # So the command string contains neither, and the arguments are sent as the first line of stdin.
+        # Therefore, the command string contains neither, and the arguments are sent as the first line of stdin.
         _, _, *items = rank_argv(self._python, {**options, "reads_env": True}, request.argv)
         packed = base64.b64encode(zlib.compress(json.dumps(items).encode()))
         line = shlex.join([self._python, "-c", _BOOTSTRAP])
@@ -237,8 +238,8 @@ class SshLauncher:
         jump = self._settings.get("jump")
         if not jump:
             return await self._dial(node, self._ports.get(node.name), self._users.get(node.name), None)
-        # Open the connection to the jump host here. If asyncssh gets only a `user@host` string and opens it, it ignores
-        # our keys and known hosts.
+        # Open the connection to the jump host explicitly. If asyncssh opens it from a `user@host` string, asyncssh
+        # ignores the launcher's keys and known hosts.
         [through], ports, users = parse(jump)
         async with self._meeting.setdefault(f"jump {jump}", asyncio.Lock()):
             if self._jump is None or self._jump.is_closed():

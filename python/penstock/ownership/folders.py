@@ -89,7 +89,7 @@ def _prefixes(path: str) -> list[str]:
 
 
 class OwnedFolder:
-    """A folder that belongs to this user and that no other user can write to. It is held open by a descriptor.
+    """A folder that belongs to this user and that no other user can write to. A descriptor holds the folder open.
 
     Every access to its content starts from the descriptor, so replacing the path by a link has no effect.
     """
@@ -263,7 +263,7 @@ class OwnedFolder:
             except FileNotFoundError:
                 continue  # another process has removed it in the meantime, possibly another Penstock command
             except OSError as error:
-                # Remember the error, and continue with the other entries.
+                # Remember the error, and continue with the next entry.
                 error.filename = error.filename and f"{path}/{name}"
                 self._faults.append(error)
 

@@ -43,7 +43,9 @@ def start_time(pid: int) -> int:
 
 
 def has_mark(pid: int, is_mark: Callable[[bytes], bool]) -> bool:
-    """Whether a process belongs to this user and has our mark: an environment variable that `is_mark` accepts."""
+    """Whether a process belongs to this user and has Penstock's mark: an environment variable that `is_mark`
+    accepts.
+    """
     try:
         with open(f"/proc/{pid}/status") as file:
             user = next(line.split()[1] for line in file if line.startswith("Uid:"))
@@ -54,7 +56,7 @@ def has_mark(pid: int, is_mark: Callable[[bytes], bool]) -> bool:
 
 
 def find_processes(is_mark: Callable[[bytes], bool]) -> dict[int, str]:
-    """Find live processes of this user with our mark; return their command lines by pid."""
+    """Find live processes of this user with Penstock's mark; return their command lines by pid."""
     found = {}
     for pid in [int(name) for name in os.listdir("/proc") if name.isdecimal()]:
         if pid != os.getpid() and has_mark(pid, is_mark):
@@ -64,7 +66,7 @@ def find_processes(is_mark: Callable[[bytes], bool]) -> dict[int, str]:
 
 
 def signal_process(pid: int, number: int, is_ours: Callable[[int], bool]) -> bool:
-    """Send a signal to a process that is not our child; return whether it was sent.
+    """Send a signal to a process that is not a child of this process; return whether it was sent.
 
     The function opens a pidfd before it calls `is_ours`. If the pid is reused later, the pidfd still refers to the old
     process, which has ended, and the signal has no effect.
@@ -92,7 +94,9 @@ def signal_process(pid: int, number: int, is_ours: Callable[[int], bool]) -> boo
 
 
 def end_processes(is_mark: Callable[[bytes], bool], grace_s: float) -> dict[int, str]:
-    """Terminate the processes with our mark, then kill the remaining ones; return the command lines of all, by pid."""
+    """Terminate the processes with Penstock's mark, then kill the remaining ones; return the command lines of all these
+    processes, by pid.
+    """
     ended: dict[int, str] = {}
     for number in (signal.SIGTERM, signal.SIGKILL):
         until = time.monotonic() + grace_s
@@ -111,7 +115,9 @@ def end_processes(is_mark: Callable[[bytes], bool], grace_s: float) -> dict[int,
 
 
 def has_ended(child: subprocess.Popen[Any]) -> bool:
-    """Whether a child has ended. It is not reaped, so that its pid and its process group cannot be reused yet."""
+    """Whether a child has ended. The child is not reaped, so that its pid and its process group cannot be reused
+    yet.
+    """
     if child.returncode is not None:
         return True
     try:

@@ -59,7 +59,7 @@ class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
     Attributes:
         item: Name of the item, such as `azure-hot-read`.
-        region: Names of the regions in which it holds, separated by commas.
+        region: Names of the regions in which the price applies, separated by commas.
         as_of: Date of the price, YYYY-MM or YYYY-MM-DD.
         currency: ISO 4217 code.
     """

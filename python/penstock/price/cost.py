@@ -41,9 +41,9 @@ def billed_requests(object_bytes: int, *, requests: int = 1, bytes_per_unit: int
     Args:
         object_bytes: Stored size of the object.
         requests: Number of GETs for the object.
-        bytes_per_unit: N if the store bills one read for every N bytes or part thereof, else None. It is 4 MiB for
-            Azure accounts with a hierarchical name space. Source: Azure Blob pricing page, "read operations of 4 MB";
-            a 16.8 MB object costs 5 of them (16.78 MB / 4 MiB = 4.0003).
+        bytes_per_unit: N if the store bills one read for every N bytes or part thereof, else None. N is 4 MiB for Azure
+            accounts with a hierarchical name space. Source: Azure Blob pricing page, "read operations of 4 MB". A 16.8
+            MB object costs 5 read operations (16.78 MB / 4 MiB = 4.0003).
     """
     _not_negative(object_bytes=object_bytes, requests=requests)
     if bytes_per_unit is None:

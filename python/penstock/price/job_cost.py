@@ -18,7 +18,7 @@ __all__ = ["job_money", "source_of", "tier_of"]
 
 
 def source_of(job: Job) -> str | None:
-    """URL of the job's source: that of `[stage]`, or else of `[demand]`; None if the job file contains none."""
+    """URL of the job's source, from `[stage]` or otherwise from `[demand]`; None if the job file contains none."""
     if job.stage is not None:
         return job.stage.source
     return job.demand.source if job.demand is not None else None

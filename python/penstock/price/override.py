@@ -47,9 +47,9 @@ def with_refreshed(
 ) -> tuple[Price, ...]:
     """Return the content of a price file after a refresh.
 
-    Prices that the user wrote come first. The refreshed prices replace those of earlier refreshes; prices that this
-    refresh did not request are kept. Per item, the region that is the default in the bundled book comes first, so that
-    a refresh does not change the default region.
+    Prices that the user wrote come first. The refreshed prices replace the prices of earlier refreshes. Prices that
+    this refresh did not request are kept. Per item, the region that is the default in the bundled book comes first, so
+    that a refresh does not change the default region.
 
     Args:
         before: Prices in the file so far.

@@ -151,8 +151,8 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.missing) or self.interrupted
 
     def limit(self, what: str) -> FoundLimit | None:
-        """The found limit, or the highest rate, of `read-bytes`, `read-requests`, `write-bytes` or `write-requests`;
-        the one with the widest scope if there are several.
+        """The found limit, or the highest rate, of `read-bytes`, `read-requests`, `write-bytes` or `write-requests`. Of
+        several limits, the limit with the widest scope is returned.
         """
         found = [one for one in self.limits if one.what == what]
         return max(found, key=lambda one: one.scope != "connection", default=None)
@@ -298,13 +298,13 @@ def read(path: Path) -> Card:
     """Read `card.json`, or the card in a folder.
 
     Raises:
-        NotFound: It does not exist.
-        Corrupt: It is not a card, or has a newer schema.
+        NotFound: The file does not exist.
+        Corrupt: The file is not a card, or has a newer schema.
     """
     file = path / "card.json" if path.is_dir() else path
     try:
         raw = file.read_bytes()
-        # The version first, because other fields of a newer card may not fit.
+        # Check the version first, because the remaining fields of a newer card can be incompatible.
         version = msgspec.json.decode(raw, type=_Head).schema_version
         card = msgspec.json.decode(raw, type=Card) if version <= SCHEMA_VERSION else None
     except FileNotFoundError:

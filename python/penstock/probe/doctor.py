@@ -36,7 +36,7 @@ __all__ = ["Check", "Doctor"]
 State = Literal["ok", "warn", "fail", "skip"]
 
 # The sum of all time limits: DNS, 4 addresses, 3 answers (proxy, TLS, HEAD), 3 requests (list, head, read) and the
-# large read, 10 + 4 x 5 + 3 x 8 + 3 x 15 + 15 = 114 s.
+# large read. That is 10 + 4 x 5 + 3 x 8 + 3 x 15 + 15 = 114 s.
 _DNS_S, _CONNECT_S, _ANSWER_S, _STORE_S, _LARGE_S = 10.0, 5.0, 8.0, 15.0, 15.0
 _MAX_ADDRESSES = 4
 _SLOW_DNS_S = 1.0
@@ -300,7 +300,9 @@ class Doctor:
             raise ConnectionError(0, f"the proxy answered CONNECT with HTTP {status}")
 
     def _clock_and_region(self, endpoint: Endpoint) -> None:
-        """Send one unsigned request. Its answer has the date of the store, and on S3 the region of the bucket."""
+        """Send one unsigned request. The answer contains the date of the store and, from S3, the region of the
+        bucket.
+        """
         assert self._socket is not None
         path = quote(endpoint.base or "/", safe="/%")
         target, login = path, ""

@@ -63,7 +63,8 @@ class LatencyFit(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         shape: `lognormal` if the measured 99th percentile agrees with a lognormal distribution fitted to the upper
-            half; then `p99_ms` is that of the fit. `other`: `p99_ms` is the measured percentile.
+            half. In this case, `p99_ms` is the percentile of the fit. Otherwise, `shape` is `other`, and `p99_ms` is
+            the measured percentile.
     """
 
     count: int
@@ -140,8 +141,9 @@ def sustained(row: Row, what: Literal["bytes", "requests", "ios"], *, delay_s: f
         delay_s: Time between the admission of a request and its end. By default the mean latency, which is too long if
             requests also wait in this process, as they do after refusals.
 
-    A token bucket that starts full admits B + L t requests by time t. The line through the sustained part therefore has
-    the slope L, and B is its intercept plus the requests that were admitted but not yet complete (L x latency).
+    A token bucket that starts full admits B + L t requests by time t. Therefore, the line through the sustained part
+    has the slope L. B is the intercept of this line plus the requests that were admitted but not yet complete (L x
+    latency).
     """
     points = _cumulative(row, what)
     if len(points) < 6 or points[-1][1] <= 0:

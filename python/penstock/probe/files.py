@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Probes a disk or a mounted file system: reads one large file (or block device) past the page cache.
 
-Reads only, unless the settings allow writes: then a scratch file is written, measured and removed.
+Reads only. If the settings allow writes, a scratch file is also written, measured and removed.
 """
 
 from __future__ import annotations
@@ -155,7 +155,9 @@ class DiskProbe(Probe):
             self.missing["writes"] = "the phase was too short for a rate"
 
     def _sweep(self, part: str, what: str, unit: Any, block: int, *, hold: float) -> None:
-        """Raise the number of threads until the rate stops rising, then keep it to see whether the rate lasts."""
+        """Raise the number of threads until the rate stops rising. Then keep this number, to see whether the rate
+        lasts.
+        """
         points: list[tuple[int, float]] = []
         rows: list[Row] = []
         is_flat = False
@@ -170,7 +172,7 @@ class DiskProbe(Probe):
         if (at := knee(points)) is not None:
             self.knee["bytes" if unit == "bytes" else "requests"] = at
         # Use the largest number of threads that reaches about the best rate, so that a delay of one thread does not
-        # lower it.
+        # lower the rate.
         threads = max(count for count, rate in points if rate >= 0.9 * max(rate for _, rate in points))
         held = self._phase(part, threads, block, hold)
         found = sustained(held, unit)

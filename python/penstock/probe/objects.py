@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Probes an object store: reads existing objects below a URL, and finds the limits that their rates run into.
 
-Reads only, unless the settings allow writes. Writes go to a new folder below the URL, which is removed at the end.
+Reads only. If the settings allow writes, they go to a new folder below the URL, which is removed at the end.
 """
 
 from __future__ import annotations
@@ -239,7 +239,8 @@ class ObjectProbe(Probe):
         if seen is None:
             self.missing["requests"] = "too few reads were answered between the refusals"
             return
-        # Well above the limit, but not so far that the back-off of the refused requests wastes the allowance.
+        # Choose a concurrency well above the limit, but not so high that the back-off of refused requests wastes the
+        # allowance.
         count = int(min(512, max(8, 2.5 * seen.per_s * self.delay_s + 1)))
         pause_s: float | None = self.pause(self.pause_s)
         hold = self._phase("requests", "range", count, self.small_bytes, seconds=0.12, want=10**6, share=0.8)
@@ -288,7 +289,8 @@ class ObjectProbe(Probe):
         self.pause(self.pause_s)
         count = max(8, count // len(folders))
         try:
-            # Long enough to use up the allowance that the pause has restored, and then to run at the limit.
+            # The phase is long enough to use up the allowance that the pause has restored, and then to run at the
+            # limit.
             row = self._phase(
                 "requests", "range", count, self.small_bytes, seconds=0.15, want=10**6, keys=keys, share=0.5
             )

@@ -139,7 +139,7 @@ class Probe(ABC):
 
         Raises:
             PenstockError: The target cannot be probed at all.
-            KeyboardInterrupt: Ctrl-C. `card` then returns the partial card.
+            KeyboardInterrupt: Ctrl-C. After that, `card` returns the partial card.
         """
         parts: dict[str, Any] = {}
         load, cores = os.getloadavg()[0], inventory.cores()

@@ -62,7 +62,7 @@ def prices_of(
     Args:
         is_custom_endpoint: The endpoint is not the cloud's own, so its prices are unknown.
         same_region: This machine is in the store's region, where reads are not billed as egress.
-        tier: Tier of the price book; by default that of the URL's scheme. `none`: nothing is billed.
+        tier: Tier of the price book; by default, the tier of the URL's scheme. `none`: nothing is billed.
     Raises:
         ConfigError: The tier has no prices.
     """
@@ -159,8 +159,8 @@ class Meter:
         return min(want_s, self.left_s)
 
     def allow(self, kind: Kind, want: int, size_bytes: int, *, share: float = 1.0) -> int:
-        """Number of requests of `size_bytes` each that a phase may send: at most `want`, and at most what `share` of
-        the remaining money and bytes allows.
+        """Number of requests of `size_bytes` each that a phase may send: at most `want`, and at most as many as the
+        share `share` of the remaining money and bytes allows.
 
         Raises:
             Spent: Not one more request fits.

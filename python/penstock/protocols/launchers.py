@@ -29,10 +29,11 @@ class Exit:
         node: Name of the rank's node.
         rank: Number of the rank, counted from 0 node by node.
         code: Exit code, or 128 + the number of the signal that ended the command. None if the command did not start or
-            did not finish; then `fault` is set.
+            did not finish; in this case, `fault` is set.
         out, err: The end of the command's stdout and stderr: at least the last MiB of each.
         seconds: Duration from start to end, measured by the launcher.
-        fault: Reason for a missing exit code, such as an unreachable node or a timeout. It contains the node's name.
+        fault: Reason for a missing exit code, such as an unreachable node or a timeout. The text contains the node's
+            name.
         cpus: CPUs that the rank was allowed to use at its start, such as `0-3,8`; empty if unknown.
     """
 
@@ -48,7 +49,8 @@ class Exit:
 
 OnLine = Callable[[str, int, str, bytes], None]
 """Callback for every output line of a running command: node name, rank, `out` or `err`, line without its line ending.
-It may be called from any thread."""
+The callback may be called from any thread.
+"""
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ class RunRequest:
             in it are replaced by the values of each rank.
         on: The nodes, in rank order.
         timeout_s: Time after which the command is terminated on its node.
-        env: Variables that are added to the node's environment. They never appear on a command line.
+        env: Variables that are added to the node's environment. These variables never appear on a command line.
         cwd: Working directory on the node.
         stdin: Input for every rank; requires one rank per node.
         on_line: Called for every output line.
@@ -133,9 +135,10 @@ class ContainerSpec:
     Attributes:
         image: Image in the runtime's format: a file, a folder, or a name in a registry.
         binds: Folders of the node and their paths in the container, as `SRC:DST` or `SRC:DST:ro`.
-        env: Names of the variables that ranks get in addition to those of their launcher.
+        env: Names of the variables that ranks get in addition to the launcher's variables.
         has_gpus: Make the node's GPUs visible in the container.
-        cwd: Working directory in the container; by default that of the runtime or the image.
+        cwd: Working directory in the container; by default, the working directory that the runtime or the image
+            defines.
         args: Further arguments of the runtime, before the image.
         label: Name of the containers of one request, for runtimes that need names.
     """
@@ -183,11 +186,11 @@ class Launcher(Protocol):
         ...
 
     def copy(self, src: Path, dst: str, on: Sequence[Node], *, timeout_s: float) -> list[Exit]:
-        """Copy a file or folder from this machine to the path `dst` on every node. No partial file appears there."""
+        """Copy a file or folder from this machine to the path `dst` on every node. No partial file appears at `dst`."""
         ...
 
     def fetch(self, src: str, dst: Path, on: Node, *, timeout_s: float) -> Exit:
-        """Copy a file or folder from one node to the path `dst` on this machine. No partial file appears there."""
+        """Copy a file or folder from one node to the path `dst` on this machine. No partial file appears at `dst`."""
         ...
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ class InputField:
     Attributes:
         parts: Names of stored parts (features, members, columns). The field is read from the first one that a record
             has. If empty, the field is read from the part with its own name.
-        default: Value of each element if a record has none of the parts; None if a record must have one.
+        default: Value of each element if a record has none of the parts; None if a record must have one of the parts.
         augment: In training, cut a random part out of the image, resize it (RandomResizedCrop) and mirror half of the
             images. Otherwise, and in validation, images are resized and cut at their centre.
         values: Number of different values of an integer field, 0 to `values` - 1, for generated data; None if unknown.
@@ -86,8 +86,8 @@ class StepCost:
 
     Attributes:
         samples: Number of samples in this rank's slice of the batch.
-        compute_s: Seconds of real or emulated computation, without the overshoot of an emulated step and without the
-            other times below.
+        compute_s: Seconds of real or emulated computation, without the overshoot of an emulated step, and without
+            `sync_s`, `comm_s` and `h2d_s`.
         sync_s: Seconds in a barrier with the other ranks; 0 if there is none.
         loss: Loss of this rank's slice; None if nothing is trained.
         comm_s: Seconds of communication that no computation hid (exposed communication), such as the end of an

@@ -132,7 +132,7 @@ def steps(facts: Comparison) -> Spec:
 
 
 def per_point(steps: int) -> int:
-    """Number of steps to average into one point of the loss chart. It reduces the noise of small batches."""
+    """Number of steps to average into one point of the loss chart. Averaging reduces the noise of small batches."""
     return max(1, -(-steps // MAX_POINTS))
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Schema of a comparison of paths: the JSON document that `penstock demo` writes, and from which reports are made.
 
-Old documents must stay readable. So fields can only be added, and each new field needs a default.
+Old documents must stay readable. Therefore, fields can only be added, and each new field needs a default.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""First table of a sweep page: one line per run and operation with rate, tail and money, and runs compared point by point."""
+"""First table of a sweep page. Each run and operation has one line with rate, tail and money. Runs are compared point
+by point.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,8 @@ class RunLine(msgspec.Struct, frozen=True, kw_only=True):
         rows: Number of valid rows.
         rate: Median rate at the run's best point: bytes/s if the operation moves bytes, else operations/s.
         at: The best point, as text.
-        ratio: Geometric mean of the rates divided by those of the first run, over the points that both measured; None
-            for the first run, or if they have no point in common.
+        ratio: Geometric mean of the rates divided by the rates of the first run, over the points that both runs
+            measured. None for the first run, or if the two runs have no point in common.
         common: Number of these points.
         p50_us, p99_us: Median over the rows of the best point; None if latencies were not recorded.
         failed: Failed and throttled requests of all rows.

@@ -30,7 +30,8 @@ def penstock_json(
 
     Raises:
         Deadline: The command did not end in time.
-        RankFailed: It ended with an exit code other than 0, or printed no JSON; the error has its last messages.
+        RankFailed: The command ended with an exit code other than 0, or printed no JSON. The error contains the last
+            messages of the command.
     """
     argv = [str(word) for word in words]
     at = argv.index("--") if "--" in argv else len(argv)

@@ -61,8 +61,8 @@ class Claim(msgspec.Struct, frozen=True):
     """A statement that the study checks.
 
     Attributes:
-        here: What was found, with figures.
-        holds: None if it was not measured, or if the measurement does not decide it.
+        here: Finding of this run, with figures.
+        holds: None if the claim was not measured, or if the measurement does not decide it.
         must: Whether the exit code is 1 if the claim does not hold, for example if bytes differ.
     """
 
@@ -117,7 +117,7 @@ class PartResult(msgspec.Struct, frozen=True, kw_only=True):
     """Result of a part. `inverted`, `predicted` and `measured` map ids of figures to values.
 
     Attributes:
-        inverted: Computed from the publication's own rates. They only check the formulas, and do not count as
+        inverted: Computed from the publication's own rates. These values only check the formulas, and do not count as
             predictions.
         predicted: Computed from limits alone: network card, account, disks, step time, latency per file. The report
             scores these values.

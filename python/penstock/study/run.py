@@ -63,7 +63,7 @@ class Context:
         size: The table `[size.NAME]`, and `size_name` its name.
         scratch: Empty folder, removed when the part ends.
         out: Folder of the results, for files that stay.
-        progress: Prints what begins now.
+        progress: Called with a description of the step that begins.
         done: Results of the parts that ran before, by name.
         open_cluster: Opens the selected nodes as a context manager; None if the part must create its own hosts.
         timeout_s: Time limit of each command on those nodes.
@@ -103,7 +103,7 @@ def load_module(study: Study, name: str) -> ModuleType:
 def lacks(part: Part, size: str) -> list[str]:
     """Return what this machine lacks for a part, such as "root" or "the program mfsmaster"; empty if nothing.
 
-    A part that runs on other nodes at this size needs nothing here.
+    At a size at which a part runs on other nodes, this machine lacks nothing.
     """
     import importlib.util
     import shutil

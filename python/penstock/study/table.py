@@ -23,8 +23,8 @@ NOT_ON_ONE_MACHINE = "modelled, not measured"
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """One value as text. `error` is its relative difference from the published value, `is_within` whether it is within
-    the aim of the figure; both None if there is nothing to compare.
+    """One value as text. `error` is the relative difference from the published value. `is_within` states whether this
+    difference is within the aim of the figure. Both are None if there is nothing to compare.
     """
 
     text: str
@@ -68,12 +68,14 @@ def rows(result: StudyResult) -> list[Row]:
 
 
 def all_claims(result: StudyResult) -> list[Claim]:
-    """Claims of all figures, then those of all parts."""
+    """Claims of all figures, followed by the claims of all parts."""
     return [*_figure_claims(result), *(claim for part in result.parts for claim in part.result.claims)]
 
 
 def _figure_claims(result: StudyResult) -> list[Claim]:
-    """Return a claim for each figure with an aim: its inverted or predicted value is near enough to the published."""
+    """Return a claim for each figure with an aim: its inverted or predicted value is near enough to the published
+    value.
+    """
     found = []
     for figure in result.figures:
         for column in _COMPUTED:

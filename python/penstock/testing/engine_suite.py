@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Test suite for engines: checks that an engine fulfils the contract. Run `EngineSuite(engine, ...).run()` in a test.
 
-The suite starts one pool and takes it down at the end. All checks share this pool and run in the order of `CHECKS`. It
-runs `penstock.pool.object_operations` on the nodes to read and write objects, so Penstock must be installed there.
+The suite starts one pool and takes it down at the end. All checks share this pool and run in the order of `CHECKS`. The
+suite runs `penstock.pool.object_operations` on the nodes to read and write objects, so Penstock must be installed on
+the nodes.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class EngineSuite:
         settings: Settings of the engine.
         disk: A folder that can be created on every node. If nodes share it, the path must contain `{node}`.
         files: A folder with the same path on this machine and on every node.
-        shared: True if every node can read objects of all nodes; False if only its own, as with the engine `local`.
+        shared: True if every node can read objects of all nodes; False if a node can read only its own objects, as with
+            the engine `local`.
         environment: Environment variables for `penstock.pool.object_operations` on the nodes, for example the path of
             an external package.
     """
@@ -195,7 +197,7 @@ class EngineSuite:
         assert name not in left
 
     def check_other_start_of_the_name_is_refused_and_unharmed(self) -> None:
-        """Start a pool of the same name on the same nodes, as a job on another machine would. It must fail."""
+        """Start a pool of the same name on the same nodes, as a job on another machine would. The start must fail."""
         made = engine_plugins.load(self.engine, self.settings)
         refusal = ""
         with suppress(PreconditionFailed):

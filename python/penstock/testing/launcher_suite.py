@@ -156,7 +156,8 @@ class LauncherSuite:
     def check_what_stands_around_a_rank_is_its_own(self) -> None:
         rank_prefix = RankPrefix(argv=("env", "SUITE_AROUND={rank}-{node}"))
         exits = self._run(self._sh('echo "$SUITE_AROUND {rank}"'), self.nodes, 2, rank_prefix=rank_prefix)
-        # Placeholders in the prefix are always expanded; those in the command only with `expand_placeholders`.
+        # Placeholders in the prefix are always expanded. Placeholders in the command are expanded only with
+        # `expand_placeholders`.
         output = [e.out.decode() for e in exits]
         assert output == [f"{e.rank}-{e.node} {{rank}}\n" for e in exits], exits
 

@@ -52,7 +52,7 @@ class Turn:
         return self._steps
 
     def __iter__(self) -> Iterator[Batch]:
-        # Each turn uses the order of another epoch, so that a large dataset is not read from caches.
+        # Each turn uses the sample order of another epoch, so that a large dataset is not read from caches.
         if (set_epoch := getattr(self._feed, "set_epoch", None)) is not None:
             set_epoch(self._number)
         left = self._steps
@@ -167,8 +167,7 @@ def _cpu(used: Sequence[float]) -> dict[str, float]:
 
 
 def doubt(data_path: Mapping[str, Any]) -> str | None:
-    """Return a reason if the comparison is implausible, otherwise None. Real data cannot be faster than data in memory.
-    """
+    """Return a reason if the comparison is implausible, otherwise None. Real data cannot be faster than data in memory."""
     low = data_path["interval"][0]
     if low is None or low <= 1 + data_path["margin"]:
         return None

@@ -1,2 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Built-in workloads, which consume samples. Each is a plug-in with an entry point. They do not import each other."""
+"""Built-in workloads, which consume samples. Each workload is a plug-in with an entry point. Workloads do not import
+each other.
+"""

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Node agent of a pool: prepares, starts, checks and stops the pool's folder and processes on one node.
 
-`node_program` sends this script to the node and runs it with the arguments VERB and NODE. It needs only Python on the
-node, and imports only `penstock.ownership`, which is sent along. It reads requests as JSON from stdin, and writes its
-result as one line of JSON: {"ok": ...}, or {"error": code, "text": ..., "hint": ...}.
+`node_program` sends this script to the node and runs it with the arguments VERB and NODE. The agent needs only Python
+on the node, and imports only `penstock.ownership`, which is sent along. It reads requests as JSON from stdin, and
+writes the result as one line of JSON: {"ok": ...}, or {"error": code, "text": ..., "hint": ...}.
 
 On a node, a pool consists of one folder that contains its lease, and of processes with the lease in their environment.
-So `stop` and `audit` also find the remains of a killed `start`. `stop` rejects a folder without a lease of the pool.
+Therefore, `stop` and `audit` also find the remains of a killed `start`. `stop` rejects a folder without a lease of the
+pool.
 """
 
 from __future__ import annotations
@@ -60,14 +61,14 @@ class AgentError(Exception):
 def process_mark(name: str, root: str, lease: str = "") -> Callable[[bytes], bool]:
     """Return a predicate that matches the environment variable of a pool's processes for this folder.
 
-    It matches one lease, or every lease of the pool if `lease` is empty.
+    The predicate matches one lease, or every lease of the pool if `lease` is empty.
     """
     begins, ends = f"{MARK}={name}:{lease}".encode(), f":{root}".encode()
     return lambda item: item.startswith(begins) and item.endswith(ends)
 
 
 def read_lease(root: str) -> dict[str, Any] | None:
-    """Return the lease in a folder; None if the folder is not ours or has no lease."""
+    """Return the lease in a folder; None if the folder does not belong to Penstock or has no lease."""
     try:
         with OwnedFolder(root) as folder:
             return lease_of(folder)
@@ -131,7 +132,8 @@ def prepare(request: dict[str, Any]) -> dict[str, Any]:
 def acquire_lease(folder: OwnedFolder, request: dict[str, Any]) -> None:
     """Write the lease unless one exists. If several nodes share the folder, only the first node succeeds.
 
-    The lease is the first file in the folder. So a folder without a lease is either empty or not ours.
+    The lease is the first file in the folder. Therefore, a folder without a lease is either empty or does not belong to
+    Penstock.
     """
     root, name, lease = request["root"], request["name"], request["lease"]
     held = lease_of(folder)
@@ -321,7 +323,7 @@ def stop(request: dict[str, Any]) -> dict[str, Any]:
     ended = end_processes(is_mark, GRACE_S)
     if lease and held["lease"] != lease:
         return {"processes": sorted(ended.values()), "mounts": [], "folders": []}  # the folder belongs to another start
-    # A `start` whose caller was killed may still be starting daemons. Its lock shows when it has finished.
+    # A `start` whose caller was killed may still be starting daemons. It has finished when its lock is released.
     with suppress(FileNotFoundError):
         lock_folder(folder, LOCK_S)
     ended.update(end_processes(is_mark, GRACE_S))

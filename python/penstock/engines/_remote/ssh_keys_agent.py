@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Agent that adds and removes a pool's ssh keys on a node. It is sent and called like `node_agent`.
+"""Agent that adds and removes a pool's ssh keys on a node. The agent is sent and called like `node_agent`.
 
 The first node creates a key pair for the lifetime of the pool. The private key stays in the pool's folder on that node;
 all nodes accept the public key. The agent adds lines of a fixed form, with the pool's name and lease, to files in
 ~/.ssh, and later removes exactly these lines. A line of the pool that was changed is not removed, but reported.
 
 If the agent creates a file, it adds a first line that records this. The file is removed together with the last lines of
-any pool. Results have the same form as those of the node agent.
+any pool. Results have the same form as the results of the node agent.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def quoted(path: str) -> str:
 
 
 def remove(request: dict[str, Any]) -> list[str]:
-    """Remove the lines that we added for the pool; return the files that contained any, as messages."""
+    """Remove the lines that this agent added for the pool; return the files that contained such lines, as messages."""
     found = leftovers(request)
     for name in ("authorized_keys", "config") if found else ():
         with edit_lines(name) as lines:
@@ -195,7 +195,8 @@ def remove(request: dict[str, Any]) -> list[str]:
 
 
 def end_of_ours(name: str, lines: list[str], at: int, request: dict[str, Any]) -> int:
-    """Return the index after our lines that begin at `at`, or `at` itself if that line is not ours.
+    """Return the index after the pool's lines that begin at `at`, or `at` itself if the line at `at` is not one of
+    them.
 
     Raises:
         NotOwned: A block of the pool was changed. Removing only some of its lines would change the meaning of the other

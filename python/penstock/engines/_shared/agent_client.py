@@ -118,7 +118,7 @@ def successes(answers: Mapping[str, Any]) -> dict[str, Any]:
 def down_receipts(answers: Mapping[str, Any]) -> dict[str, Any]:
     """Build the result of an engine's `down`: the results of all nodes that responded.
 
-    A node whose folder does not belong to the pool has the entry `refused` instead.
+    A node whose folder does not belong to the pool has only the entry `refused`.
     """
     return {
         name: {"refused": [str(answer)]} if isinstance(answer, PreconditionFailed) else answer

@@ -56,7 +56,7 @@ def install_jars(
 ) -> dict[str, str]:
     """Install Penstock's Hadoop jars on every node; return each node's class path.
 
-    Maven downloads the jars once to this machine. They are then copied to nodes that lack them.
+    Maven downloads the jars once to this machine. Nodes that lack the jars get copies of them.
 
     Raises:
         ConfigError: This user has no cache folder for the jars.
@@ -143,12 +143,12 @@ def configured(root: str, leader: str, rpc: int, http: int, *, copies: int, bloc
         "dfs.permissions.enabled": "false",
         "dfs.namenode.name.dir": f"{root}/data/name",
         "dfs.namenode.http-address": f"{leader}:{http}",
-        # Only the pool's own nodes may register: the NameNode rejects a foreign DataNode that finds our port.
+        # Only the pool's own nodes may register: the NameNode rejects a foreign DataNode that finds its port.
         "dfs.hosts": f"{root}/conf/hosts",
         "dfs.namenode.datanode.registration.ip-hostname-check": "false",
         "dfs.namenode.safemode.extension": 0,
-        # A node counts as lost after 2 x 2 s + 10 x 1 s instead of ten minutes. After 3 s of silence, its copies are
-        # read only if no other copy exists.
+        # A node counts as lost after 2 x 2 s + 10 x 1 s, not after ten minutes. If a node is silent for 3 s, its copies
+        # are read only if no other copy exists.
         "dfs.heartbeat.interval": 1,
         "dfs.namenode.heartbeat.recheck-interval": 2000,
         "dfs.namenode.stale.datanode.interval": 3000,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Job export: writes a job file as a Slurm or PBS script, or as a Kubernetes, Azure ML or Azure Batch specification.
 
-Pure functions from a job to a text. They contact no system and submit nothing.
+Pure functions from a job to a text, which contact no system and submit nothing.
 """
 
 from __future__ import annotations

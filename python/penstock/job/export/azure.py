@@ -54,7 +54,8 @@ def azureml(request: ExportRequest) -> str:
         "display_name": request.job.name,
         "compute": f"azureml:{want.compute}",
         "environment": {"image": request.image},
-        # Azure ML runs `command` on every node. It sets variables for the node's number and the first node's address.
+        # Azure ML runs `command` on every node. Azure ML also sets variables for the node's number and the first node's
+        # address.
         "distribution": {"type": "pytorch", "process_count_per_instance": 1},
         "resources": {"instance_count": request.nodes} | ({"instance_type": want.machine} if want.machine else {}),
         "limits": {"timeout": request.limit_s},

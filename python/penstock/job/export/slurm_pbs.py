@@ -101,7 +101,9 @@ def _site_script(request: ExportRequest, what: str, body: list[str]) -> str:
 
 
 def _ssh_command(request: ExportRequest, *verb: str) -> str:
-    """Command line that runs a Penstock command over ssh. It contains `$nodes`, a variable that the script sets."""
+    """Command line that runs a Penstock command over ssh. The command line contains `$nodes`, a variable that the
+    script sets.
+    """
     launcher = request.job.cluster
     settings = launcher.settings if launcher.launcher == "ssh" else {}
     given = settings_flags("--set", settings)

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rank wrapper: runs the command of one rank on its node, ends it in time, and reports its exit code.
 
-`node_program` sends this script to the node and runs it with the arguments OPTIONS ARGV... It needs only Python on the
-node, and imports only `penstock.ownership` and `penstock.cpu_binding`, which are sent along. It does three things that a
-launcher cannot do remotely:
-- It ends the command's process group at the deadline, or when the launcher or the connection ends.
-- It reports the result as a record on stderr, because launchers change exit codes.
-- It binds the rank to CPUs near its devices, and reports the CPUs that the rank may use.
+`node_program` sends this script to the node and runs it with the arguments OPTIONS ARGV... The script needs only Python
+on the node, and imports only `penstock.ownership` and `penstock.cpu_binding`, which are sent along. It does three
+things that a launcher cannot do remotely: - It ends the command's process group at the deadline, or when the launcher
+or the connection ends. - It reports the result as a record on stderr, because launchers change exit codes. - It binds
+the rank to CPUs near its devices, and reports the CPUs that the rank may use.
 """
 
 from __future__ import annotations
@@ -30,7 +29,8 @@ if TYPE_CHECKING:
 
 MARK = "\x1e"
 FRAME = b"\x1f"
-# Maximum payload of a frame: srun truncates labelled lines to 1,024 bytes, including its label and our marker.
+# Maximum payload of a frame: srun truncates labelled lines to 1,024 bytes, including srun's label and this script's
+# marker.
 FRAME_BYTES = 960
 CHUNK = 1 << 16
 GRACE_S = 5.0

@@ -23,7 +23,7 @@ def slurm_hosts(environment: Mapping[str, str]) -> list[str]:
     """Hosts of a Slurm allocation.
 
     Raises:
-        ConfigError: This is not a Slurm job, or Slurm cannot expand its list.
+        ConfigError: This process is not in a Slurm job, or Slurm cannot expand the list of hosts.
     """
     listed = environment.get("SLURM_JOB_NODELIST") or environment.get("SLURM_NODELIST")
     if not listed:
@@ -45,7 +45,7 @@ def pbs_hosts(environment: Mapping[str, str]) -> list[str]:
     """Hosts of a PBS job without duplicates. The node file lists a host once per slot.
 
     Raises:
-        ConfigError: This is not a PBS job, or its node file is empty.
+        ConfigError: This process is not in a PBS job, or the job's node file is empty.
     """
     place = environment.get("PBS_NODEFILE")
     if not place:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Base class of launchers that start all ranks with one program (srun, mpirun).
 
-The program numbers the ranks and labels their output lines. Its rank numbers are not changed, so that MPI works. A
-request with stdin starts a separate process for every rank instead, because mpirun passes stdin to only one rank.
+The program numbers the ranks and labels their output lines. The program's rank numbers are not changed, so that MPI
+works. For a request with stdin, every rank gets its own launcher process, because mpirun passes stdin to only one rank.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class MultiRankLauncher(SubprocessLauncher):
     """
 
     label: re.Pattern[bytes]
-    # Bindings that the program implements by its own options. The rank wrapper implements the others.
+    # Bindings that the program implements by its own options. The rank wrapper implements all other bindings.
     own_bindings = ("core", "numa")
 
     def launch_argv(self, request: RunRequest, argv: Sequence[str]) -> list[str]:
@@ -99,8 +99,8 @@ class MultiRankLauncher(SubprocessLauncher):
 class _LabelledOutput:
     """Separates the output of the ranks by label. Output without a label comes from the launcher itself.
 
-    A label may occur inside a line, because Open MPI adds one to every piece that it reads. So the pieces of each rank
-    are first joined, and then split at the rank wrapper's frames, which mark the ends of lines.
+    A label may occur inside a line, because Open MPI adds one to every piece that it reads. Therefore, the pieces of
+    each rank are joined, and split again at the rank wrapper's frames, which mark the ends of lines.
     """
 
     def __init__(self, label: re.Pattern[bytes], request: RunRequest) -> None:

@@ -199,7 +199,7 @@ class SubprocessLauncher:
 
     @contextmanager
     def stoppable(self) -> Iterator[Event]:
-        """Context manager: an event that stops a call. It is set by `close`, or by an exception in the block."""
+        """Context manager: an event that stops a call. The event is set by `close`, or by an exception in the block."""
         stop = Event()
         self._stops.add(stop)
         try:
@@ -220,8 +220,8 @@ class SubprocessLauncher:
         ]
 
     def _all(self, starts: Sequence[_RankProcess], request: RunRequest, stdin: IO[bytes] | None) -> list[Exit]:
-        # On exit, the executor waits for processes that end when `stop` is set. So `stop` must be set first, and
-        # `stoppable` must be entered last.
+        # On exit, the executor waits for processes that end when `stop` is set. Therefore, `stop` must be set before
+        # that, and `stoppable` must be entered last.
         with ThreadPoolExecutor(len(starts), thread_name_prefix="penstock-launch") as pool, self.stoppable() as stop:
             return list(pool.map(lambda start: self._one(start, request, stdin, stop), starts))
 

@@ -29,8 +29,8 @@ _PAGE = 4096
 class Pacer:
     """Paces steps of a given length with sleep and busy-wait. If a step overshoots, the next steps are shorter.
 
-    So steps end on the schedule of the accelerator. A late wake-up, or another process on the core, does not look like
-    slow storage: an overshoot of 50 us would be 1.5 % of a step of 3.5 ms.
+    Therefore, steps end on the schedule of the accelerator. A late wake-up, or another process on the core, does not
+    look like slow storage: an overshoot of 50 us would be 1.5 % of a step of 3.5 ms.
 
     Attributes:
         overshoot_s: Overshoot that is not yet compensated, in seconds.
@@ -45,8 +45,8 @@ class Pacer:
     def pace(self, started_s: float, length_s: float) -> None:
         """Wait until `length_s` after `started_s`, minus the overshoot of earlier steps.
 
-        At most 50 ms or one step length of overshoot is compensated, whichever is larger. The rest stays in the wall
-        time.
+        At most 50 ms or one step length of overshoot is compensated, whichever is larger. Overshoot above this limit
+        stays in the wall time.
         """
         clock, spun_s = self._clock, _SPIN_S if length_s >= _SHORT_S else _SHORT_S
         end = started_s + length_s - self.overshoot_s

@@ -87,8 +87,8 @@ MODELS = {
 """Published workloads by name. CosmoFlow is a separate workload, which really decompresses its volumes.
 
 Source: mlcommons/storage v1.0-v3.0 and dlio_benchmark 2.0, configs/workload/*.yaml: record_length, record_length_stdev,
-num_samples_per_file, num_files_train, batch_size, train.computation_time, metric.au. RetinaNet's image side is that of
-the input in MLPerf training. DLRM is defined in DLIO but unused; its record size and file counts are our own choice.
+num_samples_per_file, num_files_train, batch_size, train.computation_time, metric.au. RetinaNet's image side is the
+input side in MLPerf training. DLRM is defined in DLIO but unused; its record size and file counts are our own choice.
 """
 
 COSMOFLOW_SAMPLE_S = {"v100": 0.00936, "a100": 0.00551, "h100": 0.00350, "v100x32@2021": 1 / (2.3 * 128)}

@@ -17,7 +17,7 @@ __all__ = ["EmulatedImages"]
 
 
 class EmulatedImages(EmulatedAccelerator):
-    """Emulated training of an image classifier. It consumes the same batches as the real training.
+    """Emulated training of an image classifier. The workload consumes the same batches as the real training.
 
     Args:
         image_s: Accelerator -> published seconds per image, at 224 pixels per side.

@@ -40,13 +40,13 @@ def as_input(images: Tensor, *, channels_last: bool) -> Tensor:
 class ImageTraining:
     """Training with SGD on the cross entropy. The metrics are the top-1 and the top-5 accuracy.
 
-    Batch normalisation uses the statistics of a rank's slice, so losses depend on the number of ranks. The running
-    statistics of rank 0 are those of the model, as in DDP: they are sent to all ranks before an evaluation.
+    Batch normalisation uses the statistics of a rank's slice, so losses depend on the number of ranks. As in DDP, the
+    model has the running statistics of rank 0, which are sent to all ranks before an evaluation.
 
     Args:
         build: Builds the model for a recipe. torch's generator has been seeded.
         parameters: Number of weights and biases of the model, to check what was built.
-        is_published: Whether image size and classes are those of the published model.
+        is_published: Whether image size and classes are the same as in the published model.
         normalises: Whether images are normalised before the model. Otherwise the model takes values from 0 to 255.
     """
 

@@ -73,11 +73,12 @@ def optimised(
     device: torch.device,
     example: Callable[[], Sequence[Tensor]],
 ) -> nn.Module:
-    """Return the module that training steps call: `net`, compiled or captured as the recipe states, and under DDP if
-    there is more than one rank. It shares the parameters of `net`.
+    """Return the module that training steps call: `net`, compiled or captured as the recipe states, and wrapped in DDP
+    for more than one rank. The returned module shares the parameters of `net`.
 
     Args:
-        example: Creates the input of one training step on this rank, for CUDA graphs. Its values do not matter.
+        example: Creates the input of one training step on this rank, for CUDA graphs. The values of this input do not
+            matter.
     """
     model = net
     if recipe.cuda_graphs:
@@ -98,8 +99,8 @@ def optimised(
 def _captured(net: nn.Module, recipe: BaseRecipe, device: torch.device, example: Sequence[Tensor]) -> nn.Module:
     """Capture the forward and backward pass of a training step as CUDA graphs.
 
-    torch runs some steps first, which would change the running statistics of batch normalisation. They are restored.
-    Not tested on a GPU yet.
+    torch runs some steps first, which would change the running statistics of batch normalisation. This function
+    restores the statistics. Not tested on a GPU yet.
     """
     net.train()
     buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}

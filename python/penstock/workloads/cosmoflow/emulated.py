@@ -25,7 +25,7 @@ UTILISATION = 0.7
 
 
 class EmulatedCosmoFlow(EmulatedAccelerator):
-    """Emulated CosmoFlow workload. It consumes the same batches as the real training."""
+    """Emulated CosmoFlow workload. The workload consumes the same batches as the real training."""
 
     def __init__(
         self, recipe: Recipe, pacer: Pacer | None = None, clock: Callable[[], float] = time.perf_counter
@@ -47,8 +47,8 @@ class EmulatedCosmoFlow(EmulatedAccelerator):
             arrays="numpy",
             sample_bytes=v**3 * 8 + 16,
             samples_per_s=1 / self._sample_s,
-            # The step time is that of 128³ voxels, and is not scaled with the volume. A rehearsal with smaller volumes
-            # must scale the store's rates instead. The result contains both sizes.
+            # The step time is the time for 128³ voxels, and is not scaled with the volume. Therefore, a rehearsal with
+            # smaller volumes must scale the store's rates. The result contains both sizes.
             facts={
                 "emulated": spec.accelerator,
                 "model": "cosmoflow",

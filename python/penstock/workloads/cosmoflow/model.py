@@ -46,7 +46,7 @@ class CosmoFlowNet(nn.Module):  # type: ignore[misc]  # torch is Any to mypy: py
     """Five blocks of Conv3D(3, same) - LeakyReLU - MaxPool(2), then dense 128 - 64 - 4, tanh x 1.2.
 
     Flattening is channels-last, so that dense weights have the same meaning as in the reference. The caller passes the
-    dropout masks (`keep`). They are drawn for the global batch, and so do not depend on the number of ranks or on
+    dropout masks (`keep`). The masks are drawn for the global batch, so they do not depend on the number of ranks or on
     earlier steps.
 
     Source:

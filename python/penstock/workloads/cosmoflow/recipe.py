@@ -36,12 +36,12 @@ pooling of 2 follows. No padding.
 Source:
     NERSC/CosmoFlow. Kernels, filters and dense layers: CosmoNet.py, whose logged 7,041,186 parameters (1 channel, 2
     targets) are those of this network. Strides: CosmoNet_128128.py. The strides of CosmoNet.py reduce 128 voxels per
-    side to 8, too many for the first dense layer of 2,048 inputs. These strides reduce them to 2.
+    side to 8, too many for the first dense layer of 2,048 inputs. The strides in this table reduce them to 2.
 """
 
 
 class Recipe(BaseRecipe, frozen=True, forbid_unknown_fields=True):
-    """Settings of a training; the defaults are those of MLPerf HPC's reference. Beside those of `BaseRecipe`:
+    """Settings of a training, in addition to `BaseRecipe`. The defaults are the values of MLPerf HPC's reference.
 
     Attributes:
         model: `mlperf` (5 convolutions), or `sc18` (the 7 convolutions of Mathuriya et al. 2018).

@@ -25,7 +25,7 @@ class Training:
     """Training with SGD on the mean squared error. The metric is the mean absolute error of the four targets.
 
     All randomness is a function of (seed, step): weights depend on the seed, dropout masks of the global batch on seed
-    and step. So a resumed run, or a run with another number of ranks, does not need the state of a generator.
+    and step. Therefore, a resumed run, or a run with another number of ranks, does not need the state of a generator.
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -105,9 +105,9 @@ class Training:
         return [self._input(counts), *self._masks(samples)]
 
     def _masks(self, samples: int) -> list[Tensor]:
-        """Draw the dropout masks of the global batch; return those of this rank's slice.
+        """Draw the dropout masks of the global batch; return the masks of this rank's slice.
 
-        They are drawn on the CPU, so they are the same on every device and for any number of ranks.
+        The masks are drawn on the CPU, so they are the same on every device and for any number of ranks.
         """
         share = self.recipe.dropout
         if share == 0:
@@ -160,8 +160,8 @@ class Training:
     def evaluate(self, batches: Iterable[Batch]) -> Mapping[str, float]:
         """Return `mae` of the model, and `mae_constant` of the best constant prediction.
 
-        The constant is the mean of the targets trained on so far; before any step it is 0, the middle of the range.
-        Sums are divided only once, so the metrics are exact also for slices of different sizes.
+        The constant is the mean of the targets trained on so far; before the first step, the constant is 0, the middle
+        of the range. Sums are divided only once, so the metrics are exact also for slices of different sizes.
         """
         seen = self._reduced(
             torch.cat([self._target_sum, torch.tensor([float(self._target_count)], dtype=torch.float64)])
@@ -209,7 +209,8 @@ class Training:
         self._net.load_state_dict(state["model"])
         self._optimiser.load_state_dict(state["optimiser"])
         self._steps = int(state["steps"])
-        # The saved sums are over all ranks, and will be summed again. So rank 0 restores them; the others start from 0.
+        # The saved sums are over all ranks, and will be summed again. Therefore, rank 0 restores them, and all other
+        # ranks start from 0.
         leads = self._of().rank == 0
         self._target_sum = state["target_sum"].clone() if leads else torch.zeros(4, dtype=torch.float64)
         self._target_count = int(state["target_count"]) if leads else 0

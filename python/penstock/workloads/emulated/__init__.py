@@ -24,7 +24,7 @@ __all__ = ["MODELS", "Emulated", "Model", "model_of", "workload"]
 
 
 class Emulated(EmulatedAccelerator):
-    """Emulated workload. Its settings are either `model`, a name in `MODELS`, or the attributes of a `Model`."""
+    """Emulated workload. The settings are either `model` (a name in `MODELS`) or the attributes of a `Model`."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -47,11 +47,11 @@ RECIPES: dict[str, dict[str, Any]] = {
         "base_batch": 32,
     },
 }
-"""Named recipes. `imagenet` is that of Goyal et al. 2017 (arXiv:1706.02677, section 5.1): rate 0.1 at 256 images, scaled
-linearly, 5 epochs of warm-up, x0.1 at epochs 30, 60 and 80 of 90, momentum 0.9, weight decay 1e-4 except on batch
-normalisation, last scale of each block 0. Two deviations: the rate rises once per epoch of the warm-up, not with each
-step, and labels are smoothed by 0.1 (Szegedy et al. 2016), as later recipes do. `demo` learns small images of few classes
-on a CPU.
+"""Named recipes. `imagenet` is the recipe of Goyal et al. 2017 (arXiv:1706.02677, section 5.1): rate 0.1 at 256 images,
+scaled linearly, 5 epochs of warm-up, x0.1 at epochs 30, 60 and 80 of 90, momentum 0.9, weight decay 1e-4 except on
+batch normalisation, last scale of each block 0. Two deviations: the rate rises once per epoch of the warm-up, not with
+each step, and labels are smoothed by 0.1 (Szegedy et al. 2016), as later recipes do. `demo` learns small images of few
+classes on a CPU.
 """
 
 

@@ -33,7 +33,7 @@ RECIPES: dict[str, dict[str, Any]] = {"tf_cnn_benchmarks": {"base_learning_rate"
 
 
 class Trivial(LazyWorkload):
-    """Trivial workload. It has no published step time, so it cannot be emulated."""
+    """Trivial workload. The model has no published step time, so it cannot be emulated."""
 
     def make(self, spec: WorkloadSpec) -> Workload:
         recipe = TrivialRecipe.parse("trivial", spec.settings, RECIPES, "tf_cnn_benchmarks")

@@ -21,8 +21,8 @@ _WIDTH = 4096
 class TrivialNet(nn.Module):  # type: ignore[misc]  # torch is Any to mypy: pyproject skips it
     """Dense 1 - ReLU - dense 4096 - ReLU - classes. Weights have the deviation sqrt(2 / inputs), as in the source.
 
-    The first layer contains the normalisation of its input: it multiplies one row of weights instead of every image.
-    Two passes over each image would add a third to the step, which should be short relative to the data path.
+    The first layer contains the normalisation of its input: one row of weights is multiplied, not every image. Two
+    passes over each image would add a third to the step, which should be short relative to the data path.
     """
 
     def __init__(self, side: int, classes: int) -> None:

@@ -308,7 +308,7 @@ class Overhead(msgspec.Struct, frozen=True, kw_only=True):
         cpu_s: CPU seconds of this process's collectors and of the stack sampler, start-up included.
         pause_s: Seconds in which the program was stopped for reading its stacks.
         share: (cpu_s + pause_s) / wall_s: as if the program had one core only.
-        share_of_machine: `share` divided by the number of cores of the machine.
+        share_of_machine: cpu_s / wall_s / cores: share of all cores of the machine, without `pause_s`.
     """
 
     wall_s: float

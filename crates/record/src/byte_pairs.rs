@@ -26,7 +26,7 @@ const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{
 const QWEN: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// A byte-level BPE tokenizer. Threads share it; each thread has its own [`WordCache`].
+/// A byte-level BPE tokenizer. Threads share the tokenizer; each thread has its own [`WordCache`].
 #[derive(Debug)]
 pub struct BytePairs {
     split: Split,

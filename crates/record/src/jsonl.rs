@@ -22,7 +22,7 @@ const MAX_DEPTH: usize = 32;
 /// Checks the start of a file, and returns the length of its byte-order mark.
 ///
 /// # Errors
-/// [`Error::Unsupported`] if the file is a JSON array, which is not divided into lines.
+/// [`Error::Unsupported`] if the file is a JSON array, because an array is not divided into lines.
 pub fn check_start(content: &[u8], place: &str) -> Result<usize> {
     let start = if content.starts_with(BOM) { BOM.len() } else { 0 };
     let first = content[start..].iter().find(|byte| !byte.is_ascii_whitespace());

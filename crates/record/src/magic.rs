@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Content sniffing: detects an object's format by magic numbers in its first bytes.
 //!
-//! The result is a guess. It is used in messages, and to choose the format of an object whose name does not show one.
-//! No decoder relies on it.
+//! The result is a guess. The guess is used in messages, and to choose the format of an object whose name does not show
+//! one. No decoder relies on the guess.
 
 use crate::{tar_header, tfrecord_header};
 

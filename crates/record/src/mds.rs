@@ -210,7 +210,7 @@ struct RawFile {
     bytes: u64,
 }
 
-/// Parses an `index.json`; `place` names it in messages.
+/// Parses an `index.json`; `place` names the index in messages.
 pub fn parse_index(json: &[u8], place: &str) -> Result<Vec<ShardInfo>> {
     let corrupt = |problem: String| Error::corrupt(place, format!("is not an MDS index: {problem}"));
     let unsupported =
@@ -280,7 +280,7 @@ pub struct ColumnSpan {
     pub size: u64,
 }
 
-/// A shard, as its decompressed bytes.
+/// The decompressed bytes of a shard.
 #[derive(Debug, Clone, Copy)]
 pub struct Shard<'a> {
     bytes: &'a [u8],

@@ -74,7 +74,7 @@ pub fn documents(index: &[u8], size: u64, place: &str) -> Result<Vec<Range<u64>>
     let Header { dtype, sequences, boundaries } = header(index, place)?;
     let body = index.get(HEADER_LEN..).unwrap_or_default();
     let need = u128::from(sequences) * 12 + u128::from(boundaries) * 8;
-    // Some versions add one byte per sequence (its mode) at the end.
+    // Some versions add one byte per sequence (the mode of the sequence) at the end.
     if need > body.len() as u128 {
         let (have, sequences) = (with_separators(index.len() as u64), with_separators(sequences));
         let want = need + HEADER_LEN as u128;

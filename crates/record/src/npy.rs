@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! NumPy's `.npy` format: parses the header (versions 1 to 3), and writes the array to a batch slot.
 //!
-//! Big-endian elements are swapped, and booleans become uint8. NumPy has no bfloat16. The following arrays are rejected
-//! with the reason: structured elements, strings, objects (pickles), complex numbers, and Fortran order in more than
-//! one dimension (unless the array is read as its transpose).
+//! Big-endian elements are swapped, and booleans become uint8. NumPy has no bfloat16. Arrays of structured elements,
+//! strings, objects (pickles) or complex numbers are rejected, and the error states the reason. An array in Fortran
+//! order with more than one dimension is accepted only if it is read as its transpose.
 
 use penstock_types::{DType, Error, Result, TensorSpec, with_separators};
 

@@ -2,8 +2,8 @@
 //! Reads zip archives such as NumPy's `.npz`: finds the members through the central directory, and returns their
 //! content.
 //!
-//! It supports stored and deflated members, zip64, and archives that follow other bytes. It verifies the CRC-32 of
-//! every member that it reads. Encryption, other compression methods and multi-file archives are rejected.
+//! Supports stored and deflated members, zip64, and archives that follow other bytes. Verifies the CRC-32 of every
+//! member that is read. Encryption, other compression methods and multi-file archives are rejected.
 
 use std::borrow::Cow;
 

@@ -102,7 +102,8 @@ pub(crate) fn varint(bytes: &mut &[u8]) -> Result<u64, Problem> {
         if at == 10 {
             return Err("has a number longer than 10 bytes");
         }
-        // Only one bit of the tenth byte fits in 64 bits. Its other bits are dropped, as in the reference library.
+        // Only one bit of the tenth byte fits in 64 bits. The other bits of this byte are dropped, as in the reference
+        // library.
         value |= u64::from(byte & 0x7f) << (7 * at as u32);
         if byte & 0x80 == 0 {
             *bytes = &bytes[at + 1..];

@@ -22,7 +22,7 @@ pub struct Example<'a> {
 }
 
 impl<'a> Example<'a> {
-    /// Parses `payload`; `place` names it in messages.
+    /// Parses `payload`; `place` names the record in messages.
     pub fn parse(payload: &'a [u8], place: &str) -> Result<Self> {
         let mut features: Vec<(&'a str, Option<Feature<'a>>)> = Vec::new();
         let mut known = HashMap::new();
@@ -113,7 +113,7 @@ fn find<'a>(payload: &'a [u8], name: &str) -> Result<Option<Feature<'a>>, Proble
     last.map_or(Ok(None), entry_feature)
 }
 
-/// Finds the feature `name` of a record; `None` if it is missing.
+/// Finds the feature `name` of a record; `None` if the feature is missing.
 pub fn find_feature<'a>(payload: &'a [u8], name: &str) -> Result<Option<Feature<'a>>> {
     find(payload, name).map_err(|problem| not_an_example("a record", problem))
 }
@@ -215,7 +215,8 @@ fn ints_len(values: &[i64]) -> usize {
 }
 
 /// Encodes a tf.Example with these features in this order, so that equal features give equal bytes. (TensorFlow's own
-/// writer orders map entries arbitrarily.) Names must be distinct; if two are equal, readers return the last one.
+/// writer orders map entries arbitrarily.) Names must be distinct: of two features with equal names, readers return the
+/// last one.
 pub fn encode_example(features: &[(&str, FeatureValue<'_>)]) -> Vec<u8> {
     let mut out = Vec::new();
     append_example(features, &mut out);

@@ -87,7 +87,7 @@ pub fn feature_list_names<'a>(payload: &'a [u8], place: &str) -> Result<Vec<&'a 
     Ok(names)
 }
 
-/// Finds the feature list `name` of a record; `None` if it is missing. `place` names the record in messages.
+/// Finds the feature list `name` of a record; `None` if the list is missing. `place` names the record in messages.
 pub fn find_feature_list<'a>(payload: &'a [u8], name: &str, place: &str) -> Result<Option<FeatureList<'a>>> {
     let mut last = None;
     each_list(payload, |entry| {

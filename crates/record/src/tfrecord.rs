@@ -38,7 +38,7 @@ pub fn frame_in_place(out: &mut Vec<u8>, append: impl FnOnce(&mut Vec<u8>)) {
     out[start + 8..start + HEADER_LEN].copy_from_slice(&crc32c_masked(&len).to_le_bytes());
 }
 
-/// A record, borrowed from the bytes of its object.
+/// A record, borrowed from the bytes of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Frame<'a> {
     /// Offset of the record's frame.
@@ -75,7 +75,7 @@ fn short_frame(record: u64, len: u64, have: u64) -> String {
 }
 
 /// Returns the length that a header states, or describes why the header is invalid. `rest` holds the header and the
-/// bytes after it.
+/// bytes after the header.
 fn checked_length(header: &[u8; HEADER_LEN], record: u64, offset: u64, rest: &[u8]) -> Result<u64, String> {
     let (want, is) = header_sums(header);
     if is == want {
@@ -174,7 +174,7 @@ pub struct FrameStream {
 }
 
 impl FrameStream {
-    /// Starts a new object; `place` names it in messages.
+    /// Starts a new object; `place` names the object in messages.
     pub fn new(place: &str) -> Self {
         let (header, footer) = ([0; HEADER_LEN], [0; FOOTER_LEN]);
         Self { place: place.to_owned(), offset: 0, record: 0, header, have: 0, left: 0, footer }

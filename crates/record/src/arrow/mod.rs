@@ -146,7 +146,7 @@ struct Batch {
 }
 
 impl Batch {
-    /// Parses the description of a batch whose body has this byte range. `None` if it is damaged.
+    /// Parses the description of a batch whose body has this byte range. `None` if the description is damaged.
     fn parse(table: &Table<'_>, body: (u64, u64)) -> Option<Self> {
         let (from, to) = body;
         let buffer = |(offset, len): (i64, i64)| {
@@ -245,7 +245,7 @@ impl File {
         &self.schema.columns
     }
 
-    /// Opens a record batch. At most `limit` bytes of its buffers are decompressed.
+    /// Opens a record batch. At most `limit` bytes of the batch's buffers are decompressed.
     pub fn batch(&self, number: usize, limit: u64) -> Reader<'_> {
         Reader::new(self, &self.batches[number], number, limit)
     }
@@ -449,7 +449,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Start and end of a value, from its offsets.
+    /// Start and end of a value, as stated in the buffer of offsets.
     fn bounds(&self, column: &Column, offsets: BufferNumber, wide: bool, at: usize) -> Result<(usize, usize)> {
         let bytes = self.buffer(column, offsets, 0)?;
         let offset = |at: usize| {
@@ -541,7 +541,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// One number or byte string.
+/// A number or a byte string.
 enum Item<'a> {
     Null,
     Number(DType, Cow<'a, [u8]>),

@@ -44,9 +44,10 @@ pub(super) enum List {
 /// Number of a buffer of a record batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct BufferNumber {
-    /// Number of the buffer, not counting the additional buffers of view columns.
+    /// Number of the buffer, without counting the additional buffers of view columns.
     pub number: usize,
-    /// Number of view columns before the buffer. The number of their additional buffers differs between batches.
+    /// Number of view columns before the buffer. The number of additional buffers of a view column differs between
+    /// batches.
     pub views: usize,
 }
 
@@ -119,7 +120,7 @@ impl Around {
     }
 }
 
-/// Parses a schema. `None` if it is damaged.
+/// Parses a schema. `None` if the schema is damaged.
 pub(super) fn schema(table: &Table<'_>) -> Option<Schema> {
     let mut walk = Walk::default();
     for field in table.tables(1)? {
@@ -152,7 +153,7 @@ fn int(table: &Table<'_>) -> std::result::Result<DType, String> {
     })
 }
 
-/// Type of a leaf: the element, whether it is text, and its number of buffers after the validity.
+/// Type of a leaf: the element, whether the element is text, and the number of buffers after the validity buffer.
 fn leaf(kind: u8, table: &Table<'_>) -> Option<(std::result::Result<Element, String>, bool, usize)> {
     let scalar = |dtype| Ok(Element::Scalar(dtype));
     let (bytes, wide) = (Ok(Element::Bytes { wide: false }), Ok(Element::Bytes { wide: true }));
@@ -283,7 +284,7 @@ impl Walk {
         Some(())
     }
 
-    /// Assigns the buffers of a field that is not read. Returns the name of its type.
+    /// Assigns the buffers of a field that is not read. Returns the name of the field's type.
     fn skip(&mut self, field: &Table<'_>, depth: usize) -> Option<&'static str> {
         self.fields += 1;
         if depth > MAX_DEPTH || self.fields > MAX_FIELDS {
@@ -313,7 +314,8 @@ impl Walk {
         Some(name)
     }
 
-    /// Adds a column. Its values have `buffers` buffers, including the validity; with a dictionary, they have one more.
+    /// Adds a column. The values have `buffers` buffers, including the validity buffer. A column with a dictionary has
+    /// one buffer more.
     fn leaf(
         &mut self,
         around: &Around,

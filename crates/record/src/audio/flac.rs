@@ -32,7 +32,7 @@ struct Header {
     is_by_sample: bool,
     samples: u64,
     channels: usize,
-    /// True if one channel stores the difference of the two channels. Its samples have one more bit.
+    /// True if one channel stores the difference of the two channels. The samples of this channel have one more bit.
     has_side: bool,
     /// Sample rate in Hz; 0 means the rate in STREAMINFO.
     rate: u32,

@@ -29,7 +29,8 @@ use crate::magic;
 const MAX_RATE: u32 = 768_000;
 /// Maximum samples per byte: a FLAC frame of at least 11 bytes has at most 65,535 samples.
 const MAX_EXPANSION: u64 = 6000;
-/// Maximum number of samples that are resampled at once. It bounds the memory that is used besides the output.
+/// Maximum number of samples that are resampled at once. This maximum bounds the memory that is used besides the
+/// output.
 const MAX_STEP: u64 = 1 << 16;
 /// Changes the key, so that clips and images use different random numbers.
 const STREAM: u64 = 0x6175_6469_6f00_0000;
@@ -71,7 +72,7 @@ pub enum Start {
 }
 
 impl AudioSpec {
-    /// Checks the settings. Call it once after creating the spec.
+    /// Checks the settings. Must be called once after the spec is created.
     pub fn check(&self) -> Result<()> {
         let wrong = |problem: String| Err(Error::config("audio", problem));
         match self {
@@ -118,7 +119,7 @@ struct Info {
 
 /// Samples of a file, in order.
 trait Stream {
-    /// Moves to a sample. It is called once, before the first `read`.
+    /// Moves to a sample. Called once, before the first `read`.
     fn seek(&mut self, frame: u64) -> Result<()>;
 
     /// Appends the next samples, one plane per channel in float32. Returns false at the end.
@@ -196,7 +197,7 @@ fn open<'a>(bytes: &'a [u8], place: &'a str) -> Result<(Info, Box<dyn Stream + '
     }
 }
 
-/// Decodes a recording. Before it allocates the result, it calls `reserve` with the size of the result in bytes.
+/// Decodes a recording. Calls `reserve` with the size of the result in bytes before the result is allocated.
 ///
 /// # Errors
 /// `Corrupt` if the bytes are damaged, or state more samples than they can hold. `Mismatch` if the number of channels

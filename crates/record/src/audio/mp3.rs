@@ -34,9 +34,9 @@ struct Header {
     channels: usize,
     /// Samples in the frame.
     samples: u64,
-    /// Bytes of the frame with its header.
+    /// Size of the frame in bytes, including the header.
     len: usize,
-    /// Bytes of the side information after the header.
+    /// Size of the side information after the header, in bytes.
     side: usize,
 }
 
@@ -136,7 +136,7 @@ fn first_frame(bytes: &[u8]) -> Option<usize> {
     (start..bytes.len().min(start + MAX_JUNK)).find(is_frame)
 }
 
-/// True for an MP3 file, by its first bytes.
+/// True if the first bytes are those of an MP3 file.
 pub(super) fn is_mp3(bytes: &[u8]) -> bool {
     bytes.starts_with(b"ID3") || first_frame(&bytes[..bytes.len().min(MAX_JUNK)]).is_some()
 }
@@ -147,7 +147,7 @@ fn is_tail(rest: &[u8]) -> bool {
     tags.iter().any(|tag| rest.starts_with(tag)) || rest.iter().all(|&byte| byte == 0)
 }
 
-/// Frames with audio, by their offsets.
+/// Offsets of the frames with audio.
 struct Frames<'a> {
     bytes: &'a [u8],
     starts: Vec<usize>,

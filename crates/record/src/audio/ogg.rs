@@ -142,7 +142,7 @@ impl Stream for Ogg<'_> {
             return Err(self.wrong(&format!("it changes from {} to {planes} channels", self.channels)));
         }
         let frames = decoded.frames() as u64;
-        // Vorbis packets before the start have negative times. The decoder removes their samples.
+        // Vorbis packets before the start have negative times. The decoder removes the samples of these packets.
         let start = start.max(0) as u64;
         if start > self.at && frames > 0 {
             let start = with_separators(start);

@@ -22,7 +22,7 @@ struct Page {
 }
 
 impl Page {
-    /// Reads the page at the start of `bytes`; `None` if it is cut off or damaged.
+    /// Reads the page at the start of `bytes`; `None` if the page is cut off or damaged.
     fn read(bytes: &[u8]) -> Option<Self> {
         let header: &[u8; HEADER] = bytes.first_chunk()?;
         let lengths = bytes.get(HEADER..HEADER + usize::from(header[26]))?;

@@ -36,7 +36,7 @@ pub(super) struct Wav<'a> {
     next: usize,
 }
 
-/// True for a WAV file, by its first bytes.
+/// True if the first bytes are those of a WAV file.
 pub(super) fn is_wav(bytes: &[u8]) -> bool {
     matches!(bytes.get(..4), Some(b"RIFF" | b"RIFX" | b"RF64" | b"BW64")) && bytes.get(8..12) == Some(b"WAVE")
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Array chunks: decodes the filters of Zarr (versions 2 and 3) and HDF5 into a batch slot, parses Zarr's metadata and
-//! shard indexes, and copies a chunk to its array rows.
+//! Array chunks: decodes chunks of Zarr (versions 2 and 3) and HDF5 into a batch slot, and copies a chunk to its array
+//! rows. Also parses Zarr's metadata and shard indexes.
 //!
-//! The decompressed size of a chunk follows from its shape; a chunk with another size is damaged. Filters that reorder
-//! or transform values (transpose, delta, scale-offset, n-bit, szip, bz2, lzma) are rejected with an error that
-//! names the filter, because a batch slot holds plain elements in C order.
+//! The decompressed size of a chunk follows from its shape; a chunk with another size is damaged. A batch slot holds
+//! plain elements in C order. Filters that reorder or transform values (for example, transpose, delta, scale-offset or
+//! n-bit) are therefore rejected, and so are szip, bz2 and lzma. The error names the filter.
 
 mod blosc;
 mod fletcher;

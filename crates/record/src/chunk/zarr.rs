@@ -121,7 +121,7 @@ impl Array {
         TensorSpec { dtype: self.spec.dtype, shape: self.chunk_shape.clone() }.size_bytes()
     }
 
-    /// Parses metadata of either version; `place` names it in messages.
+    /// Parses metadata of version 2 or 3; `place` names the metadata in messages.
     pub fn parse(json: &[u8], place: &str) -> Result<Self> {
         let reader = Reader { place };
         let json: Value = serde_json::from_slice(json).map_err(|problem| reader.corrupt(&problem.to_string()))?;

@@ -6,7 +6,8 @@ use penstock_types::{Error, Result};
 
 use super::crop::Draws;
 
-/// An operation on the pixels of a sample. Its value has the same meaning as in torchvision's function.
+/// An operation on the pixels of a sample. Each operation has a value, with the same meaning as in torchvision's
+/// function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OpKind {
     /// Multiply by a factor.
@@ -253,8 +254,8 @@ impl Op {
         self.value == if self.kind == OpKind::Hue { 0.0 } else { 1.0 }
     }
 
-    /// For a geometric operation, the matrix that converts an output coordinate to an input coordinate; both are
-    /// relative to the centre of a sample of this size.
+    /// For a geometric operation, the matrix that converts an output coordinate to an input coordinate. Both
+    /// coordinates are relative to the centre of a sample of this size.
     pub(super) fn warp(self, (width, height): (u32, u32)) -> Option<Warp> {
         let (half_width, half_height) = (f64::from(width) / 2.0, f64::from(height) / 2.0);
         let matrix = match self.kind {

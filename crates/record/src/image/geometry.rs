@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Geometry of a sample: the crop, resize, flip and geometric operations that are chosen once for an image, and shared
-//! by its masks, boxes and keypoints.
+//! Geometry of a sample: crop, resize, flip and geometric operations. The geometry is chosen once for an image, and
+//! also applies to the image's masks, boxes and keypoints.
 
 use penstock_types::{Error, Result, with_separators};
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Masks: images whose values are labels. They get the geometry of their image by nearest neighbour, so no label is
-//! ever interpolated, scaled or converted by a palette.
+//! Masks: images whose values are labels. A mask gets the geometry of its image by nearest neighbour. No label is ever
+//! interpolated, scaled or converted by a palette.
 
 use penstock_types::{DType, Error, Result};
 
@@ -8,7 +8,7 @@ use super::geometry::{Geometry, sized};
 use super::labels::{Labels, coloured};
 use super::{Kind, jpeg, png, tiff};
 
-/// Settings of a mask. Its size is that of the image's sample.
+/// Settings of a mask. The mask has the size of the image's sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MaskSpec {
     /// Element type; an integer type.

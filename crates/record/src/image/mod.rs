@@ -4,13 +4,13 @@
 //! The output depends only on the bytes, the [`ImageSpec`] and a key. The caller computes the key from seed, epoch and
 //! sample, so the same sample gets the same crop for any world size.
 //!
-//! Output is RGB, RGBA or grey. Grey is repeated in all three channels, CMYK and YCCK are converted as in Pillow
-//! (Adobe's inverted inks), and palettes are expanded. 16-bit values are reduced to their upper 8 bits unless the sample
-//! is uint16; alpha is dropped unless the sample has four channels. Masks are read as labels instead.
+//! Output is RGB, RGBA or grey. Grey is repeated in all three channels. CMYK and YCCK are converted as in Pillow
+//! (Adobe's inverted inks), and palettes are expanded. Unless the sample is uint16, 16-bit values are reduced to their
+//! upper 8 bits. Unless the sample has four channels, alpha is dropped. Masks are read as labels instead.
 //!
-//! EXIF orientation is applied only on request, as in torchvision and Pillow. For an animation, the first frame is used.
-//! The following images are rejected: those above the pixel limit (before any memory is allocated), lossless and 12-bit
-//! JPEG, and all other formats (the error names the format).
+//! EXIF orientation is applied only on request, as in torchvision and Pillow. For an animation, the first frame is
+//! used. Images above the pixel limit are rejected before any memory is allocated. Lossless JPEG, 12-bit JPEG and all
+//! formats that are not listed above are also rejected. The error names the format.
 //!
 //! A JPEG is decoded at the smallest scale (1/1, 1/2, 1/4, 1/8) that still covers the crop, unless the spec is `exact`.
 //! Only the region of the crop is decoded.
@@ -47,7 +47,7 @@ pub use self::labels::Labels;
 pub use self::mask::{Mask, MaskSpec};
 use self::pixels::{Format, Pixels};
 
-/// Default limit on the pixels of an image; Pillow warns slightly below it.
+/// Default maximum number of pixels of an image. Pillow warns slightly below this limit.
 pub const MAX_PIXELS: u64 = 100_000_000;
 
 /// Region of an image that becomes the sample.
@@ -115,9 +115,10 @@ pub struct ImageSpec {
     pub orient: bool,
     /// Maximum number of pixels; larger images are rejected.
     pub max_pixels: u64,
-    /// Decode JPEGs at full size before resizing. This is slower, but the values differ from Pillow's by at most 2.
+    /// Decode JPEGs at full size before resizing. This setting is slower, but the values then differ from Pillow's by
+    /// at most 2.
     pub exact: bool,
-    /// Operations after crop, resize and flip. They need 3 channels of 8 bits.
+    /// Operations after crop, resize and flip. These operations need 3 channels of 8 bits.
     pub augment: Vec<Augment>,
 }
 
@@ -141,7 +142,7 @@ impl ImageSpec {
         }
     }
 
-    /// Checks the settings; returns an error if they are invalid. Call it once after creating the spec.
+    /// Checks the settings; returns an error if they are invalid. Must be called once after the spec is created.
     pub fn check(&self) -> Result<()> {
         let wrong = |problem: String| Err(Error::config("image", problem));
         if self.height == 0 || self.width == 0 || self.height > 65_535 || self.width > 65_535 {
@@ -289,7 +290,7 @@ pub fn decode_into(bytes: &[u8], spec: &ImageSpec, key: u64, out: &mut [u8], pla
     let count = u64::from(probe.width) * u64::from(probe.height);
     let turn = if spec.orient { Turn::of(probe.orientation) } else { Turn::default() };
     let geometry = Geometry::choose(spec, &probe, key);
-    // From here on, coordinates refer to the stored image. The last step rotates and mirrors it.
+    // From here on, coordinates refer to the stored image. The last step rotates and mirrors the stored image.
     let region = turn.stored(geometry.region, probe.width, probe.height);
     let target = turn.shown(spec.width, spec.height);
     let window = turn.stored_window(geometry.window, target);
@@ -371,8 +372,8 @@ fn as_bytes_mut(values: &mut [u16]) -> &mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
 }
 
-/// Resize of a region of an image, by bilinear interpolation with antialiasing: the kernel is as wide as the source
-/// area of a target pixel. Colours are weighted by alpha, as in Pillow.
+/// Resize of a region of an image by bilinear interpolation with antialiasing. The kernel is as wide as the source area
+/// of a target pixel. Colours are weighted by alpha, as in Pillow.
 struct Resize<'a> {
     pixels: &'a Pixels,
     region: &'a Region,

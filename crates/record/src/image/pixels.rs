@@ -17,7 +17,7 @@ pub(super) struct Format {
 pub(super) struct Pixels {
     /// Pixels with 8 bits per value, row after row.
     pub(super) bytes: Vec<u8>,
-    /// Pixels with 16 bits per value. They replace `bytes` if the format is wide.
+    /// Pixels with 16 bits per value. If the format is wide, these pixels replace `bytes`.
     pub(super) wide: Vec<u16>,
     /// Values as stored, before they are converted to the format.
     pub(super) raw: Vec<u8>,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! TIFF decoding by the crate `tiff`: the first page, as grey, RGB or RGBA of 8 or 16 bits, or as labels. It supports
-//! strips and tiles that are uncompressed or compressed by Deflate, LZW or PackBits.
+//! TIFF decoding by the crate `tiff`: the first page, as grey, RGB or RGBA of 8 or 16 bits, or as labels. Supports
+//! strips and tiles that are uncompressed, or compressed by Deflate, LZW or PackBits.
 
 use std::io::Cursor;
 
@@ -46,7 +46,7 @@ pub(super) fn probe(bytes: &[u8], place: &str) -> Result<Probe> {
     Ok(Probe { width, height, kind: Kind::Tiff, orientation: exif::of_tiff(bytes).unwrap_or(1) })
 }
 
-/// Decodes the whole image. Returns its values and its colour type.
+/// Decodes the whole image. Returns the values and the colour type of the image.
 fn read(bytes: &[u8], probe: &Probe, place: &str) -> Result<(DecodingResult, ColorType)> {
     let count = probe.width as usize * probe.height as usize;
     let mut decoder = open(bytes, count.saturating_mul(8), place)?;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Parquet: reads rows of selected columns of one file in memory.
 //!
-//! It supports scalars, byte strings, fixed-size byte strings, and lists of these, also lists of lists. A column in a
+//! Supports scalars, byte strings, fixed-size byte strings, lists of these types, and lists of lists. A column in a
 //! struct is named by its path (`image.bytes`); a list is named by the path without its own two levels. A null list or
 //! string is read as empty. Any other null (a null scalar, or a null, null struct or null list inside a list) is an
 //! error that names its row. Decimals and 96-bit times are rejected.
@@ -48,8 +48,8 @@ pub struct Values {
     /// For lists: the index of each row's first item, then the total number of items. An item is a value or, in lists of
     /// lists, a list.
     pub rows: Vec<usize>,
-    /// For lists of lists: for each level of inner lists, the outermost first, the index of each list's first item, then
-    /// the total number of items.
+    /// For lists of lists: one entry per level of inner lists, the outermost level first. An entry holds the index of
+    /// each list's first item, then the total number of items.
     pub inner: Vec<Vec<usize>>,
     /// Numbers of the rows with a null that is not allowed, in ascending order, counted from the start of the file. The
     /// values of these rows are zero.
@@ -354,7 +354,7 @@ impl Run<'_> {
         for (level, &has_item) in self.lists.iter().enumerate().skip(repeated.saturating_sub(1)) {
             if defined < has_item {
                 if defined < has_item - 1 {
-                    // A null list, or a null struct around it.
+                    // The list is null, or a struct around the list is null.
                     let row = self.first + row;
                     let nulls = if level == 0 { &mut values.empty } else { &mut values.nulls };
                     if nulls.last() != Some(&row) {

@@ -60,8 +60,8 @@ fn taken_apart<const N: usize>(input: &[u8], out: &mut [u8]) {
     rest(input, out, count * N);
 }
 
-/// Joins eight planes into eight-byte elements. It is always inlined, so that it is compiled for the CPU features of
-/// its caller.
+/// Joins eight planes into eight-byte elements. The function is always inlined, so that it is compiled for the CPU
+/// features of its caller.
 #[inline(always)]
 pub(crate) fn unshuffle_eight(input: &[u8], out: &mut [u8]) {
     put_together::<8>(input, out);

@@ -57,7 +57,7 @@ impl Crc32c {
     }
 }
 
-/// Incremental XXH3 (128 bits), the digest in manifests. It detects accidental damage, but it is not a cryptographic
+/// Incremental XXH3 (128 bits), the digest in manifests. XXH3 detects accidental damage, but is not a cryptographic
 /// hash.
 #[derive(Clone, Default)]
 pub struct Xxh3(Box<xxhash_rust::xxh3::Xxh3Default>);

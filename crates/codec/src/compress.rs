@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Compresses whole objects. The output is deterministic: the same input and level give the same bytes, because it
-//! contains no time or file name and is produced by one thread.
+//! Compresses whole objects. The output is deterministic: the same input and level give the same bytes. It contains no
+//! time and no file name, and one thread produces it.
 
 use std::io::Write;
 

@@ -17,8 +17,8 @@ pub fn decompress_into(codec: Codec, input: &[u8], out: &mut Vec<u8>, limit: u64
     decompress_into_checked(codec, input, out, limit, GzipCheck::Full, place)
 }
 
-/// Like [`decompress_into`], but the caller chooses how much of gzip's trailer is verified. The other codecs always
-/// verify all their checksums.
+/// Like [`decompress_into`], but the caller chooses how much of gzip's trailer is verified. All checksums of other
+/// codecs are always verified.
 pub fn decompress_into_checked(
     codec: Codec,
     input: &[u8],

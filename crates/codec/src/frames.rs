@@ -4,9 +4,9 @@
 //! parallel.
 //!
 //! zstd frames, LZ4 frames and bgzf members (with a `BC` field in the header, as in SAM and BAM files) contain their
-//! length. Other gzip members do not, so this module treats any bytes that look like a gzip header as the start of a
-//! member. Decompression verifies this guess: the preceding run must end exactly where the guessed member starts (see
-//! [`crate::decompress_frames`]). A wrong guess costs time, but the result stays correct.
+//! length. Other gzip members do not contain their length, so this module treats any bytes that look like a gzip header
+//! as the start of a member. Decompression verifies this guess: the preceding run must end exactly where the guessed
+//! member starts (see [`crate::decompress_frames`]). A wrong guess costs time, but the result stays correct.
 
 use crate::Codec;
 use crate::gzip::{MAX_OF_ONE, TRAILER};
@@ -27,8 +27,8 @@ const ZSTD_BLOCK: u64 = 128 << 10;
 pub struct FrameRun {
     /// Number of stored bytes. The run begins where the previous run ends.
     pub stored: usize,
-    /// Decompressed size, from the headers or trailers. It is exact for gzip and for frames that contain their size,
-    /// and an upper bound for other frames.
+    /// Decompressed size, from the headers or trailers. The size is exact for gzip and for frames that contain their
+    /// size. For other frames, it is an upper bound.
     pub content: u64,
 }
 
@@ -152,8 +152,8 @@ fn skippable(bytes: &[u8]) -> Option<FrameRun> {
     Some(FrameRun { stored: len.checked_add(8)?, content: 0 })
 }
 
-/// Returns the zstd frame at the start of `bytes`. Its size is the sum of its header and its blocks, which contain
-/// their lengths.
+/// Returns the zstd frame at the start of `bytes`. The size of the frame is the sum of the sizes of its header and its
+/// blocks. Each block states its size.
 fn zstd_frame(bytes: &[u8]) -> Option<FrameRun> {
     match word(bytes)? {
         ZSTD => {}
@@ -200,8 +200,8 @@ fn zstd_frame(bytes: &[u8]) -> Option<FrameRun> {
     Some(FrameRun { stored, content: content_size.unwrap_or(most).min(most) })
 }
 
-/// Returns the LZ4 frame at the start of `bytes`. Its size is the sum of its header and its blocks, which contain their
-/// lengths.
+/// Returns the LZ4 frame at the start of `bytes`. The size of the frame is the sum of the sizes of its header and its
+/// blocks. Each block states its size.
 fn lz4_frame(bytes: &[u8]) -> Option<FrameRun> {
     match word(bytes)? {
         lz4::MAGIC => {}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Compression codecs `gzip`, `zstd`, `lz4` and `none`. They work on whole objects ([`decompress_into`]), on streams
-//! ([`StreamDecoder`]), and on runs of frames that several cores decompress in parallel ([`split_frames`]). The crate
-//! also has checksums ([`checksum`]).
+//! Compression codecs `gzip`, `zstd`, `lz4` and `none`. The codecs work on whole objects ([`decompress_into`]), on
+//! streams ([`StreamDecoder`]), and on runs of frames that several cores decompress in parallel ([`split_frames`]). The
+//! crate also has checksums ([`checksum`]).
 //!
 //! Codecs work on slices and do not depend on stores, records or threads. Damaged or hostile input gives
 //! [`penstock_types::Error::Corrupt`] with the relevant numbers. Output never exceeds the caller's limit.

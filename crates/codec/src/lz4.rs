@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Streaming decoder for LZ4 frames. `lz4_flex` reads frames only from a blocking reader, so this module parses the
-//! frames and uses only the block decoder of `lz4_flex`. It verifies the header, block and content checksums. It
-//! rejects dictionaries and legacy frames.
+//! frames and uses only the block decoder of `lz4_flex`. Verifies the header, block and content checksums. Rejects
+//! dictionaries and legacy frames.
 
 use lz4_flex::block::decompress_into_with_dict;
 use penstock_types::{Error, Result, with_separators};

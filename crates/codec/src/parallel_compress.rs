@@ -82,7 +82,7 @@ impl BlockCompressor {
         }
     }
 
-    /// Returns the object's header. It contains no name and no time, so that equal content gives equal bytes.
+    /// Returns the object's header. The header contains no name and no time, so that equal content gives equal bytes.
     pub fn head(self) -> Vec<u8> {
         match self.codec {
             Codec::Gzip => vec![0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255],
@@ -90,8 +90,8 @@ impl BlockCompressor {
         }
     }
 
-    /// Compresses a block. `before` is the content before the block. It must include at least the last
-    /// [`BlockCompressor::window`] bytes.
+    /// Compresses a block. `before` is the content before the block, or at least the last [`BlockCompressor::window`]
+    /// bytes of that content.
     pub fn pack(self, before: &[u8], block: &[u8], is_last: bool) -> Result<CompressedBlock> {
         let len = block.len() as u64;
         if self.codec == Codec::Zstd {

@@ -16,7 +16,7 @@ enum Decoder {
     Lz4(Box<Lz4Stream>),
 }
 
-/// Decompresses one object as its bytes arrive. It buffers at most one window and one block; the sink receives at most
+/// Decompresses one object while its bytes arrive. Buffers at most one window and one block. The sink receives at most
 /// `limit` bytes. After any error, including an error from the sink, the decoder cannot be used again.
 pub struct StreamDecoder {
     place: String,

@@ -3,11 +3,11 @@
 //! Penstock uses the format for its own copies that are read many times, because it is smaller than gzip and cheaper to
 //! decode.
 //!
-//! Layout: a header (magic, element width, number of bit planes, block size, content size), the stored length of each
-//! block, a CRC-32C of the header and the lengths, then the blocks. Each block is shuffled and compressed
-//! independently. A block that zstd does not make smaller is stored uncompressed. Blocks have no checksums, because the
-//! code that manages such copies has its own. Checksums inside the records are preserved, but the checksums of the
-//! original codec are lost.
+//! Layout: a header, the stored length of each block, a CRC-32C of the header and the lengths, then the blocks. The
+//! header holds the magic, the element width, the number of bit planes, the block size and the content size. Each block
+//! is shuffled and compressed independently. A block that zstd does not make smaller is stored uncompressed. Blocks
+//! have no checksums, because the code that manages such copies has its own. Checksums inside the records are
+//! preserved, but the checksums of the original codec are lost.
 
 use std::cell::RefCell;
 
@@ -24,8 +24,8 @@ const MAGIC: [u8; 8] = *b"pstkpln1";
 
 const HEADER: usize = 24;
 
-/// Content size of a block in bytes. Compared with this size, 64 KiB blocks make zstd a fifth slower. 1 MiB blocks make
-/// it a tenth faster, but do not fit in any L2 cache (decision 0531).
+/// Content size of a block in bytes. Compared with blocks of this size, zstd is a fifth slower with 64 KiB blocks, and
+/// a tenth faster with 1 MiB blocks. Blocks of 1 MiB do not fit in any L2 cache (decision 0531).
 const BLOCK: usize = 512 << 10;
 
 /// Maximum content size of a block. A hostile header can make a reader allocate at most twice this size, in addition to
@@ -240,7 +240,7 @@ fn fill(header: &Header<'_>, out: &mut Vec<u8>, place: &str) -> Result<()> {
         bytes.resize(header.block, 0);
         let mut blocks = header.blocks;
         for (len, block) in header.lens.iter().zip(out.chunks_mut(header.block)) {
-            // This cannot panic: `header` has checked that the lengths add up to the size of the blocks.
+            // `split_at` cannot panic, because `header` has checked that the lengths add up to the size of the blocks.
             let (stored, behind) = blocks.split_at(u32::from_le_bytes(*len) as usize);
             blocks = behind;
             let bytes = &mut bytes[..block.len()];

@@ -21,7 +21,7 @@ const MAX_HEADER: usize = 18;
 /// library makes this comparison only if it receives the whole frame at once, or if the last block is not empty.
 struct Frames {
     context: DCtx<'static>,
-    /// One-based number of the current or next frame.
+    /// Number of the current frame or, between frames, of the next one. The first frame has the number 1.
     frame: u64,
     inside: bool,
     /// The first bytes of the current frame.

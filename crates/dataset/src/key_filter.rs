@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Key filter: selects objects of a dataset by glob patterns over their keys. It only compares names: it opens no
-//! object and lists no folder.
+//! Key filter: selects objects of a dataset by glob patterns over their keys. The filter only compares names: it opens
+//! no object and lists no folder.
 //!
 //! A pattern that contains a `/` is matched against the whole key; any other pattern is matched against the last
 //! component of the key. `*` and `?` match within a folder, `**` matches across folders, and `[a-z]` matches one character.

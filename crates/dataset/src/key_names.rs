@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Names in keys: the last component, and the names of index files. Other programs write index files beside the objects
-//! of a dataset, which can also be read without them.
+//! of a dataset. A dataset can be read without index files.
 
 /// Returns the part of a key after its last `/`.
 pub fn last_component(key: &[u8]) -> &[u8] {

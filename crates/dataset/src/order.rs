@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-/// Version of the order. Every saved state contains it.
+/// Version of the order. Every saved state contains this version.
 pub const ORDER_VERSION: u32 = 1;
 
 /// Maximum number of elements for which a permutation is stored as a table. For so few elements, a Feistel network is
@@ -24,8 +24,8 @@ fn mix(mut x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// Derives a key from a seed, an epoch and a domain. Each value is mixed before the next one is added, so two values
-/// cannot cancel each other.
+/// Derives a key from a seed, an epoch and a domain. Each value is mixed before the next value is added, so that two
+/// values cannot cancel each other.
 pub(crate) fn key(seed: u64, epoch: u64, domain: u64) -> u64 {
     let golden = 0x9e37_79b9_7f4a_7c15_u64;
     mix(mix(mix(seed.wrapping_add(golden)) ^ epoch.wrapping_add(golden)).wrapping_add(golden) ^ domain)
@@ -238,7 +238,7 @@ pub struct Place {
 }
 
 impl Order {
-    /// Creates the order of a dataset with these counts. Without `shuffle`, it is the stored order.
+    /// Creates the order of a dataset with these counts. Without `shuffle`, samples are in stored order.
     pub fn new(counts: Counts, shuffle: Option<Shuffle>) -> Self {
         let shuffle = shuffle.map(|shuffle| Shuffle { window: shuffle.window.max(1), ..shuffle });
         Self { counts, shuffle }
@@ -269,8 +269,8 @@ impl Order {
         self.shuffle
     }
 
-    /// Random key for the sample at a position of an epoch, used for example to crop an image. It depends only on the
-    /// seed, the epoch and the position.
+    /// Random key for the sample at a position of an epoch, used for example to crop an image. The key depends only on
+    /// the seed, the epoch and the position.
     pub fn key_of(&self, epoch: u64, position: u64) -> u64 {
         mix(key(self.shuffle.map_or(0, |shuffle| shuffle.seed), epoch, u64::MAX) ^ mix(position))
     }
@@ -514,8 +514,8 @@ mod tests {
         }
     }
 
-    /// All 24 orders of 4 elements are equally frequent. This tests that pairs of positions are independent, not only
-    /// single positions.
+    /// All 24 orders of 4 elements are equally frequent. This test covers pairs of positions, not only single
+    /// positions.
     #[test]
     fn every_order_of_four_is_equally_likely() {
         let mut hits = std::collections::HashMap::new();

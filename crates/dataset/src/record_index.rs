@@ -36,7 +36,7 @@ pub struct Span {
     pub offset: u64,
     /// Length in bytes.
     pub len: u64,
-    /// Checksum of the record. The format defines which of its bytes are covered.
+    /// Checksum of the record. The record format defines the bytes of the record that the checksum covers.
     pub crc: u32,
 }
 
@@ -147,7 +147,7 @@ impl RecordIndex {
         Self::of(Bytes::Mapped(map), path, entries)
     }
 
-    /// Parses an index that is held in memory. Returns `None` if it is invalid.
+    /// Parses an index that is held in memory. Returns `None` if the index is invalid.
     pub fn parse(bytes: Vec<u8>, entries: &[Entry]) -> Option<Self> {
         Self::of(Bytes::Held(bytes), Path::new(""), entries)
     }
@@ -245,7 +245,7 @@ pub struct IndexWriter {
 }
 
 impl IndexWriter {
-    /// Starts an index file of `objects` objects. [`IndexWriter::finish`] moves it to `path`.
+    /// Starts an index file of `objects` objects. [`IndexWriter::finish`] moves the file to `path`.
     pub fn create(path: &Path, objects: usize) -> Result<Self> {
         let place = path.display().to_string();
         let io = |error: std::io::Error| Error::from_io(&place, &error);

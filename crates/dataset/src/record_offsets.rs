@@ -41,8 +41,8 @@ const ANCESTORS: usize = 8;
 /// Tolerance for comparing two modification times, in seconds. A listing holds the seconds as a float.
 const SAME_S: f64 = 1e-6;
 
-/// Appends the record locations of a finished file to a log. `log` opens the log with the given name. It is only called
-/// if the file has record locations. Write errors are ignored, because a missing entry only costs a scan.
+/// Appends the record locations of a finished file to a log. `log` opens the log with the given name, and is only
+/// called if the file has record locations. Write errors are ignored, because a missing entry only costs a scan.
 pub fn note(log: impl FnOnce(&str) -> Option<File>, node: &str, target: &Key, file: &File, state: FileState) {
     if let Some(spans) = spans_of(file, target)
         && let Some(mut log) = log(&format!("records-{node}.bin"))

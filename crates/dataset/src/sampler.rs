@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The sampler: computes the sample order of an epoch over one or several datasets. It supports ranges, repeats, lists
-//! of positions and mixtures.
+//! The sampler: computes the sample order of an epoch over one or several datasets. Supports ranges, repeats, lists of
+//! positions and mixtures.
 //!
 //! Owns the mapping from a global position to a dataset, an epoch of that dataset and a position in that epoch; `order`
 //! maps these to a record. The mapping is a pure function and keeps no state. The position in each source follows from
@@ -187,7 +187,7 @@ struct MixSchedule {
 
 /// Positions of a mixture with the same weights. The sources form a binary tree. Let a node have the total weight t,
 /// and its left side the weight a. The left side then takes ⌊(g·a + t/2) / t⌋ of the node's first g positions. The
-/// position in each source therefore has a closed form. It differs from the exact share of the source by at most 2.
+/// position in each source therefore has a closed form, which differs from the exact share of the source by at most 2.
 #[derive(Debug, Clone)]
 struct Segment {
     start: u128,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Subset: samples of a dataset that a filter or a selection has chosen, as one bit per stored sample.
 //!
-//! Owns the bits and the objects that contain chosen samples. Other objects are left out of the order, so that a
-//! shuffle window of a sparse subset mixes as many objects as a window of the whole dataset.
+//! Owns the bits and the objects that contain chosen samples. All other objects are left out of the order. A shuffle
+//! window of a sparse subset therefore mixes as many objects as a window of the whole dataset.
 
 use penstock_types::{Error, Result, with_separators};
 
@@ -68,7 +68,7 @@ pub(crate) struct Subset {
     bits: Vec<u64>,
     /// Objects that contain chosen samples, in ascending order.
     objects: Vec<u64>,
-    /// First stored sample of each of these objects, and first sample after the object.
+    /// For each of `objects`, the first stored sample of the object, and the first sample after the object.
     ranges: Vec<(u64, u64)>,
 }
 
@@ -122,7 +122,7 @@ impl Subset {
         })
     }
 
-    /// Appends the chosen records of an object. `object` is its index in the subset.
+    /// Appends the chosen records of an object. `object` is the index of the object in the subset.
     pub fn list(&self, object: usize, records: &mut Vec<u32>) {
         let (start, end) = self.ranges[object];
         for (first, mut word) in self.words(start, end) {

@@ -31,7 +31,7 @@ const TSV: &str = "TsvHttpData-1.0";
 pub struct Listed {
     /// Key relative to the list's folder.
     pub key: Key,
-    /// Stored size in bytes, if the line contains it.
+    /// Stored size in bytes, if the line contains a size.
     pub size: Option<u64>,
     /// Digests on the line.
     pub digests: Vec<Digest>,

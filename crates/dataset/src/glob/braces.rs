@@ -22,7 +22,7 @@ pub(super) fn first(pattern: &[u8]) -> Option<usize> {
     find(pattern).map(|brace| brace.begin)
 }
 
-/// Expands a pattern into patterns without braces. A pattern without braces is returned as it is.
+/// Expands a pattern into patterns without braces. A pattern without braces is returned unchanged.
 pub(super) fn expand(pattern: &[u8]) -> Vec<Vec<u8>> {
     expand_by(pattern, MAX_PATTERNS, |range| range.patterns())
 }
@@ -111,7 +111,7 @@ impl Range {
         // The steps start at the number that is written first.
         let (first, last) =
             if from_value <= to_value { (low, high - (high - low) % step) } else { (low + (high - low) % step, high) };
-        // A range with a step is expanded to its members. If it has too many members, it stays literal.
+        // A range with a step is expanded to its members. A range with too many members stays literal.
         if step > 1 && (last - first) / step >= MAX_PATTERNS as u64 {
             return None;
         }

@@ -73,8 +73,8 @@ const ALGORITHMS: [Algorithm; 7] = [
     Algorithm::Xxh3,
 ];
 
-/// Returns all columns. Some columns create a part of an entry, such as its origin. They come before the columns that
-/// add to that part.
+/// Returns all columns. A column that creates a part of an entry (for example, its origin) comes before the columns
+/// that add to this part.
 pub(super) fn columns() -> Vec<Column> {
     let mut all = Vec::with_capacity(40);
     let mut add = |name: &str, kind, required, field| all.push(Column { name: name.to_owned(), kind, required, field });
@@ -207,7 +207,7 @@ impl Column {
         }
     }
 
-    /// Stores a cell in the entry. The error text states the reason why the cell is invalid.
+    /// Stores a cell in the entry. The error text states why the cell is invalid.
     pub fn set(&self, entry: &mut Entry, cell: Cell) -> Result<(), String> {
         let bad = |what: &str| format!("has a cell of `{}` that {what}", self.name);
         let text = |bytes: &Bytes| match std::str::from_utf8(bytes) {

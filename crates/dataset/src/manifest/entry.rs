@@ -17,7 +17,7 @@ pub struct Entry {
     pub key: Key,
     /// Stored bytes.
     pub size: u64,
-    /// Object version that the listing returned. Reads are pinned to it.
+    /// Object version that the listing returned. Reads are pinned to this version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<Version>,
     /// Time of the last modification, in seconds since the Unix epoch.

@@ -3,7 +3,7 @@
 
 use penstock_types::Error;
 
-/// Manifest version that this build writes. It also reads version 1.
+/// Manifest version that this build writes. This build also reads version 1.
 pub const MANIFEST_VERSION: u32 = 2;
 
 /// Header fields of a manifest file.

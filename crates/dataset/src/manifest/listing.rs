@@ -70,8 +70,8 @@ pub async fn index_selected(
 /// as JSON. Ignores a manifest that cannot be parsed, because the dataset can be read without it.
 ///
 /// Returns `Config` if a writer did not complete a dataset, and `Corrupt` if an object of a writer's manifest is
-/// missing or has another size. These checks are skipped if `selects` does not select Penstock's own state: a pattern
-/// such as `*.tar` selects a part of the dataset on purpose.
+/// missing or has another size. If `selects` does not select Penstock's own state, these checks are skipped, because a
+/// pattern such as `*.tar` selects a part of the dataset on purpose.
 pub async fn index_written(
     store: &dyn Store,
     prefix: &Key,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The manifest: the immutable list of a dataset's objects. One listing creates it, and all later steps read it.
+//! The manifest: the immutable list of a dataset's objects. The manifest is created from one listing, and all later
+//! steps read the manifest.
 //!
 //! Owns the list, its order and the fingerprint of the logical dataset. The submodules `entry` and `record_format`
 //! describe one object, and `listing` converts a store listing. The others (`io`, `head`, `parquet`, `columns`,
@@ -145,10 +146,10 @@ impl Manifest {
         }
     }
 
-    /// Identity of the dataset, independent of the path from which the dataset is read. It covers logical names and
-    /// record counts. `records[i]` is the count of `objects[i]`; `records` is empty if the counts are unknown. Sizes,
-    /// codecs, versions and URLs are not covered, so a staged, decompressed or transcoded copy has the same
-    /// fingerprint.
+    /// Identity of the dataset, independent of the path from which the dataset is read. The identity covers logical
+    /// names and record counts. `records[i]` is the count of `objects[i]`; `records` is empty if the counts are
+    /// unknown. Sizes, codecs, versions and URLs are not covered, so a staged, decompressed or transcoded copy has the
+    /// same fingerprint.
     pub fn fingerprint(&self, records: &[u64]) -> u128 {
         let mut hash = Xxh3::new();
         hash.update(b"penstock dataset 1");

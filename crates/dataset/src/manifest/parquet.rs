@@ -35,7 +35,7 @@ pub(super) const MAGIC: &[u8; 4] = b"PAR1";
 /// First bytes of the seal. 16 bytes of XXH3 follow.
 const SEAL: &[u8; 8] = b"PENSTOCK";
 /// Maximum number of wrong bits in a seal prefix that counts as damaged. With more wrong bits, the file counts as
-/// written by another tool: eight arbitrary bytes differ from the prefix in about half of their 64 bits.
+/// written by another tool, because eight arbitrary bytes differ from the prefix in about half of their 64 bits.
 const DAMAGED_SEAL: u32 = 8;
 /// Offset of the first byte that the seal's digest covers.
 const SEALED_FROM: usize = MAGIC.len() + SEAL.len() + 16;

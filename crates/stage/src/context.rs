@@ -25,7 +25,7 @@ pub(crate) struct StateDir {
     pub folder: Arc<OwnedFd>,
 }
 
-/// A planned stage that holds its lock.
+/// A planned stage, which holds the launch lock of the destination.
 pub(crate) struct StageContext<'a> {
     pub request: &'a StageRequest,
     pub from: Source,

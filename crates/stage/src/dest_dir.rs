@@ -46,7 +46,7 @@ impl DestDir {
         Ok(Self { root, path: path.to_owned() })
     }
 
-    /// Opens a folder below the root; `None` if it does not exist.
+    /// Opens a folder below the root; `None` if the folder does not exist.
     pub fn folder(&self, relative: &[u8]) -> Result<Option<OwnedFd>> {
         match self.walk(relative, Missing::Fail) {
             Ok(folder) => Ok(Some(folder)),
@@ -250,8 +250,8 @@ pub(crate) fn open_to_append(folder: &OwnedFd, name: &str) -> std::io::Result<Fi
     owned::open(folder, name, OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE)
 }
 
-/// Opens one of Penstock's files for writes that bypass the page cache; `None` if the file system does not support
-/// them.
+/// Opens one of Penstock's files for writes that bypass the page cache; `None` if the file system does not support such
+/// writes.
 pub(crate) fn open_direct(folder: &OwnedFd, name: &str) -> std::io::Result<Option<File>> {
     let flags = OFlags::WRONLY | OFlags::DIRECT | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     match rustix::fs::openat(folder, name, flags, Mode::empty()) {

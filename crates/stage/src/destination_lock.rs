@@ -5,8 +5,8 @@
 //! `.penstock/stage/launch` holds the current launch as JSON, and has two byte-range locks. A process locks byte 0
 //! while it joins, and byte 1 while it runs (shared for a stage, exclusive for a repair). The first process of a launch
 //! writes the JSON while it holds byte 1 exclusively. The JSON is therefore valid only while some process holds byte 1.
-//! A launch with a different number of nodes is rejected. Its shares would overlap with those of the running launch, so
-//! two nodes would write the same files.
+//! A launch with a different number of nodes is rejected, because two nodes would write the same files: the shares of
+//! the two launches would overlap.
 //!
 //! The kernel releases both locks when a process dies. Some file systems do not share locks between machines (Lustre
 //! mounted with `localflock`, NFS with `local_lock`). On these file systems, the status records replace the locks: each
@@ -46,7 +46,7 @@ struct Content {
     process: Process,
 }
 
-/// Lock that permits writes to a destination. Dropping it releases the lock.
+/// Lock that permits writes to a destination. Dropping the value releases the lock.
 #[derive(Debug)]
 pub(crate) struct LaunchLock {
     _file: File,

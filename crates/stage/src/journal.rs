@@ -25,7 +25,8 @@ use penstock_dataset::manifest::{Entry, Origin, key_text};
 /// Maximum length of a line in bytes. Penstock does not write longer lines.
 const MAX_LINE: u64 = 1 << 20;
 
-/// Journal version that this build writes. This build also reads version 1: [`Origin`] accepts its field names.
+/// Journal version that this build writes. This build also reads version 1: [`Origin`] accepts the field names of
+/// version 1.
 const JOURNAL_VERSION: u32 = 2;
 
 /// mtime that marks a line as the retraction of an earlier line.
@@ -107,9 +108,9 @@ impl Line {
 struct Head {
     penstock_journal: u32,
     from: String,
-    /// Sequence number of this stage among all stages of this source into this folder. It defines the order of the
-    /// stages without a clock. Missing if a repair opened the journal, and in old journals that did not record how a
-    /// stage ended.
+    /// Sequence number of this stage among all stages of this source into this folder. The number defines the order of
+    /// the stages without a clock. Missing if a repair opened the journal, and in old journals that did not record how
+    /// a stage ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     turn: Option<u64>,
 }

@@ -37,7 +37,7 @@ pub(crate) struct ParallelDecoder<'a> {
     held: Vec<u8>,
     buffers: Mutex<Vec<Vec<u8>>>,
     window: usize,
-    /// Stream decoder for the rest of the object. It is set when the frames of the object cannot be separated.
+    /// Stream decoder for the rest of the object, once the frames of the object cannot be separated.
     stream: Option<StreamDecoder>,
 }
 

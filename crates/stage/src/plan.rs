@@ -193,8 +193,8 @@ impl StagePlan {
         Ok(Self::of(items, &shares, options.node, requests))
     }
 
-    /// Builds the plan of one node. `requests` returns the number of requests for an object. Its second argument is
-    /// true if the share has enough objects to keep the store busy.
+    /// Builds the plan of one node. `requests` returns the number of requests for an object. The second argument of
+    /// `requests` is true if the share has enough objects to keep the store busy.
     pub(crate) fn of(items: Vec<Item>, shares: &SharePlan, node: u32, requests: impl Fn(usize, bool) -> u64) -> Self {
         let counts = shares.sums(|_| 1);
         let [calm, busy] = [false, true].map(|is_busy| shares.sums(|at| requests(at, is_busy)));
@@ -213,8 +213,8 @@ impl StagePlan {
     }
 }
 
-/// Target name of an object: its key, without the suffix of the codec that is decompressed, and with the suffix of the
-/// codec that compresses the object.
+/// Target name of an object: the key of the object. The name loses the suffix of a codec that is decompressed, and gets
+/// the suffix of a codec that compresses the object.
 fn target_of<'a>(entry: &'a Entry, options: &StageOptions) -> Cow<'a, [u8]> {
     let kept = match entry.codec {
         Codec::None => entry.key.as_bytes(),

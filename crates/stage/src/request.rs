@@ -23,9 +23,9 @@ pub struct StageRequest {
     pub mirrors: Vec<(Url, StoreSettings)>,
     /// The local destination folder. If `remote` is set, the local folder for this stage's journal.
     pub destination: PathBuf,
-    /// Destination store. It replaces the local folder.
+    /// Destination store, which replaces the local folder.
     pub remote: Option<Url>,
-    /// Manifest of the source. It replaces a listing.
+    /// Manifest of the source, which replaces a listing.
     pub manifest: Option<PathBuf>,
     /// Filter that selects the objects to stage.
     pub select: KeyFilter,

@@ -123,7 +123,8 @@ impl SourceReader {
     pub async fn whole(&self, entry: &Entry, bytes: &mut Vec<u8>) -> Result<Result<Meta>> {
         let mut got = self.get(entry, ByteRange::WHOLE).await?;
         bytes.clear();
-        // A larger object is read here only if its store does not support ranges. Its listed size may then be wrong.
+        // An object above one part is read here only if its store does not support ranges. The listed size of the
+        // object may then be wrong.
         bytes.reserve(entry.size.min(PART_BYTES) as usize);
         loop {
             match self.next(&mut got).await {
@@ -189,9 +190,9 @@ impl<'a, S: PartialEq> DamageRetry<'a, S> {
         Self { reader, entry, last: None, reads: 0 }
     }
 
-    /// Records one damaged read; `seen` identifies the bytes. Returns an error if another read would not help. This is
-    /// the case if the same bytes arrived twice (the object itself is damaged), or if [`MAX_DAMAGED_READS`] reads were
-    /// all damaged differently.
+    /// Records one damaged read; `seen` identifies the bytes. Returns an error if another read would not help. Another
+    /// read would not help if the same bytes arrived twice, because the object itself is then damaged. The same holds
+    /// if [`MAX_DAMAGED_READS`] reads were all damaged differently.
     pub fn again(&mut self, damage: Error, seen: S) -> Result<()> {
         self.reads += 1;
         // If there are mirrors, no longer read this object from the mirror that returned these bytes.

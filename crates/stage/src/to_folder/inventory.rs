@@ -133,7 +133,7 @@ pub struct Unfinished {
     pub failed: Option<u64>,
 }
 
-/// Reads all records of a destination; `None` if no stage has written to it.
+/// Reads all records of a destination; `None` if no stage has written to the destination.
 pub(crate) fn read(dest_dir: &DestDir) -> Result<Option<Inventory>> {
     let documents = documents(dest_dir)?;
     let (mut lines, stages) = journal_lines(dest_dir)?;

@@ -4,8 +4,8 @@
 //! Stored bytes are written at their offsets in `HASH.part` (`part_transfer`); `HASH.done` lists each part with its
 //! CRC. The next run accepts a part only if its bytes still have that CRC. Neither file needs a sync, because data that
 //! a power failure destroys are fetched again. If a sync fails, the parts are removed, because the page cache would
-//! show data that the disk does not have. When all parts are present, the whole object is verified. It is then
-//! decompressed, compressed or, if it is a plain copy, renamed.
+//! show data that the disk does not have. When all parts are present, the whole object is verified. The object is then
+//! decompressed or compressed. If neither is needed, the data file is renamed.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};

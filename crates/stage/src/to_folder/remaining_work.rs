@@ -25,8 +25,8 @@ use crate::status_record::FOLDER;
 use penstock_dataset::detect_codec::{HEAD_BYTES, detect};
 use penstock_dataset::manifest::{CodecSource, Entry, Manifest};
 
-/// Maximum ratio of content to stored bytes in the estimate of the disk space. It replaces a higher ratio that a gzip
-/// trailer states.
+/// Maximum ratio of content to stored bytes in the estimate of the disk space. This ratio replaces a higher one that a
+/// gzip trailer states.
 const HONEST_RATIO: u64 = 32;
 
 /// Objects that earlier runs finished, and objects that remain.

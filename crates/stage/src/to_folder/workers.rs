@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Download workers: turn the objects of one source into files. They run concurrently, within the limits on rate,
-//! memory and cores.
+//! Download workers: turn the objects of one source into files concurrently, within the limits on rate, memory and
+//! cores.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};

@@ -13,7 +13,7 @@ pub(crate) const WRITE_BUFFER_BYTES: usize = 512 << 10;
 /// every disk. The pool's memory has this alignment.
 const ALIGNED: usize = 4096;
 
-/// A buffer of at most [`WRITE_BUFFER_BYTES`] bytes. Dropping it returns its memory to the process's pool.
+/// A buffer of at most [`WRITE_BUFFER_BYTES`] bytes. Dropping the buffer returns its memory to the process's pool.
 #[derive(Debug)]
 pub(crate) struct WriteBuffer {
     memory: Buffer,

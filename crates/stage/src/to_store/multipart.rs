@@ -37,7 +37,7 @@ pub(crate) enum PartSink {
     Parts { id: UploadId, sent: SentParts, held: BTreeMap<u32, Part> },
     /// The bytes are collected and sent in one request, because the store does not support multipart uploads.
     Whole(Vec<Bytes>),
-    /// The bytes are not sent. Their digests are compared with the digests of the existing object.
+    /// The bytes are not sent. The digests of the bytes are compared with those of the existing object.
     Nowhere,
 }
 

@@ -124,7 +124,7 @@ pub(crate) fn plan(manifest: &Manifest, options: &StageOptions, url: &Url) -> Re
     let shares = SharePlan::divide(manifest, options.nodes, &division)?;
     let items: Vec<Item> = shares.share(options.node).into_iter().map(|at| items[at].clone()).collect();
     // A small object needs one read and one write. A larger object needs one read and one write per part, and four more
-    // requests: two reads (for the version and the first bytes) and two writes (to begin and to end the upload).
+    // requests. Two reads return the version and the first bytes; two writes begin and end the upload.
     let requests = |at: usize, _| match manifest.objects[at].size {
         ..=SMALL => 2,
         size => size.div_ceil(PART_BYTES) + 2 + size.div_ceil(PART) + 2,

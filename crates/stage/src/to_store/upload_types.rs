@@ -61,6 +61,6 @@ pub(crate) struct Written {
     pub size: u64,
     pub digests: Vec<Digest>,
     pub meta: Meta,
-    /// Upload journal. It can be removed once the object is in the journal of the stage.
+    /// Upload journal, which can be removed once the object is in the journal of the stage.
     pub leftover: Option<Arc<OwnedFile>>,
 }

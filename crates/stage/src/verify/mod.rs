@@ -43,7 +43,7 @@ const MAX_UNEXPECTED_LISTED: usize = 1_000;
 pub struct VerifyRequest {
     /// The staged folder. If `remote` is set, the local folder for a repair's journal.
     pub destination: PathBuf,
-    /// Store that holds the staged copy. It replaces the folder.
+    /// Store that holds the staged copy. The store replaces the folder.
     pub remote: Option<Url>,
     /// Compare only the metadata that the store reports, without reading the objects.
     pub quick: bool,
@@ -63,7 +63,7 @@ pub struct VerifyRequest {
     pub memory: u64,
 }
 
-/// A file that differs from its stage's record.
+/// A file that differs from the record that a stage made of it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FailedFile {
     /// Path of the file, relative to the folder, with control characters escaped.

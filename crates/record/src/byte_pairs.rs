@@ -172,8 +172,8 @@ impl BytePairs {
             .filter_map(|at| pair(&parts, at).map(|(rank, merged)| Reverse((rank, at, merged))))
             .collect();
         while let Some(Reverse((_, at, merged))) = queue.pop() {
-            // Earlier merges may have changed the pair. As in `tokenizers`, it is skipped only if its merged token
-            // changed too.
+            // Earlier merges may have changed the pair. As in `tokenizers`, a changed pair is skipped only if its
+            // merged token is different too.
             if pair(&parts, at).is_none_or(|(_, now)| now != merged) {
                 continue;
             }
@@ -192,7 +192,7 @@ impl BytePairs {
     }
 }
 
-/// Reads a pre-tokenizer. Also returns whether it adds a space before the text.
+/// Reads a pre-tokenizer. Also returns whether the pre-tokenizer adds a space before the text.
 fn split_of(given: &Value) -> Option<(Split, bool)> {
     if given["type"] == "ByteLevel" {
         let splits = given["use_regex"].as_bool().unwrap_or(true);

@@ -49,7 +49,7 @@ pub fn rows(content: &[u8], delimiter: u8) -> impl Iterator<Item = Range<usize>>
     std::iter::from_fn(move || {
         let start = at;
         loop {
-            // The cells are not used here, so each call overwrites those of the previous call.
+            // The cells are not used here, so each call overwrites the cells of the previous call.
             let (result, read, _, _) = reader.read_record(&content[at..], &mut text, &mut ends);
             at += read;
             match result {

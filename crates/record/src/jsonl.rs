@@ -84,7 +84,7 @@ impl<'de> Deserialize<'de> for Entries<'de> {
 struct Kept<'a>(OnceCell<(Vec<Text<'a>>, Box<Self>)>);
 
 impl<'a> Kept<'a> {
-    /// Keeps `texts` as long as `self`.
+    /// Stores `texts` for the lifetime of `self`.
     fn keep(&self, texts: Vec<Text<'a>>) -> &[Text<'a>] {
         let (mut at, mut texts) = (self, Some(texts));
         loop {

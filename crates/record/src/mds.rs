@@ -4,8 +4,8 @@
 //!
 //! A shard contains a count, `count + 1` offsets, the writer's settings, and the samples. A sample contains the sizes
 //! of its variable-length columns, followed by all columns. Values are returned as slices; [`Encoding::tensor`]
-//! interprets a value as a tensor. Pickled columns, and columns with user-registered encodings, are returned as bytes:
-//! their code is never executed.
+//! interprets a value as a tensor. Pickled columns, and columns with user-registered encodings, are returned as bytes.
+//! No pickled or user-registered code is ever executed.
 
 use std::collections::HashSet;
 
@@ -167,7 +167,8 @@ pub struct Column {
 /// Description of a shard in the index.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShardInfo {
-    /// Name of the stored object, relative to the index. If the index lists a compressed object, this is its name.
+    /// Name of the stored object, relative to the index. If the index lists a compressed object, the name is that of
+    /// the compressed object.
     pub name: String,
     /// Stored size in bytes.
     pub stored: u64,
@@ -289,7 +290,7 @@ pub struct Shard<'a> {
 }
 
 impl<'a> Shard<'a> {
-    /// Wraps the bytes of a shard and checks their header; `place` names the shard in messages.
+    /// Wraps the bytes of a shard and checks the shard's header; `place` names the shard in messages.
     pub fn new(bytes: &'a [u8], place: &'a str) -> Result<Self> {
         let count = bytes.first_chunk().map(|count| u32::from_le_bytes(*count) as usize);
         let head = count.and_then(|count| count.checked_add(2)?.checked_mul(4));

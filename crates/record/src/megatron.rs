@@ -26,7 +26,7 @@ pub struct Header {
     pub boundaries: u64,
 }
 
-/// Parses the first [`HEADER_LEN`] bytes of an index. `place` names it in error messages.
+/// Parses the first [`HEADER_LEN`] bytes of an index. `place` names the index in error messages.
 ///
 /// # Errors
 /// [`Error::Corrupt`] if the bytes are not an index header, [`Error::Unsupported`] for another version.

@@ -20,7 +20,8 @@ const MAX_DIMENSIONS: usize = 64;
 /// Parsed header of an array.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Header {
-    /// Element type and shape. For an array in Fortran order, these describe its transpose, which is stored in C order.
+    /// Element type and shape. For an array in Fortran order, the shape is that of the transpose, which is stored in C
+    /// order.
     pub spec: TensorSpec,
     /// True if the elements are big-endian.
     pub big_endian: bool,

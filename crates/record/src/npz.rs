@@ -128,8 +128,8 @@ impl<'a> Directory<'a> {
         &self.entries
     }
 
-    /// Returns the member with this name, with or without `.npy`. If several have the name, returns the last one, as
-    /// other readers do.
+    /// Returns the member with this name, with or without `.npy`. If several members have this name, returns the last
+    /// one, as other readers do.
     pub fn get(&self, name: &str) -> Option<&Entry<'a>> {
         let wanted = |entry: &&Entry<'a>| {
             entry.name == name.as_bytes() || entry.name.strip_suffix(b".npy") == Some(name.as_bytes())
@@ -234,7 +234,7 @@ fn entry<'a>(bytes: &[u8], fields: &[u8], name: &'a [u8], extra: &[u8], shift: u
     Ok(Entry { name, offset, stored, size, deflated, crc32: u32_at(fields, 16) })
 }
 
-/// Returns the zip64 record from a member's extra fields; empty if there is none.
+/// Returns the zip64 record from a member's extra fields; empty if the fields lack this record.
 fn zip64(mut extra: &[u8]) -> &[u8] {
     while extra.len() >= 4 {
         let (id, len) = (u16_at(extra, 0), usize::from(u16_at(extra, 2)));

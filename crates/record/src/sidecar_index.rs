@@ -3,7 +3,7 @@
 //! WebDataset and wids.
 //!
 //! An index saves a scan of the object, but may be stale. Every span is therefore compared with the size of the object.
-//! A reader that finds unexpected bytes at a span should report it and scan the object.
+//! A reader that finds unexpected bytes at a span should report the index as stale and scan the object.
 
 use penstock_types::{Error, Result, with_separators};
 use serde::Deserialize;
@@ -43,11 +43,11 @@ pub fn parse_tfrecord_index(text: &[u8], object_len: u64, place: &str) -> Result
 }
 
 /// Parses an index written by DALI's `wds2idx`. The first line has the version (`v1.0` to `v1.2`) and the number of
-/// samples. Each sample has one line, which describes every part: as `EXT OFFSET SIZE NAME` in version 1.2, as `EXT
-/// OFFSET SIZE` in earlier versions.
+/// samples. Each sample has one line, which contains `EXT OFFSET SIZE NAME` (version 1.2) or `EXT OFFSET SIZE` (earlier
+/// versions) for every part.
 ///
 /// The index has the offsets of contents, but not those of headers. A sample's span is therefore assumed to begin one
-/// block before its first part. This is correct except for members with long names.
+/// block before its first part. The assumption is wrong only for members with long names.
 pub fn parse_tar_index(text: &[u8], object_len: u64, place: &str) -> Result<Vec<Sample<'static>>> {
     let mut lines = lines(text);
     let (_, head) = lines.next().ok_or_else(|| Error::corrupt(place, "is not a DALI index: the file is empty"))?;

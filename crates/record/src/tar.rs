@@ -8,7 +8,7 @@
 //! Members that cannot hold a sample are skipped: folders, hard and symbolic links, devices, FIFOs, volume labels.
 //! Members that would be read wrongly are rejected: sparse files, whose bytes are not contiguous, and continued files
 //! of multi-volume archives. Bytes after the first block of zeros are never read. An archive that ends between two
-//! members without such a block counts as complete, as in GNU tar and Python.
+//! members, without a block of zeros, counts as complete, as in GNU tar and Python.
 
 use std::borrow::Cow;
 

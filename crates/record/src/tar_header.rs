@@ -6,8 +6,8 @@ pub(crate) type Problem = &'static str;
 
 /// Block size of tar.
 pub(crate) const BLOCK: usize = 512;
-/// Maximum size of a pax header or a GNU long name. Valid ones are far smaller: a path has at most 4,096 bytes
-/// (PATH_MAX).
+/// Maximum size of a pax header or a GNU long name. Valid headers are far smaller, because a path has at most 4,096
+/// bytes (PATH_MAX).
 pub(crate) const MAX_EXTENSION: u64 = 1 << 20;
 
 /// Kind of the member that a header describes.

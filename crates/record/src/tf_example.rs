@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! tf.Example: a map from names to features; parsed in place and encoded in a fixed order.
+//! tf.Example, a map from names to features: parses a record in place, and encodes features in the given order.
 //!
 //! Parsing follows protobuf's own rules, because any conforming writer may have produced the bytes. Fields may be in
 //! any order, the last of two equal names wins, two pieces of a message are merged, unknown fields are skipped, and

@@ -259,7 +259,7 @@ impl<'a> Ints<'a> {
     }
 }
 
-/// Number of varints in `run`. Returns an error if the last one is incomplete.
+/// Number of varints in `run`. Returns an error if the last varint is incomplete.
 fn count_varints(mut run: &[u8]) -> Result<usize, Problem> {
     let mut count = 0;
     while !run.is_empty() {

@@ -20,7 +20,7 @@ pub fn frame_len(payload_len: u64) -> u64 {
     payload_len.saturating_add((HEADER_LEN + FOOTER_LEN) as u64)
 }
 
-/// Wraps `payload` in a frame and appends it to `out`.
+/// Wraps `payload` in a frame and appends the frame to `out`.
 pub fn write_frame(payload: &[u8], out: &mut Vec<u8>) {
     out.reserve(HEADER_LEN + payload.len() + FOOTER_LEN);
     frame_in_place(out, |out| out.extend_from_slice(payload));

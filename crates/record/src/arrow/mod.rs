@@ -190,7 +190,7 @@ impl File {
     ///
     /// # Errors
     /// [`Error::Corrupt`] if the object is damaged or truncated, [`Error::Unsupported`] for big-endian numbers and for
-    /// dictionaries that grow.
+    /// delta dictionaries.
     pub fn open(content: Bytes, place: &str) -> Result<Self> {
         let size = content.len() as u64;
         let damaged = |what: &str| Error::corrupt(place, format!("is damaged Arrow IPC: {what}"));
@@ -346,7 +346,8 @@ impl<'a> Reader<'a> {
         })?;
         let row = usize::try_from(row).ok().filter(|&row| (row as u64) < self.batch.rows);
         let row = row.ok_or_else(|| Error::bug("a row after the last of its batch"))?;
-        // A list of fixed length has the same row numbers as the structs around it.
+        // The validity buffers of a list and of the structs around the list are indexed by row, also for lists of fixed
+        // length.
         for &validity in &column.validity {
             if !self.is_valid(column, validity, row)? {
                 return Ok(Value::Null);
@@ -362,7 +363,7 @@ impl<'a> Reader<'a> {
         let (mut ends, mut range) = (Vec::new(), (row, row + 1));
         for (level, next) in outer.iter().zip(&column.lists[1..]) {
             range = self.items_of(column, level, range)?;
-            // Lists of a fixed length take no space, however many there are.
+            // Lists of fixed length take no space in the file, so the file size does not limit their number.
             let need = ((range.1 - range.0) as u64).saturating_mul(size_of::<usize>() as u64);
             if need > self.left.get() {
                 let what = format!("{} column `{}`", self.file.place, column.name);

@@ -211,7 +211,8 @@ impl Flac<'_> {
     fn counted(&self) -> Result<u64> {
         let Some(mut frame) = self.frame else { return Ok(0) };
         loop {
-            // Only its checksum can locate the end of the last frame, or of a frame before a format change.
+            // The end of the last frame, or of a frame before a format change, can be located only by the checksum of
+            // that frame.
             let next = match self.following(&frame) {
                 Some(next) => next,
                 None => match self.end_of(&frame)? {
@@ -276,7 +277,7 @@ impl Flac<'_> {
             }
             Header { rate, .. } if *rate != 0 && *rate != self.rate => changes(self.rate, *rate, "Hz"),
             Header { bits, .. } if *bits != 0 && *bits != self.bits => changes(self.bits, *bits, "bits per sample"),
-            // The decoder computes with 32 bits; a difference of channels would need 33.
+            // The decoder computes with 32 bits, but the difference of two channels of 32 bits needs 33.
             Header { has_side: true, .. } if self.bits == 32 => {
                 Err(unsupported("FLAC of 32 bits with joint stereo", self.place))
             }
@@ -384,7 +385,7 @@ mod tests {
             assert_eq!(read(&file(48, &longer), 0).unwrap(), want);
             assert!(read(&file(0, &longer), 0).is_err());
         }
-        // A frame whose number is that of the sample after the damaged one is not the next frame.
+        // Frame 20 is damaged, so frame 21 is not accepted as the frame after frame 19.
         let mut many: Vec<_> = (0..60).map(|at| frame(0xf8, at, 8, i16::from(at))).collect();
         assert_eq!(read(&file(0, &many), 700).unwrap().len(), 260);
         many[20][4] ^= 1;

@@ -6,8 +6,8 @@
 //! few frames before that part are decoded. The clip has the same values as that part of the whole recording.
 //!
 //! Samples are processed as float32 in -1..1: 16-bit integers are divided by 32,768, as in libsndfile and torchaudio.
-//! Files that end early, and headers that state impossible sizes, are errors. Damage is found where the format has
-//! checksums (FLAC, Ogg); in WAV and MP3, only in headers and frame structure.
+//! Files that end early, and headers that state impossible sizes, are errors. FLAC and Ogg have checksums that detect
+//! any damage. In WAV and MP3, only damage to headers and to the frame structure is detected.
 
 mod flac;
 mod mp3;
@@ -27,7 +27,7 @@ use crate::magic;
 
 /// Maximum sample rate, in Hz.
 const MAX_RATE: u32 = 768_000;
-/// Maximum samples per byte: a FLAC frame of at least 11 bytes has at most 65,535 samples.
+/// Maximum number of samples per byte: a FLAC frame of at least 11 bytes has at most 65,535 samples.
 const MAX_EXPANSION: u64 = 6000;
 /// Maximum number of samples that are resampled at once. This maximum bounds the memory that is used besides the
 /// output.
@@ -40,8 +40,8 @@ const STREAM: u64 = 0x6175_6469_6f00_0000;
 pub struct AudioSpec {
     /// Sample rate of the output, in Hz; `None` keeps the rate of the file.
     pub sample_rate: Option<u32>,
-    /// Channels of the output. 1 is the mean of all channels. For any other number, a file must have this number or
-    /// one.
+    /// Channels of the output. 1 is the mean of all channels. For any other number, a file must have this number of
+    /// channels or a single channel.
     pub channels: usize,
     /// Element type: float32, or int16 (multiplied by 32,768, rounded and clamped).
     pub dtype: DType,
@@ -101,7 +101,7 @@ impl AudioSpec {
 /// A decoded recording.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Decoded {
-    /// Samples: for a clip, channels by time in C order; otherwise, time by channels.
+    /// Samples in C order. The axes are channels and time for a clip, and time and channels for a whole recording.
     pub bytes: Vec<u8>,
     /// Number of samples (of one channel) that come from the recording; the others are padding.
     pub samples: usize,

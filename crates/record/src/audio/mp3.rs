@@ -141,7 +141,7 @@ pub(super) fn is_mp3(bytes: &[u8]) -> bool {
     bytes.starts_with(b"ID3") || first_frame(&bytes[..bytes.len().min(MAX_JUNK)]).is_some()
 }
 
-/// True if what follows the last frame is not audio: tags, or zeros.
+/// True if the bytes after the last frame are not audio, but tags or zeros.
 fn is_tail(rest: &[u8]) -> bool {
     let tags: [&[u8]; 6] = [b"TAG", b"ID3", b"3DI", b"APETAGEX", b"LYRICSBEGIN", b"Lyrics3"];
     tags.iter().any(|tag| rest.starts_with(tag)) || rest.iter().all(|&byte| byte == 0)

@@ -60,7 +60,7 @@ pub(super) fn open<'a>(bytes: &'a [u8], place: &'a str) -> Result<(Info, Ogg<'a>
     let params = params.ok_or_else(|| wrong("it has no audio"))?;
     let options = AudioDecoderOptions::default();
     let (decoder, warm): (Result<Box<dyn AudioDecoder>, Problem>, u64) = match params.codec {
-        // The decoder computes with 32 bits; a difference of channels would need 33.
+        // The decoder computes with 32 bits, but the difference of two channels of 32 bits needs 33.
         CODEC_ID_FLAC if params.bits_per_sample == Some(32) => {
             return Err(super::unsupported("FLAC of 32 bits in Ogg", place));
         }

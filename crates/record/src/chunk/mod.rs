@@ -41,7 +41,8 @@ pub enum Step {
 }
 
 impl Step {
-    /// Input size of the step for an output of `after` bytes; `None` if it cannot be computed, as for compressed data.
+    /// Input size of the step for an output of `after` bytes; `None` if this size cannot be computed, as for compressed
+    /// data.
     fn before(self, after: usize) -> Option<usize> {
         match self {
             Self::Inflate(_) | Self::SizedLz4 | Self::Blosc => None,
@@ -82,7 +83,7 @@ pub fn hdf5_steps(filters: &[(u16, &[u32])], skipped: u32, place: &str) -> Resul
 }
 
 /// Name and number of an HDF5 filter that no step supports. The name comes from the filter registry, because files need
-/// not store it.
+/// not store the name.
 fn unread_filter(number: u16) -> String {
     let name = match number {
         305 => "LZO",

@@ -25,7 +25,7 @@ pub struct BoxesSpec {
     pub normalized: bool,
     /// Minimum area of a box inside the sample, in pixels of the sample.
     pub min_area: f64,
-    /// Minimum fraction of a box that is inside the sample.
+    /// Minimum fraction of a box's area that is inside the sample.
     pub min_visibility: f64,
     /// True to remove boxes that are below one of the two minima; false to keep them, clipped.
     pub removes: bool,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Augmentation: which operations a sample gets, as in torchvision's `ColorJitter`, `RandAugment` and
-//! `TrivialAugmentWide`, with random numbers derived from a key.
+//! Augmentation: chooses the operations of a sample, as torchvision's `ColorJitter`, `RandAugment` and
+//! `TrivialAugmentWide` do. The random numbers are derived from a key.
 
 use penstock_types::{Error, Result};
 
@@ -99,7 +99,7 @@ pub enum Augment {
     Rand {
         /// Number of operations for each sample.
         count: u32,
-        /// Strength, below `bins`.
+        /// Strength of the operations; less than `bins`.
         magnitude: u32,
         /// Number of strengths.
         bins: u32,
@@ -134,9 +134,9 @@ pub(super) struct Op {
     pub(super) fill: u8,
 }
 
-/// Operations of RandAugment and TrivialAugmentWide, each with its largest strength in either. `None` changes nothing.
-/// For brightness to sharpness, the strength is a change of the factor 1. This change and the strengths of geometric
-/// operations can be negative.
+/// Operations of RandAugment and TrivialAugmentWide. Each has its largest strength in RandAugment, then in
+/// TrivialAugmentWide. `None` changes nothing. For brightness to sharpness, the strength is a change of the factor 1.
+/// This change and the strengths of geometric operations can be negative.
 const SPACE: [(Option<OpKind>, f64, f64); 14] = [
     (None, 0.0, 0.0),
     (Some(OpKind::ShearX), 0.3, 0.99),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! EXIF orientation: parses it, and converts coordinates between the displayed and the stored image.
+//! Parses the EXIF orientation, and converts coordinates between the displayed and the stored image.
 
 use super::crop::{Region, Window};
 

@@ -93,7 +93,7 @@ impl Geometry {
     }
 }
 
-/// Reads the header of an image. Returns an error if it has no pixels or more than `max_pixels`.
+/// Reads the header of an image. Returns an error if the image has no pixels, or more than `max_pixels`.
 pub(super) fn sized(bytes: &[u8], max_pixels: u64, place: &str) -> Result<Probe> {
     let probe = probe(bytes, place)?;
     let count = u64::from(probe.width) * u64::from(probe.height);

@@ -100,7 +100,7 @@ fn put<T: Copy + Into<i64>, const SIZE: usize>(
     }
 }
 
-/// Smallest and largest label of an integer type, as far as int64 can represent them.
+/// Smallest and largest label of an integer type, limited to the range of int64.
 pub(super) fn range(dtype: DType) -> (i64, i64) {
     match dtype {
         DType::I8 => (i8::MIN.into(), i8::MAX.into()),

@@ -272,8 +272,8 @@ struct Room {
 const KEPT: usize = 32 << 20;
 
 thread_local! {
-    // A thread decodes one image at a time. Its buffers keep the size of the largest image so far, and are not zeroed
-    // again.
+    // A thread decodes one image at a time. The thread's buffers keep the size of the largest image so far, and are not
+    // zeroed again.
     static ROOM: RefCell<Room> = RefCell::default();
 }
 

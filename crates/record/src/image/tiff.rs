@@ -20,7 +20,7 @@ fn failed(problem: TiffError, place: &str) -> Error {
     }
 }
 
-/// Error for a file that is damaged or not supported. The decoder does not report which of the two it is.
+/// Error for a file that is damaged or not supported. The decoder does not report which of the two is the case.
 fn undecodable(problem: &str, place: &str) -> Error {
     let text = format!("cannot be decoded as TIFF: {problem} (if other programs read it, convert it to PNG)");
     Error::corrupt(place, text)

@@ -34,7 +34,7 @@ pub(super) fn probe(bytes: &[u8], place: &str) -> Result<Probe> {
 
 /// Decodes the whole image into `pixels`.
 pub(super) fn decode(bytes: &[u8], probe: &Probe, format: Format, pixels: &mut Pixels, place: &str) -> Result<()> {
-    // The decoder reserves memory for the frame's stated size before it compares this size with that of the image.
+    // The decoder reserves memory for the frame's stated size before it compares this size with the size of the image.
     if let Some((width, height)) = frame_size(bytes).filter(|size| *size != (probe.width, probe.height)) {
         let problem = format!("is a damaged WebP: its frame is {width} x {height}");
         return Err(Error::corrupt(place, problem));

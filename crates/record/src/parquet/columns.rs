@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Columns of a Parquet file: their names, types, and the reason if a type is unsupported.
+//! Columns of a Parquet file: their names and types, and the names of unsupported types.
 
 use std::collections::HashMap;
 
@@ -116,7 +116,7 @@ impl Path {
 }
 
 /// If a group is a map, returns the repeated group of its entries, and the key and the value of an entry. The names of
-/// all three differ between writers.
+/// these three nodes differ between writers.
 fn map_of(group: &Type) -> Option<(&Type, &[TypePtr; 2])> {
     let info = group.get_basic_info();
     let is_map = matches!(info.logical_type_ref(), Some(LogicalType::Map))

@@ -2,9 +2,9 @@
 //! Parquet: reads rows of selected columns of one file in memory.
 //!
 //! Supports scalars, byte strings, fixed-size byte strings, lists of these types, and lists of lists. A column in a
-//! struct is named by its path (`image.bytes`); a list is named by the path without its own two levels. A null list or
-//! string is read as empty. Any other null (a null scalar, or a null, null struct or null list inside a list) is an
-//! error that names its row. Decimals and 96-bit times are rejected.
+//! struct is named by its path (`image.bytes`); the path of a list leaves out the two levels that the list adds. A null
+//! list or string is read as empty. Any other null (a null scalar, or any null inside a list) is an error that names
+//! the row. Decimals and 96-bit times are rejected.
 //!
 //! The `parquet` crate decodes values column by column, without Arrow. Pages are read by [`pages`], which enforces the
 //! caller's memory limit. If the crate panics on a file, the file is reported as damaged.
@@ -133,7 +133,7 @@ impl Table {
         &self.columns
     }
 
-    /// Index of the column with this name or, if there is none, with this stored path.
+    /// Index of the column with this name. If no column has this name, index of the column with this stored path.
     pub fn column(&self, name: &str) -> Option<usize> {
         let of_name = self.columns.iter().position(|column| column.name == name);
         of_name.or_else(|| {

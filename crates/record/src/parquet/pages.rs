@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Page reader for one column chunk, used by the column readers of the `parquet` crate.
 //!
-//! The crate's own page reader allocates any size that a page header states, and gzip and Brotli pages can exceed even
-//! that size. This reader compares every stated size with the memory limit, or with the available bytes, before it
-//! allocates.
+//! The crate's own page reader allocates any size that a page header states. The decompressed content of gzip and
+//! Brotli pages can exceed even the stated size. This reader compares every stated size with the memory limit, or with
+//! the available bytes, before it allocates.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -139,7 +139,8 @@ impl<R: ChunkReader> Pages<R> {
         }
     }
 
-    /// Parses the header in the next `len` bytes. If they do not contain the whole header, tries all remaining bytes.
+    /// Parses the header in the next `len` bytes. If these bytes do not contain the whole header, tries all remaining
+    /// bytes.
     fn parse(&mut self, len: u64) -> Result<Result<Header, Problem>, ParquetError> {
         let left = self.bound - self.at;
         let bytes = self.file.get_bytes(self.at, usize::try_from(len).unwrap_or(usize::MAX))?;

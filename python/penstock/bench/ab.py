@@ -63,7 +63,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         verdict: `different`, `same` (within the margin) or `none shown`.
-        interval: Confidence interval of the ratio, which is valid after any number of blocks. The verdict uses it.
+        interval: Confidence interval of the ratio, which is valid after any number of blocks. The verdict uses this
+            interval.
         bootstrap: Narrower interval, for comparison with tools that fix the number of runs in advance. This interval
             must not be used to decide when to stop.
         evidence: Bayes factor: the likelihood of the blocks with a difference, divided by their likelihood without a

@@ -46,8 +46,8 @@ class DiskLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DiskSample(msgspec.Struct, frozen=True, kw_only=True):
-    """One sampling interval. `utilisation` is the share of time with requests in flight; `queue` is their mean
-    number.
+    """One sampling interval. `utilisation` is the share of time with requests in flight; `queue` is the mean number of
+    these requests.
     """
 
     at_s: float

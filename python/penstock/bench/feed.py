@@ -252,7 +252,7 @@ def _leave(
 def _measure(
     request: Request, contest: Contest, running: dict[str, Participant], log: Callable[[str], None]
 ) -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """Run the timed passes. Return them by cache state and participant."""
+    """Run the timed passes. Return the passes by cache state and participant."""
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for cache in request.caches:
         passes: dict[str, list[dict[str, Any]]] = {name: [] for name in running}

@@ -29,8 +29,8 @@ _MAX_STDERR_BYTES = 4000
 
 
 def abba_order(names: Sequence[str], repeats: int) -> list[str]:
-    """Order of passes: forward, backward, forward, and so on. Drift of the machine then affects all participants
-    equally.
+    """Order of passes: forward, backward, forward, and so on. With this order, drift of the machine affects all
+    participants equally.
 
     Example:
         >>> abba_order(["a", "b"], 2)

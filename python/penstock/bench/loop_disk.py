@@ -60,8 +60,8 @@ class _Bucket:
     @property
     def limit_per_s(self) -> float:
         burst = self._rate.burst
-        # Allow the burst only if the credits cover one tick of it; otherwise they would be overdrawn before the next
-        # check.
+        # Allow the burst only if the credits cover one tick of the burst. Otherwise, the credits would be overdrawn
+        # before the next check.
         if burst and self.held >= (burst.per_s - self._rate.base_per_s) * _TICK_S:
             return max(burst.per_s, self._rate.base_per_s)
         return self._rate.base_per_s
@@ -74,7 +74,7 @@ class LoopDisk:
         mount: An empty folder.
         size_bytes: Size of the device; the image is sparse.
         ios, moved: Limits of I/Os and bytes per second; None means unlimited.
-        io_bytes: Largest I/O that counts as one. A larger I/O counts once for each part of this size.
+        io_bytes: Size of the largest I/O that counts as one I/O. A larger I/O counts once for each part of this size.
         images: Folder for the image file; a temporary folder by default.
     Raises:
         Denied: Not root.

@@ -2,7 +2,7 @@
 """Object store benchmark: throughput, latency and throttled requests of PUT, GET, LIST, HEAD and DELETE.
 
 Creates a folder with a new name below the URL, and removes it with its objects at the end, even after an error. Nothing
-else is written or deleted. Existing objects are read only if the caller requests that.
+else is written or deleted. Existing objects are only read, and only if the caller requests that.
 """
 
 from __future__ import annotations
@@ -253,8 +253,8 @@ def _point(folder: str, bench: ObjectBench, point: ObjectPoint, existing: list[s
         phase({"put": 1.0}, once=True, hooks=Hooks())  # creates the objects for the other phases; not measured
     for name in OPERATIONS:
         if name in bench.operations:
-            # LIST does not use up objects, so without a limit it would never end. PUT and DELETE end after the last
-            # object.
+            # LIST does not use up objects, so a LIST phase without a limit would never end. PUT and DELETE end after
+            # the last object.
             once = name in _WRITES or (name != "list" and not bench.has_limit)
             endless = name == "list" and not bench.has_limit
             limited = msgspec.structs.replace(bench, request_limit=point.concurrency * 4) if endless else bench

@@ -73,7 +73,8 @@ def report_of(begin: Callable[[], Phase], name: str, workers: int, hooks: Hooks)
     """Start a phase at its agreed time and wait for its report. An exception ends the phase.
 
     Returns:
-        The core's report. If a start time was agreed, `start_late_s` is the delay after it. A late host starts
+        The core's report. If a start time was agreed, `start_late_s` is the delay of the actual start. A late host
+        starts
         immediately.
     """
     agreed = hooks.start(name)
@@ -95,7 +96,7 @@ def report_of(begin: Callable[[], Phase], name: str, workers: int, hooks: Hooks)
 
 
 def _ended(phase: Phase) -> None:
-    """Wait until a cancelled phase has stopped, so that the caller can clean up after it without a race."""
+    """Wait until a cancelled phase has stopped, so that the caller can clean up without a race."""
     until = time.monotonic() + _END_S
     with suppress(PenstockError):
         while phase.wait(_LOOK_S) is None and time.monotonic() < until:

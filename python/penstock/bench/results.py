@@ -281,7 +281,9 @@ class _Versioned(msgspec.Struct):
 
 
 def refuse_newer(raw: bytes, place: str) -> None:
-    """Raise Corrupt if the document has a newer schema. If it has no schema version, msgspec raises its own error."""
+    """Raise Corrupt if the document has a newer schema. If the document has no schema version, msgspec raises its own
+    error.
+    """
     version = msgspec.json.decode(raw, type=_Versioned).schema_version
     if version > SCHEMA_VERSION:
         raise Corrupt(

@@ -114,7 +114,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         busy: Share of the interval in which the device had work.
         queue: Mean number of requests that waited at the device.
-        workers: Workers that had started by then, which shows the ramp of connections.
+        workers: Number of workers that had started by the end of the interval, which shows the ramp of connections.
     """
 
     at_s: float

@@ -85,8 +85,8 @@ def always_valid(blocks: Sequence[float], alpha: float) -> Interval:
 
 
 def bootstrap(blocks: Sequence[float], alpha: float, *, seed: int, resamples: int = 2000) -> Interval:
-    """Bootstrap percentile interval of the mean. Valid only if the number of blocks is fixed beforehand, so it must not
-    decide when to stop.
+    """Bootstrap percentile interval of the mean. The interval is valid only if the number of blocks is fixed
+    beforehand, so it must not be used to decide when to stop.
     """
     draw = random.Random(seed)
     means = sorted(math.fsum(draw.choices(blocks, k=len(blocks))) / len(blocks) for _ in range(resamples))

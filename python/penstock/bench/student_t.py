@@ -11,8 +11,8 @@ _NORMAL = 1.959964
 
 
 def student_quantile(freedom: int) -> float:
-    """0.975 quantile of Student's t, to 3 digits. Above 10 degrees of freedom, it is computed by the expansion in
-    1/freedom (Abramowitz and Stegun, 26.7.5).
+    """0.975 quantile of Student's t, to 3 digits. Above 10 degrees of freedom, the quantile is computed by the
+    expansion in 1/freedom (Abramowitz and Stegun, 26.7.5).
     """
     if freedom <= len(_STUDENT):
         return _STUDENT[freedom - 1]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LiveView"]
 
-# Maximum number of displayed nodes. With more nodes, those with the latest output are displayed.
+# Maximum number of displayed nodes. With more nodes, the nodes with the latest output are displayed.
 _SHOWN = 24
 _TIMES_A_SECOND = 4
 _STYLES = {"done": "green", "failed": "red", "skipped": "dim", "running": "bold"}

@@ -89,7 +89,7 @@ def parse_status(text: str) -> dict[str, str]:
 @dataclass(frozen=True, slots=True)
 class BlockedCall:
     """System call in which a thread is blocked. `fd` is its first argument if the call takes a descriptor. `page_fault`
-    represents a thread that is blocked outside of a call: it reads a mapped file.
+    represents a thread that is blocked outside of a system call, because it reads a mapped file.
     """
 
     name: str

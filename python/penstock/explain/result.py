@@ -119,7 +119,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         wait_share: Share of the consumer's time (start-up excluded) that better input would save; 0 to 1. The consumer
             is the thread that runs the training loop.
         confidence: `high`, `medium` or `low`: by the number of samples and the distance to the second candidate.
-        second: The second candidate, which limits once the first is removed; None if there is none.
+        second: The second candidate, which becomes the limit once the first is removed; None without a second
+            candidate.
         subject: The endpoint, file system, rank or process that the verdict is about; None for all other verdicts.
     """
 
@@ -177,7 +178,7 @@ class ProcessFacts(msgspec.Struct, frozen=True, kw_only=True):
         read_bytes_per_s: Bytes of read calls (`rchar`), including page cache and sockets read by read().
         disk_bytes_per_s: Bytes that came from block devices (`read_bytes`).
         reads_per_s: Read calls (`syscr`).
-        top: Classes of its most representative thread, largest first: (class, share).
+        top: Classes of the most representative thread of the process, largest first: (class, share).
     """
 
     pid: int
@@ -202,7 +203,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         role: `store`, or `internal` (within the tree).
         connections: Maximum number of connections that were open at the same time.
-        opened: Connections seen over the whole time. Many short ones cost a handshake each.
+        opened: Connections seen over the whole time. Many short connections cost one handshake each.
         receiving_share: Share of a connection's samples in which bytes had arrived since the previous sample.
         rtt_s: Median round-trip time that TCP measured; None if TCP info is not available.
         retransmits: Number of retransmitted segments, in both directions if TCP reports both.
@@ -228,7 +229,8 @@ class FileSystem(msgspec.Struct, frozen=True, kw_only=True):
         kind: Type of the file system as in /proc/mounts: `ext4`, `nfs4`, `fuse.s3fs`, `overlay`.
         place: `local` (block device of this node), `remote`, `fuse`, or `memory`.
         files: Distinct data files that were seen open. Libraries and the program's own code are not counted.
-        read_bytes_per_s: From the positions of open files; a lower bound, because short-lived files escape.
+        read_bytes_per_s: Computed from the positions of open files. This is a lower bound, because short-lived files
+            can be missed.
         blocked_share: Share of the time, 0 to 1, in which the threads that read this file system were blocked in reads.
         device: Block device of the file system, with the share of time in which requests were in flight; None if not
             local.
@@ -283,7 +285,7 @@ class Remedy(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         gain: Predicted steps/s divided by measured steps/s; 1.0 means no gain.
-        gain_source: The arithmetic, with the term that limits next.
+        gain_source: Calculation of the gain, with the term that becomes the next limit.
         command: Penstock command or line of code that makes the change; None if the remedy is outside Penstock.
     """
 

@@ -362,7 +362,7 @@ class Execution:
         data = self._commands.data(self._pool.url if self._pool else "")
         # The mark contains the pool's lease, because a new pool is empty even if an earlier run has staged the data.
         what = f"{data} {self._pool.lease if self._pool else ''} {len(self.cluster.nodes)}"
-        # If the ranks have already ended, data that the job would only remove at the end is not staged again.
+        # If the ranks have already ended, do not stage data again that the job would only remove at its end.
         if self._is_marked("stage", what) or (staged_leftover(self.job) and self._is_marked("ranks", "ended")):
             return "done before"
         if disk := staged_leftover(self.job):

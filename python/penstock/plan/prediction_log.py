@@ -30,7 +30,7 @@ class LoggedPrediction(msgspec.Struct, frozen=True, kw_only=True):
     """One prediction, as it was logged. Times in seconds.
 
     Attributes:
-        path: Name of the path; a run is matched to it by its label.
+        path: Name of the path. A run whose label is this name belongs to the prediction.
         spec_hash: Hash of the plan file.
         samples: Training samples of one epoch.
     """

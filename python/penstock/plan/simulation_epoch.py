@@ -42,11 +42,11 @@ class EpochResult:
 
     Attributes:
         binding_s: Seconds of all transfers, by the shared limit or the term of the step model that was the bottleneck.
-        utilisation: Served units of each limit divided by what it offered, over the epoch.
+        utilisation: Served units of each limit divided by the units that it offered, over the epoch.
         failures: Number of failures; extrapolated, and so not whole, if a part of the epoch was simulated.
         waited_for: For each node that was last in a step: the seconds that the other nodes waited for it.
         task_s: Mean seconds of a task, its data included, if the job is not synchronous.
-        samples_read: Samples of all transfers, those of repeated steps included.
+        samples_read: Samples of all transfers, including the transfers of repeated steps.
         events: Events of the simulation.
     """
 
@@ -127,7 +127,7 @@ class Epoch:
         return self._rng.expovariate(self._job.nodes / mtbf_s)
 
     def compute_s(self, node: int) -> float:
-        """Draw the computation of one step: the slowest of the node's ranks."""
+        """Draw the compute time of one step: the time of the node's slowest rank."""
         seconds = self._job.compute_step_s * (self._conditions.slow_factor if node in self._slow else 1.0)
         if self._conditions.step_cv:
             sigma = math.sqrt(math.log1p(self._conditions.step_cv**2))
@@ -197,7 +197,7 @@ class _Attempt:
         self._network = Network(self._env, states, epoch.clients)
         nodes = self._job.nodes
         self._first = first
-        self._taken = [first] * nodes  # steps whose place in the read-ahead is free again
+        self._taken = [first] * nodes  # per node: number of steps whose place in the read-ahead is free again
         self._room: list[list[simpy.Event]] = [[] for _ in range(nodes)]
         self._missing: list[defaultdict[int, int]] = [defaultdict(lambda: self._readers) for _ in range(nodes)]
         self._ready: list[dict[int, simpy.Event]] = [{} for _ in range(nodes)]
@@ -239,7 +239,7 @@ class _Attempt:
             began = env.now
             transfer, slowest = self._epoch.transfer(self._network)
             yield transfer
-            # The slowest request delays its own step. The other requests go on with the next one.
+            # The slowest request delays its own step. All other requests go on with the next step.
             late = began + slowest - env.now
             if late > 0:
                 later: Any = env.timeout(late)
@@ -309,7 +309,7 @@ class _Attempt:
             self._done.succeed()
 
     def _work(self, node: int) -> Generator[simpy.Event, Any, None]:
-        """Independent tasks: a failure repeats only the task of its node."""
+        """Run independent tasks on one node. A failure repeats only the current task of the node."""
         env, rng = self._env, self._epoch._rng  # noqa: SLF001 - the two classes are one simulation
         mtbf_s = self._conditions.node_mtbf_s
         for step in range(self._first, self._steps):

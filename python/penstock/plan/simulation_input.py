@@ -31,17 +31,17 @@ class SharedLimit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         servers: Number of equal servers, such as data nodes. Each read goes to a random server, so several reads can go
             to one server while another server is idle. For a dataset that is spread evenly over several accounts, use
             one server with the total rate of the accounts.
-        peak_clients: Number of concurrent requests at which a metadata server is fastest. With more, it slows down
-            (retrograde scaling); with fewer, it is not yet busy. None means a constant rate.
+        peak_clients: Number of concurrent requests at which a metadata server is fastest. With more requests, the
+            server slows down (retrograde scaling); with fewer, it is not yet fully used. None means a constant rate.
         burst_per_s, burst_units: Rate while there are burst credits, and the number of credits, in units. Credits are
-            earned at `per_s` and spent by use; the epoch starts with all of them.
+            earned at `per_s` and spent by use; the epoch starts with all credits.
         ramp_from_per_s, ramp_s: A store that scales up slowly: its rate at the start, and the time after which it
             has reached `per_s`. The rate grows exponentially in between.
-        back_off: Lowest share of its fair rate to which a client falls after a refusal (503). Clients then rise again,
-            so each is at a random point of this range. None means that requests above the limit wait and are not
-            refused.
-        refused_share: Refused requests as a share of those served, while the limit binds. Source of the default:
-            decision 0526, 2 to 6 % measured.
+        back_off: Lowest share of its fair rate to which a client falls after a refusal (503). After that, the client's
+            share rises again, so each client is at a random point of this range. None means that requests above the
+            limit wait and are not refused.
+        refused_share: Refused requests as a share of served requests, while this limit is the bottleneck. Source of the
+            default: decision 0526, 2 to 6 % measured.
     """
 
     name: str
@@ -171,7 +171,7 @@ def limits_of(
         SharedLimit(
             name=name,
             per_s=rate,
-            # A node cache takes only a part of its samples from the store, which the terms contain.
+            # With a node cache, only a part of the samples comes from the store. The terms account for this share.
             per_sample=terms_s[name] * rate / job.global_batch,
             back_off=back_off if name == "requests" else None,
         )
@@ -181,7 +181,8 @@ def limits_of(
 
 
 def own_cap(terms_s: dict[str, float], samples: float) -> tuple[float, str]:
-    """Return the samples per second of one node if no shared limit binds, and the term that causes it.
+    """Return the samples per second of one node if no shared limit is the bottleneck, and the term that causes this
+    rate.
 
     Args:
         terms_s: Terms of the step model.

@@ -64,7 +64,7 @@ class LimitState:
             self.credits = min(self.limit.burst_units, max(0.0, self.credits + earned - units))
 
     def next_change_s(self, now: float) -> float:
-        """Seconds until the rate changes without an event of the job."""
+        """Seconds until the rate of this limit changes, if no transfer starts or ends."""
         found = math.inf
         if self.limit.ramp_from_per_s is not None and now < self.limit.ramp_s:
             found = self.limit.ramp_s / _RAMP_STEPS
@@ -95,7 +95,7 @@ class Network:
     Args:
         clients_per_transfer: Concurrent requests of one transfer, for limits with `peak_clients`.
     Attributes:
-        busy_s: Seconds of all transfers, by the index of the limit that bound them, or `OWN_CAP`.
+        busy_s: Seconds of all transfers, by the index of the limit that was the bottleneck, or `OWN_CAP`.
         started: Samples of all transfers, those under way included.
     """
 
@@ -112,7 +112,7 @@ class Network:
         self.started = 0.0
 
     def transfer(self, samples: float, cap: float, uses: tuple[tuple[int, float], ...], back_off: float = 1.0) -> Event:
-        """Start a transfer; the event occurs at its end.
+        """Start a transfer; return an event that occurs at the end of the transfer.
 
         Args:
             cap, uses, back_off: As in `TransferClass`.

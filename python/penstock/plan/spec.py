@@ -97,7 +97,8 @@ class Workload(_Section, frozen=True):
             computation and exposed communication are used; the run needs the same batch per accelerator.
         allreduce_s: Part of the allreduce that does not overlap with computation.
         inflate_bytes_per_s, planes_bytes_per_s: Rate at which one core decompresses gzip and planes, in raw bytes.
-        decode_bytes_per_s: Rate at which one core frames, checks and decodes, in raw bytes; None leaves it out.
+        decode_bytes_per_s: Rate at which one core frames, checks and decodes, in raw bytes; with None, the model leaves
+            this work out.
         unit: Name of a sample in the output.
     """
 
@@ -119,7 +120,8 @@ class Machine(_Section, frozen=True):
     """`[[machine]]`: a class of nodes (a VM type).
 
     Attributes:
-        accelerators: Accelerators of one node that train, or a list of such numbers, each of which is planned for.
+        accelerators: Accelerators of one node that train, or a list of numbers, in which case the plan covers each of
+            them.
         nic_bytes_per_s: Rate of one node's network card towards the store.
         payload_share: Share of the network card's rate that is payload; the rest is protocol headers.
         fabric_bytes_per_s: Rate of one node's network towards other nodes; by default `nic_bytes_per_s`.
@@ -146,7 +148,9 @@ class Machine(_Section, frozen=True):
     reference: str | None = None
 
     def variants(self) -> list[tuple[Machine, int]]:
-        """One machine for each number of accelerators. If there are several, their names contain the number."""
+        """One machine for each number of accelerators. If there are several machines, their names contain the number of
+        accelerators.
+        """
         if isinstance(self.accelerators, int):
             return [(self, self.accelerators)]
         return [
@@ -196,7 +200,8 @@ class PathSpec(_Section, frozen=True):
         in_flight: Concurrent requests of one rank; by default 16, and 1 for `mount`.
         reader_bytes_per_s: Rate of one reader, if the path itself limits it, such as a FUSE mount.
         overlaps: Whether reads overlap with computation; by default true, and false for `mount`.
-        part_bytes: Largest read; an object above it takes several requests. By default one request per object.
+        part_bytes: Size of the largest read. A larger object takes several requests. By default, each object takes one
+            request.
         copies: Copies of every object in a pool.
         ready_s: Time to start the pool.
         steps_per_s: Measured or published rate of this path, which replaces the modelled reads.
@@ -227,7 +232,8 @@ class Place(_Section, frozen=True):
     """`[place]`: where the nodes and the data are.
 
     Attributes:
-        region: Region of the nodes, which selects the prices of machines. By default the first that the book lists.
+        region: Region of the nodes, which selects the prices of machines. By default, the first region that the price
+            book lists.
         data_region: Region of the stores; by default the nodes' region.
         is_cross_zone: Whether nodes and store are in different zones of one region.
         distance_s: Round-trip time that every request to another region or zone adds.
@@ -258,7 +264,7 @@ class Spot(_Section, frozen=True):
 
     Attributes:
         interruptions_per_hour: Mean rate for one node.
-        checkpoint_every_s, checkpoint_s: Interval between checkpoints, and duration of one.
+        checkpoint_every_s, checkpoint_s: Interval between checkpoints, and duration of one checkpoint.
         restart_s: Time from an interruption to the first step, without staging.
     """
 

@@ -99,7 +99,7 @@ def execute_all(engine: str, node: str, requests: str, pool: bytes) -> str:
 
 
 def main() -> int:
-    """Run the requests on the command line, and print their results."""
+    """Run the requests that the command line contains, and print their results."""
     engine, node, requests = sys.argv[1:]
     sys.stdout.write(execute_all(engine, node, requests, sys.stdin.buffer.read()))
     return 0

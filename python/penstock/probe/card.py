@@ -93,12 +93,12 @@ class PhaseLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CpuRates(msgspec.Struct, frozen=True, kw_only=True):
-    """Rates of one core on the dataset's own objects, in decoded bytes per second, as a plan file takes them.
+    """Rates of one core on the dataset's own objects, in decoded bytes per second, which is the unit in plan files.
 
     Attributes:
         inflate_bytes_per_s: Rate of inflating; None if the objects are not compressed.
         decode_bytes_per_s: Rate of checking and decoding records.
-        samples_per_s: Samples of all `threads` threads together, from memory.
+        samples_per_s: Samples per second of all `threads` threads together, read from memory.
     """
 
     objects: int

@@ -127,7 +127,7 @@ def compare_turns(
         took = run(Turn(synthetic if is_synthetic else feed, turn_steps, number), is_synthetic)
         cpu_s = process_time() - began_cpu_s
         everyone = gather((took.wall_s - took.warm_up_s, took.samples - took.warm_up_samples, cpu_s, took.samples))
-        if number > len(_SIDES):  # not the warm-up turn of each side
+        if number > len(_SIDES):  # leave out the warm-up turn of each side
             used[is_synthetic][0] += sum(one[2] for one in everyone)
             used[is_synthetic][1] += sum(one[3] for one in everyone)
         return float(sum(one[1] for one in everyone) / max(1e-9, *(one[0] for one in everyone)))

@@ -28,7 +28,7 @@ class Cell(msgspec.Struct, kw_only=True):
     """All runs of one size of one variant.
 
     Attributes:
-        error: Reason of the first failure; the cell is not run again after it.
+        error: Reason of the first failure. After a failure, the cell is not run again.
         notes: Facts that make the cell's figures doubtful.
         line: Command line on this machine, for display.
         mpi: MPI library of the ranks, if the check found one.

@@ -49,7 +49,7 @@ def checked_pattern(pattern: str, what: str) -> re.Pattern[str]:
     """Compile an expression in which `^` and `$` match at each line.
 
     Args:
-        what: What the expression is for, for the error.
+        what: Purpose of the expression, for the error text.
     Raises:
         ConfigError: The expression is not valid.
     """

@@ -93,7 +93,7 @@ if device.communicator.rank == 0:
 
 
 class Preset(msgspec.Struct, frozen=True, kw_only=True):
-    """A benchmark.
+    """Definition of a well-known benchmark.
 
     Attributes:
         command: Arguments; empty if the user gives the command. `{folder}` is the folder of the input files.

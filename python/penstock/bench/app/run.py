@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a scaling sweep: every size of every variant once per round, in alternating order.
 
-A failed run becomes a row with the reason. Its cell is not run again, and the sweep continues.
+A failed run becomes a row with the reason. The failed cell is not run again, and the sweep continues.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Variant(_Part, frozen=True):
-    """One way of running the command. All variants of a sweep are interleaved, and compared with the first one.
+    """One way of running the command. All variants of a sweep are interleaved, and compared with the first variant.
 
     Attributes:
         container: `RUNTIME:IMAGE`; None runs natively.
@@ -35,7 +35,7 @@ class Variant(_Part, frozen=True):
         container_bind: Folders that the container sees, as `/src:/dst`.
         container_gpus: Make the node's GPUs visible in the container.
         bind: CPUs of each rank; see `penstock.protocols.RunRequest`.
-        ranks_per_node: Ranks on each node; by default as few nodes as the sweep allows.
+        ranks_per_node: Ranks on each node. By default, the ranks use as few nodes as the sweep allows.
         env: Variables of the ranks.
         command: Command of this variant; by default, the command of the sweep.
         set: Settings of the launcher, in addition to the sweep's settings.
@@ -65,7 +65,7 @@ class Variant(_Part, frozen=True):
 
 
 class Size(msgspec.Struct, frozen=True):
-    """A number of ranks, and the number of nodes over which they are spread evenly."""
+    """A number of ranks, and the number of nodes over which the ranks are spread evenly."""
 
     ranks: int
     nodes: int
@@ -84,8 +84,8 @@ class Spec(_Part, frozen=True):
         node_counts: Numbers of nodes over which each number of ranks is spread. If empty, the fewest nodes that
             `ranks_per_node` allows are used, or one node if `ranks_per_node` is not set.
         size: Value of `{size}`. With weak scaling, it is multiplied by ranks / (smallest number of ranks).
-        world: Regular expression for the number of ranks that the command itself reports. A run in which it differs
-            from the real number is a failure.
+        world: Regular expression for the number of ranks that the command itself reports. If this number differs from
+            the real number of ranks, the run has failed.
         checks_mpi: Start a small MPI program before the sweep to find out whether the ranks form one job.
         timeout_s: Time limit of one run.
         cwd: Working folder of the ranks on their node.

@@ -55,7 +55,8 @@ def amdahl(points: Sequence[tuple[float, float]]) -> float:
     """Serial share s of Amdahl's law, T(q) = T(1) · (s + (1 - s) / q), by least squares of the relative errors.
 
     Args:
-        points: Pairs of (q, seconds), where q is the number of ranks over the smallest one. At least two different q.
+        points: Pairs of (q, seconds), where q is the number of ranks divided by the smallest number of ranks. At least
+            two different q.
     Returns:
         A share from 0 to 1.
     """
@@ -90,7 +91,8 @@ def bootstrap_rounds(
     """Fit the mean of all rounds, with a bootstrap percentile interval over rounds.
 
     Args:
-        rounds: Values of each round by q. With fewer than five rounds, the interval is too narrow; callers say so.
+        rounds: Values of each round by q. With fewer than five rounds, the interval is too narrow; callers must state
+            that.
     """
     value = fit(_means(rounds))
     if len(rounds) < 2:

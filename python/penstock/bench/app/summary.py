@@ -36,7 +36,7 @@ class CellSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         speed_up: Speed relative to the smallest size. With weak scaling, the speed accounts for the larger problem.
-        efficiency: Speed-up over the growth in ranks, with its interval.
+        efficiency: Speed-up divided by the growth in ranks, with its interval.
     """
 
     variant: str
@@ -83,10 +83,11 @@ class VariantSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Overhead(msgspec.Struct, frozen=True, kw_only=True):
-    """Comparison of a variant with the first one at one size.
+    """Comparison of a variant with the first variant, at one size.
 
     Attributes:
-        cost: Extra time of the variant relative to the first one (0.05: 5 % slower; negative: faster), with its interval.
+        cost: Extra time of the variant relative to the first variant, with its interval. For example, 0.05 is 5 %
+            slower; a negative value is faster.
         wall_cost: Extra wall time of the whole run, including the start of the ranks, relative to the first variant.
         is_shown: Whether the interval excludes 0.
         sentence: The result in words.
@@ -141,7 +142,7 @@ def _step_s(spec: Spec, cell: Cell, run: Run) -> float:
         return run.wall_s
     if spec.figure.kind == "seconds":
         return run.value
-    # A total rate counts the work of all ranks. With weak scaling, the work of a step grows with them.
+    # A total rate counts the work of all ranks. With weak scaling, the work of a step grows with the number of ranks.
     work = cell.ranks if spec.scaling == "weak" and spec.figure.kind == "total-rate" else 1
     return work / run.value
 

@@ -36,8 +36,8 @@ _MAX_HOSTS = 10_000
 
 
 class Fleet:
-    """Nodes of a cluster as the hosts of one benchmark. All its data on them is removed at the end, even after an
-    error.
+    """Nodes of a cluster as the hosts of one benchmark. The benchmark's data on the nodes are removed at the end, even
+    after an error.
     """
 
     def __init__(self, cluster: Cluster, *, python: str = "", max_skew_s: float = 1.0, timeout_s: float) -> None:
@@ -58,7 +58,9 @@ class Fleet:
         self._max_skew_s = max_skew_s
         self._deadline_s = timeout_s
         self.clock_skew_s = 0.0
-        """Largest difference between a node's clock and the first node's clock. Start times are corrected for it."""
+        """Largest difference between a node's clock and the first node's clock. Start times are corrected for this
+        difference.
+        """
 
     def run(self, work: Storage | Objects, hooks: Hooks) -> tuple[list[Row], Provenance]:
         """Measure on all nodes at the same time. Return the merged rows and the first node's provenance.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Leader of a benchmark on many hosts: compares their clocks, starts each phase on all of them, and merges their rows.
 
-If a host fails or disconnects, the leader reports that once, and aborts the benchmark on all other hosts.
+If a host fails or disconnects, the leader reports the failure once, and aborts the benchmark on all other hosts.
 """
 
 from __future__ import annotations

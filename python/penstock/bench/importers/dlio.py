@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reader of DLIO workload files (argonne-lcf/dlio_benchmark, and MLPerf Storage, which builds on it).
 
-Converts the settings that apply to a Penstock run, and reports those that do not. Rejects a file if a setting that is
+Converts the settings that apply to a Penstock run, and reports all other settings. Rejects a file if a setting that is
 not supported would change the figures.
 """
 

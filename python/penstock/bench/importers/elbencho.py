@@ -86,7 +86,9 @@ _CUT_OFF = 0.999
 
 
 def _finer(count: float | None, rate: float | None, time_s: float) -> float | None:
-    """Compute a rate from count and time, within the range that the truncated rate allows (less than 1 above it)."""
+    """Compute a rate from count and time, within the range that the truncated rate allows: from the truncated rate to
+    less than 1 above.
+    """
     if not count or time_s <= 0:
         return rate
     from_count = count / time_s

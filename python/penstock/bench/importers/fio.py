@@ -62,8 +62,8 @@ def parse(text: str, place: str) -> list[Row]:
         raise Corrupt(f"{place} is not fio JSON output: the list of jobs is missing", where=place)
     common = _table(document.get("global options"))
     version = str(document.get("fio version", "fio"))
-    # Jobs with equal settings ran in parallel. fio lists each of them if it runs with --numjobs but without
-    # --group_reporting.
+    # Jobs with equal settings ran in parallel. With --numjobs but without --group_reporting, fio lists each of these
+    # jobs.
     groups: dict[str, list[dict[str, Any]]] = {}
     for job in map(_table, jobs):
         if job.get("jobname") == "All clients":

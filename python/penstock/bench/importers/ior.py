@@ -57,8 +57,8 @@ _MDTEST = {
     "File read": "READ",
     "File removal": "RMFILES",
 }
-# Max, min, mean and standard deviation over the iterations. If the table has per-rank figures, their max, min and mean
-# precede these.
+# Max, min, mean and standard deviation over the iterations. If the table has per-rank figures, the max, min and mean of
+# these figures come first.
 _RATE = re.compile(r"^\s*(\w+ \w+)\s*:?(?:\s+[\d.]+){2,5}\s+([\d.]+)\s+[\d.]+\s*$")
 _LAUNCHED = re.compile(r"^\s*(mdtest\S*) was launched with (\d+) total task\(s\) on (\d+) node", re.MULTILINE)
 

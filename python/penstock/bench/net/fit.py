@@ -67,7 +67,7 @@ def fit_line(sizes_bytes: Sequence[int], times_s: Sequence[float]) -> LineFit:
         / spread
     )
     alpha = mean_t - slope * mean_x
-    if alpha < 0:  # a line through the origin: the sizes are too large to show a start-up time
+    if alpha < 0:  # the sizes are too large to show a start-up time, so fit a line through the origin
         alpha = 0.0
         slope = math.fsum(w * x * t for w, x, t in zip(weights, sizes_bytes, times_s, strict=True)) / math.fsum(
             w * x * x for w, x in zip(weights, sizes_bytes, strict=True)

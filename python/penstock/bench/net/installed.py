@@ -65,7 +65,7 @@ def run_program(
 
     Raises:
         RankFailed: The program ended with an error.
-        Corrupt: The output is not that of OSU or nccl-tests.
+        Corrupt: The output does not come from OSU or nccl-tests.
     """
     nodes, each = list(cluster.nodes), ranks_per_node
     if operation in POINT_TO_POINT:

@@ -45,7 +45,7 @@ def run_on_cluster(
     """Run a plan on all nodes of a cluster.
 
     Args:
-        python: Interpreter with Penstock on the nodes; by default, the path of the current one.
+        python: Interpreter with Penstock on the nodes; by default, the path of the current interpreter.
         on_message: Called with each message of rank 0, and the result so far.
 
     Raises:

@@ -129,7 +129,7 @@ def _osu_point_to_point(plan: NetPlan, transport: Transport, operation: str, siz
 
 
 def _prepared(plan: NetPlan, transport: Transport, operation: str, size: int) -> Callable[[], None] | None:
-    """Fill the buffers, make the call, and validate it if the plan asks for it."""
+    """Fill the buffers, make the call, and validate the result if the plan asks for that."""
     _fill(transport, operation, size)
     call = transport.collective(operation, size)
     if call is None or operation == "barrier" or not plan.validates:

@@ -21,7 +21,9 @@ class Memory:
         self._held: dict[str, Any] = {}
 
     def take(self, name: str, size_bytes: int) -> Any:
-        """Return the first bytes of a buffer, which grows if it is too small. Its address is stable until it grows."""
+        """Return the first bytes of a buffer, which grows if it is too small. The address of a buffer is stable until
+        the buffer grows.
+        """
         held = self._held.get(name)
         if held is None or len(held) < size_bytes:
             held = self._held[name] = self._allocate(max(size_bytes, _PAGE_BYTES))
@@ -85,7 +87,8 @@ def expected(operation: str, size_bytes: int, rank: int, world: int, *, peer: in
     """Data that a rank must have received, as a numpy array of bytes or float32.
 
     Args:
-        size_bytes: As in OSU: bytes that a rank sends to one rank; for reductions, bytes that it contributes.
+        size_bytes: Size as in OSU: the bytes that a rank sends to one rank or, for reductions, the bytes that a rank
+            contributes.
         peer: Sender of a point-to-point message.
     """
     import numpy as np

@@ -87,8 +87,8 @@ def load_mpi() -> Any:
 
 
 def abort_mpi() -> None:
-    """End all ranks of this process's MPI job, if it has more than one. The other ranks may wait for this one, which
-    therefore must not wait for them in MPI_Finalize.
+    """If this process's MPI job has several ranks, end all of them. The other ranks may wait for this rank, so this
+    rank must not wait for them in MPI_Finalize.
     """
     if "mpi4py.MPI" in sys.modules:
         from mpi4py import MPI
@@ -126,7 +126,7 @@ class MpiTransport:
         return int(self._comm.recv(None, peer, 7))
 
     def rest(self) -> None:
-        # Not MPI's barrier: it polls, and so would take a core from the ranks that measure.
+        # Do not use MPI's barrier, which polls, and so would take a core from the ranks that measure.
         request = self._comm.Ibarrier()
         while not request.Test():
             time.sleep(_POLL_S)

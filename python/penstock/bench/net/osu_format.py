@@ -63,7 +63,7 @@ class OsuTable(msgspec.Struct, frozen=True):
 
 
 def osu_header(operation: str, *, full: bool = False, on_device: bool = False) -> str:
-    """Header of a table, as the program prints it. `full` is the collectives' option -f."""
+    """Header of a table, as the program prints it. `full` corresponds to the option -f of the collectives."""
     device = "-CUDA" if on_device else ""
     title = f"# OSU MPI{device} {_TITLES[operation]} v{VERSION}\n"
     if operation in ("latency", "bw", "bibw"):
@@ -99,7 +99,7 @@ _HEAD = re.compile(r"#\s*(?:Size|Avg Latency\(us\)|Avg Latency \(us\))(?:\s|$)")
 
 
 def parse_osu(text: str) -> list[OsuTable]:
-    """Parse the output of OSU programs. Lines that belong to no table, such as those of mpirun, are ignored.
+    """Parse the output of OSU programs. Lines that belong to no table, such as messages of mpirun, are ignored.
 
     Raises:
         Corrupt: There is no table, or a line of a table is not valid; the error contains the line.

@@ -56,7 +56,7 @@ _MAX_NCCL_BYTES = 16 << 30
 
 
 class Count(msgspec.Struct, frozen=True):
-    """Iterations of one size: those that are timed, and the warm-up before them."""
+    """Iterations of one size: the timed iterations, and the warm-up before them."""
 
     timed: int
     warm_up: int
@@ -210,8 +210,8 @@ class NetPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def operations_of(names: tuple[str, ...], convention: str) -> tuple[str, ...]:
-    """Convert a user's names, each of an operation or of its program, to operations. Without names, returns all
-    operations of the convention.
+    """Convert names of operations, or of their programs, to operations. Without names, returns all operations of the
+    convention.
 
     Raises:
         ConfigError: A name is unknown, or belongs to the other convention.

@@ -78,7 +78,7 @@ def _gpu(device: str) -> str | None:
 
 
 def _say(message: dict[str, Any]) -> None:
-    # One write for a line, so that a launcher that mixes the ranks' output cannot split it.
+    # Write each line in one call, so that a launcher that mixes the ranks' output cannot split the line.
     sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
     sys.stdout.buffer.flush()
 

@@ -184,7 +184,8 @@ class TorchTransport:
         if operation == "sendrecv":
             return None if in_place else self._exchange(size_bytes)
         if operation == "allreduce":
-            # torch reduces only in place. For an out-of-place reduction, its users copy the input first, and so does this code.
+            # torch reduces only in place. For an out-of-place reduction, users of torch copy the input first, and so
+            # does this code.
             into, out = (
                 self._tensor("recv", size_bytes, self._torch.float32),
                 self._tensor("send", size_bytes, self._torch.float32),

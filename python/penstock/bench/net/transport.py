@@ -34,7 +34,7 @@ class Transport(Protocol):
         ...
 
     def rest(self) -> None:
-        """Wait for all ranks without using a core, so that waiting ranks do not disturb those that measure."""
+        """Wait for all ranks without using a core, so that waiting ranks do not disturb the ranks that measure."""
         ...
 
     def barrier(self) -> None:

@@ -28,8 +28,8 @@ __all__ = ["Finding", "NetVerdict", "PairFigure", "judge", "wire_rate"]
 _SLOW = 1.10
 _NOISES = 4
 _SLOW_OF_ONE_ROUND = 2.0
-# Header bytes of a frame: IPv4 20, TCP 20 plus 12 of timestamps, Ethernet 14. Rate limits of Linux' tc count them, but
-# not the other 24 bytes that a frame takes on the wire (preamble, frame check sequence and gap).
+# Header bytes of a frame: IPv4 20, TCP 20 plus 12 of timestamps, Ethernet 14. Rate limits of Linux' tc count these
+# bytes. They do not count the other 24 bytes of a frame on the wire (preamble, frame check sequence and gap).
 _HEADERS_BYTES = 52
 _ETHERNET_BYTES = 14
 
@@ -199,7 +199,7 @@ def wire_rate(rate_bytes_per_s: float, mtu: int | None) -> float | None:
 
 
 def pair_figures(pairs: Sequence[Pair], places: Sequence[Place]) -> tuple[PairFigure, ...]:
-    """Summarise the rounds of each pair, and compare it with the other pairs of its relation."""
+    """Summarise the rounds of each pair, and compare the pair with all other pairs of the same relation."""
     rounds: dict[tuple[int, int], list[Pair]] = {}
     for pair in pairs:
         rounds.setdefault((pair.a, pair.b), []).append(pair)

@@ -27,7 +27,7 @@ class Peer:
         module: Module that this interpreter must be able to import.
         formats, codecs, schemes: Kinds of data that the peer can read. For other data, the peer is not run.
         options: Options passed to the driver in addition to the task.
-        is_roofline: True if the peer measures a limit and returns no samples. Its bytes are not compared.
+        is_roofline: True if the peer measures a limit and returns no samples, so that its bytes cannot be compared.
     """
 
     driver: str

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Driver for FFCV. Its writer first converts the archives to a beton file; images stay JPEGs of the same dimensions."""
+"""Driver for FFCV. FFCV's writer first converts the archives to a beton file; images stay JPEGs of the same
+dimensions.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 """Driver that imitates a ten-line expert script: reads a file, inflates it with libdeflate, parses its records, and
 copies them into a batch.
 
-One thread per core, because libdeflate's binding releases the GIL. The script has no shuffle, no resume, no memory
+Uses one thread per core, because libdeflate's binding releases the GIL. The script has no shuffle, no resume, no memory
 limit and no object stores.
 """
 

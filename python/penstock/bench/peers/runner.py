@@ -175,7 +175,7 @@ def begin(driver: ModuleType, task: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Runs the commands from stdin until it ends."""
+    """Runs the commands from stdin until stdin ends."""
     # Libraries may print, so their output goes to stderr, and stdout carries only results.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

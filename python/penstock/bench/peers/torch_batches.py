@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts whole objects, each one fixed-size record, to torch tensors. Shared by the drivers of plain object
+"""Converts whole objects to torch tensors. Each object is one fixed-size record. Shared by the drivers of plain object
 clients.
 """
 

@@ -105,8 +105,8 @@ def _point(
 
 
 def _is_written(place: Path, point: Point, kind: str, bench: StorageBench) -> bool:
-    """Whether the write phase wrote all data although a limit ended it. In a folder, every file must have its full
-    size. A single file or device always has its size; unwritten parts matter only if the content is verified.
+    """Whether the write phase wrote all data although a limit ended the phase. In a folder, every file must have its
+    full size. A single file or device always has its size; unwritten parts matter only if the content is verified.
     """
     if kind != "dir":
         return bench.salt is None

@@ -28,7 +28,7 @@ __all__ = ["HOST", "ScratchDir", "entries_of", "sweep"]
 _MARKER = ".penstock-bench.json"
 _TREE = re.compile(r"tree-[0-9]+x[0-9]+x[0-9]+x[0-9]+")
 HOST = re.compile(r"host-[0-9]{4}")
-"""Names of the hosts' folders of a benchmark. On a shared file system, they are in the same parent folder."""
+"""Names of the hosts' folders of a benchmark. On a shared file system, these folders are in the same parent folder."""
 # Entries that a newly created file system already contains.
 _OF_THE_FILE_SYSTEM = {"lost+found"}
 

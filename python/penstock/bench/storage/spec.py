@@ -27,7 +27,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     """One point of a sweep: a concurrency and a size. `files` is the number of files per thread and folder.
 
     Attributes:
-        of_files: Number of files in the published sweep, if this one was scaled down.
+        of_files: Number of files in the published sweep, if this sweep was scaled down.
     """
 
     threads: int = 1

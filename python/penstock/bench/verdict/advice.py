@@ -27,7 +27,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     """One change and its predicted gain. `next` is the measurement that would confirm it.
 
     Attributes:
-        gain: Predicted rate over measured rate.
+        gain: Predicted rate divided by measured rate.
         extrapolated: The proposed point is outside the measured range.
     """
 

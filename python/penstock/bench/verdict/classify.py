@@ -30,7 +30,7 @@ __all__ = ["REGIMES", "Judged", "Verdict", "classify"]
 
 REGIMES = ("concurrency", "metadata", "bandwidth", "client", "iops", "throttle")
 
-# From this busy share of its processors on, a client has no capacity left, whatever the storage could deliver.
+# If this share of its processors is busy, a client has no capacity left, whatever the storage could deliver.
 _BUSY = 0.85
 # Minimum share of the busy CPU time that the benchmark itself must cause. Below it, other processes disturb the
 # measurement.
@@ -42,7 +42,7 @@ _WORTH_MORE = 1.2
 _UNHINDERED = 0.82
 # A rate that is lower than the rate of fewer workers by this share is retrograde scaling, unless noise explains it.
 _DROP = 0.07
-# From this drop on, noise cannot be the explanation in an acceptable run.
+# In an acceptable run, noise cannot explain a drop of this size or more.
 _CERTAIN_DROP = 0.12
 # Minimum share of throttled requests (`_REFUSED`), or of workers' time lost to back-off (`_LOST`), to call throttling
 # the limit.
@@ -135,7 +135,7 @@ def _elasticity(cell: Cell, cells: Sequence[Cell], axis: str) -> float | None:
 
 
 def _drop(cell: Cell, seen: Seen) -> float:
-    """How far the rate is below the best rate of fewer workers at this size, as a share. Mean of the measured drop and
+    """Drop of the rate below the best rate of fewer workers at this size, as a share: the mean of the measured drop and
     the fitted drop.
     """
     fewer = [c for c in seen.sweep.cells if c.size_bytes == cell.size_bytes and c.workers < cell.workers]

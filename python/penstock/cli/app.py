@@ -145,7 +145,7 @@ def penstock(ctx: click.Context, debug: bool, config: Path | None, prices: Path 
     if verb != "config":  # `config` must be able to show and allow settings that other verbs reject
         ctx.with_resource(override(store_variables(ctx.obj["config"])))
     ctx.with_resource(override(renamed_variables(read())))
-    if prices is not None:  # through the environment, so that all processes of a job use the same prices
+    if prices is not None:  # set in the environment, so that all processes of a job use the same prices
         ctx.with_resource(override({"PENSTOCK_PRICES": str(prices.absolute())}))
     command = penstock.get_command(ctx, verb) if verb else None
     if verb and command is not None:

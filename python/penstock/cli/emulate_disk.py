@@ -31,9 +31,9 @@ def emulate_disk(
     as_json: bool,
     ends: set[signal.Signals],
 ) -> int:
-    """Mount a disk of the price book at an empty folder, until one of the signals `ends` arrives. The rates are those
-    of the disk in the study that measured it. The file system is smaller than that disk, because this run's data are
-    smaller.
+    """Mount a disk of the price book at an empty folder, until one of the signals `ends` arrives. The rates are the
+    rates of the disk in the study that measured it. The file system is smaller than the real disk, because this run's
+    data are smaller.
     """
     from penstock.bench.loop_disk import Burst, LoopDisk, Rate
     from penstock.price import disks

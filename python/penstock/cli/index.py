@@ -96,8 +96,8 @@ def command(
 
 
 def _scan(dataset: penstock.Dataset) -> dict[str, Any]:
-    """Return the source of the record offsets. If they have no source yet, also return the bytes and the cost of a scan
-    of all objects.
+    """Return the source of the record offsets. If the offsets have no source yet, also return the bytes and the cost of
+    a scan of all objects.
     """
     from penstock.price.estimates import estimate_stage
 

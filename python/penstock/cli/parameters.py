@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameter types beyond click's own, and settings files that set the defaults of flags.
+"""Additional parameter types for click, and settings files that set the defaults of flags.
 
 A verb needs no code for its settings: the flag `--max-in-flight` of `stage` is also the key `max-in-flight` in
 `[stage]` and the variable PENSTOCK_STAGE_MAX_IN_FLIGHT. click itself implements the precedence flag > environment >
@@ -110,8 +110,8 @@ def is_harmless(option: click.Option) -> bool:
     """Whether a settings file that the user does not trust is allowed to set the option. True for a quantity or a fixed
     choice.
 
-    Not for other options: a text or a path could be a program, an endpoint or a file to overwrite, and a flag could
-    grant a permission.
+    False for all other options: a text or a path could be a program, an endpoint or a file to overwrite, and a flag
+    could grant a permission.
     """
     kind = option.type.one if isinstance(option.type, Several) else option.type
     kinds = (_Quantity, click.types.IntParamType, click.types.FloatParamType, click.Choice)
@@ -121,7 +121,7 @@ def is_harmless(option: click.Option) -> bool:
 def default_map(
     config: Config, command: click.Command, verb: tuple[str, ...], *, asks_consent: bool = True
 ) -> dict[str, Any]:
-    """Build click's default map for a verb: its own settings, and those of its subcommands under their names.
+    """Build click's default map for a verb: its own settings, and the settings of its subcommands under their names.
 
     Args:
         asks_consent: Raise an error for settings that a file may set only with the user's consent.

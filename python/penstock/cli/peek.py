@@ -89,7 +89,7 @@ def command(url: str, records: int, named: str | None, as_json: bool) -> int:
 
 
 def _open(url: str, named: str | None) -> Dataset:
-    """Open the dataset. Errors have hints for the command line, in place of those for Python."""
+    """Open the dataset. Hints of errors are for the command line, not for Python."""
     import penstock
 
     try:
@@ -185,7 +185,7 @@ def _first(dataset: Dataset, records: int) -> list[dict[str, str]]:
     schema = dataset.schema()
     partitions: dict[str, str] = {}
     if dataset.format in _COUNTED_BY_OBJECT or dataset.scan() is not None:
-        chosen = _first_object(dataset)  # the other objects are only counted
+        chosen = _first_object(dataset)  # all other objects are only counted
         partitions = peek_columns.partitions(dataset.source.key(chosen), schema)
         dataset = peek_columns.of_object(dataset, chosen)
         scan = dataset.scan()
@@ -261,7 +261,7 @@ def _bytes(data: bytes) -> str:
     """Return the first characters of text. For other data, return the size and, if known, the kind."""
     size = f"{len(data):,} bytes"
     try:
-        head = codecs.getincrementaldecoder("utf-8")().decode(data[:_SHOWN])  # the last character may be cut
+        head = codecs.getincrementaldecoder("utf-8")().decode(data[:_SHOWN])  # the last character can be incomplete
     except UnicodeDecodeError:
         kind = next((kind for start, kind in _KINDS.items() if data.startswith(start)), None)
         return size if kind is None else f"{kind}, {size}"

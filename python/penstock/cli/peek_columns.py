@@ -25,8 +25,8 @@ _MAX_BYTES = 64 << 20
 """Maximum number of stored bytes to read from objects after the first."""
 
 _START_BYTES = 16 << 20
-"""Number of stored bytes that reading the schema of a text object takes, unless the first record is longer (`STEP` in
-the core).
+"""Number of stored bytes that are read to find the schema of a text object, if the first record is not longer (`STEP`
+in the core).
 """
 
 _MISSING = "missing"

@@ -191,8 +191,8 @@ def _with(document: bytes, more: dict[str, Any]) -> bytes:
 
 
 def _target(result: PlanResult, goal: Target, minimise: str, text: str) -> dict[str, Any]:
-    """Return the target for `--json`, with the id of the best row that reaches it. If no row reaches it, the id is that
-    of the nearest row.
+    """Return the target for `--json`, with the id of the best row that reaches it. If no row reaches the target, return
+    the id of the nearest row.
     """
     from penstock.plan.analysis import choose
 
@@ -219,8 +219,8 @@ def _changed(spec: PlanSpec, *, nodes: str | None, region: str | None, replicate
     if region is not None or replicate:
         place = spec.place
         if region is not None:
-            # The data stay in their region in the file. If the file has no region for the data, they stay in its region
-            # for the nodes.
+            # The data stay in the region that the file states for the data or, without one, in the region that it
+            # states for the nodes.
             stays = place.data_region or place.region
             place = msgspec.structs.replace(place, region=region, data_region=stays)
         changes["place"] = msgspec.structs.replace(place, replicates=replicate or place.replicates)
@@ -230,8 +230,8 @@ def _changed(spec: PlanSpec, *, nodes: str | None, region: str | None, replicate
 
 
 def _target_sentence(result: PlanResult, goal: Target, minimise: str, text: str) -> tuple[bool, str | None]:
-    """Return whether a row reaches the target, and a sentence: about the best row that does or, without such a row,
-    about the limit.
+    """Return whether a row reaches the target, and a sentence. The sentence is about the best row that reaches the
+    target or, without such a row, about the limit.
     """
     from penstock.plan.analysis import choose, limit_words
     from penstock.plan.result import money_words

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Formats a plan for the terminal: one wide table, or two that fit 80 columns."""
+"""Formats a plan for the terminal: one wide table, or two tables that fit 80 columns."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def as_rows(found: list[SimulatedScenario]) -> list[dict[str, Any]]:
 
 
 def simulation_lines(found: list[SimulatedScenario]) -> list[str]:
-    """Text for people: for each scenario the epoch, the comparison, the waiting times, and the use of the limits."""
+    """Format each scenario as text: the epoch, the comparison, the waiting times, and the use of the limits."""
     from penstock.units import format_seconds
 
     lines = []

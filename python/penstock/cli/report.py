@@ -99,7 +99,7 @@ def command(
 
 
 def _compared(paths: tuple[Path, ...]) -> Results:
-    """Rows of several folders. The label of each row starts with the name of its folder."""
+    """Return the rows of several folders. The label of each row starts with the name of its folder."""
     import msgspec
 
     from penstock.bench.importers.read_any import read_any
@@ -170,7 +170,7 @@ def _of_rows(
 
 
 def _of_study(folder: Path, page: Path | None, pictures: Path | None, csv_file: Path | None, *, as_json: bool) -> None:
-    """Page of a study, from the results that `penstock study run` wrote."""
+    """Write the page of a study, from the results that `penstock study run` wrote."""
     from penstock.errors import ConfigError
     from penstock.report.document import write_whole
     from penstock.study.page import study_page
@@ -199,7 +199,7 @@ def _of_comparison(folder: Path, page: Path) -> None:
 def _of_scaling(
     folder: Path, page: Path, pictures: Path | None, picture_format: str, csv_file: Path | None, *, as_json: bool
 ) -> None:
-    """Page of a sweep of `bench app`. With --json, the printed document is the sweep's file."""
+    """Write the page of a sweep of `bench app`. With --json, the printed document is the sweep's file."""
     from penstock.bench.app.document import load
     from penstock.errors import ConfigError
     from penstock.report.document import write_whole

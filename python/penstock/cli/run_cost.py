@@ -35,7 +35,7 @@ def list_source(job: Job, nodes: int, *, timeout_s: float | None = None) -> dict
 
 
 def money_lines(job: Job, money: dict[str, Any]) -> list[str]:
-    """Format the cost as lines of text. For each missing price, one line explains how to set it."""
+    """Format the cost as lines of text. For each missing price, one line explains how to set this price."""
     from penstock.units import format_bytes
 
     nodes, per_hour, lines = money["nodes"], money["usd_per_node_hour"], []

@@ -35,7 +35,7 @@ def show(job: Job, execution_of: Callable[[Job], Execution], *, as_json: bool) -
         nodes = len(with_nodes.cluster.nodes)
     finally:
         with_nodes.close()
-    # The source is listed once for all these outputs.
+    # List the source once for all outputs below.
     found = list_source(job, nodes) if source_of(job) and tier_of(job) is not None else None
     rows = [_planned(execution_of(one), nodes, found) for one in ways]
     pays = job_breakeven(job, nodes, found or (list_source(job, nodes) if needs_listing(job) else None))

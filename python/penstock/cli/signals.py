@@ -80,7 +80,7 @@ class _Watch:
         self.callbacks: list[Callable[[str], object]] = []
         self.last: int | None = None
         thread = threading.Thread(target=self._run, name="penstock-signals", daemon=True)
-        # The thread inherits this mask, so it blocks all signals. Therefore, callers of `sigwait` (the emulator) need
+        # The thread inherits this mask, and so blocks all signals. Therefore, callers of `sigwait` (the emulator) need
         # to block a signal only in the main thread.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
@@ -217,7 +217,7 @@ def signal_exit_code() -> int | None:
 
 def stopped(error: BaseException) -> tuple[str, int]:
     """Return the error code and the exit code of an interrupted command. If SIGTERM stopped this process or the process
-    that reported `error`, they are the codes of Terminated; otherwise, those of Interrupted.
+    that reported `error`, they are the codes of Terminated. Otherwise, they are the codes of Interrupted.
     """
     kind = Terminated if isinstance(error, TerminationSignal | Terminated) else Interrupted
     return kind.code, kind.exit_code

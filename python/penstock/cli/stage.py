@@ -214,7 +214,7 @@ def command(
 
 
 def _weights(text: str | None) -> str | None:
-    """Return the weights, from the text itself or from the file that it names with `@`."""
+    """Return the weights, from the text itself or, if the text is `@FILE`, from the file."""
     if text is None or not text.startswith("@"):
         return text
     from pathlib import Path
@@ -243,7 +243,7 @@ def _follow(spec: StageSpec, *, style: str, log: Log, folder: str | None) -> dic
         return stage.wait(stage.start(spec))
     job = stage.start(spec)
     place = folder_for(env.read(), rank, folder, spec.source)
-    # Only the first node shows progress. The other nodes send theirs to it.
+    # Only the first node shows progress. All other nodes send their progress to the first node.
     board = None if place is None else SharedProgress(place, rank.node, rank.nodes)
     shows = board is None or rank.node == 0
     return Follow(style=style, log=log, board=board, shows=shows).wait(job)

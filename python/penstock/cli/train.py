@@ -22,7 +22,7 @@ _TURN_WARM_UP = 5
 
 
 def _setting(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...]) -> dict[str, Any]:
-    """Parse NAME=VALUE pairs. A value that is valid JSON is parsed as JSON; otherwise it is text."""
+    """Parse NAME=VALUE pairs. A value that is valid JSON is parsed as JSON; any other value is text."""
     settings: dict[str, Any] = {}
     for pair in given:
         name, equals, text = pair.partition("=")

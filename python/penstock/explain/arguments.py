@@ -20,7 +20,7 @@ _NAME = (
 )
 _OPTION = re.compile(rf"--?{_NAME}", re.IGNORECASE)
 _ASSIGNMENT = re.compile(rf"(-{{0,2}}{_NAME}=).*", re.IGNORECASE | re.DOTALL)
-# Within a longer argument, such as the text of `sh -c` or `python -c`, or a header of `curl -H`.
+# Matches a credential within a longer argument, such as the text of `sh -c` or `python -c`, or a header of `curl -H`.
 _WITHIN = (
     (re.compile(rf"(\b{_NAME}\s*=\s*['\"]?)[^\s'\"&;]+", re.IGNORECASE), r"\1***"),
     (re.compile(rf"(--?{_NAME}\s+['\"]?)[^\s'\"&;-][^\s'\"&;]*", re.IGNORECASE), r"\1***"),

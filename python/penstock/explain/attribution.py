@@ -60,7 +60,7 @@ _NOISE = 0.05
 
 @dataclass(slots=True)
 class ThreadTime:
-    """Time of one thread by class, in samples that may be fractions after corrections."""
+    """Time of one thread by class, in samples. After corrections, numbers of samples can be fractions."""
 
     pid: int
     tid: int
@@ -134,7 +134,7 @@ def blocked_class(name: str, target: str) -> str | None:
     """Class of a blocked call: `file_read`, `metadata`, or `network` (a receive from a socket); None for other calls.
 
     Args:
-        target: Kind of its descriptor: `socket`, `pipe`, the path of a file, or empty.
+        target: Kind of the call's descriptor: `socket`, `pipe`, the path of a file, or empty.
     """
     is_file = target.startswith("/") and not target.startswith(("/dev/", "/proc/"))
     if name == "page_fault" or (name in _FILE_CALLS and is_file):
@@ -145,12 +145,12 @@ def blocked_class(name: str, target: str) -> str | None:
 
 
 def correct(thread: ThreadTime, looks: int, calls: Mapping[tuple[str, str], int], cpu_share: float | None) -> None:
-    """Correct a thread's classes by what the kernel saw it blocked in.
+    """Correct a thread's classes by the system calls in which the kernel showed the thread as blocked.
 
     Args:
-        looks: Number of readings of its kernel state.
+        looks: Number of readings of the thread's kernel state.
         calls: Blocked calls with the kind of their descriptor, and the number of readings with each.
-        cpu_share: Share of the time on a core or ready for one; None if unknown.
+        cpu_share: Share of the time in which the thread was on a core or ready for a core; None if unknown.
     """
     thread.cpu_share = cpu_share
     if looks < _MIN_LOOKS or thread.total <= 0:
@@ -172,7 +172,7 @@ def correct(thread: ThreadTime, looks: int, calls: Mapping[tuple[str, str], int]
         excess = share - thread.share(*known)
         if excess > _NOISE:
             thread.move(excess, (*cpu_classes, "model") if name == "file_read" else cpu_classes, name)
-    # Reads that never block come from the page cache: copying, not waiting.
+    # Reads that never block come from the page cache, so the thread copies data and does not wait.
     if thread.share("file_read") > file_share + _NOISE and file_share < 0.5 * thread.share("file_read"):
         cpu = cpu_share if cpu_share is not None else 1.0
         known_cpu = thread.share(*_CPU_CLASSES)
@@ -203,7 +203,8 @@ def resolve_network(threads: Iterable[ThreadTime], receiving_share: float) -> No
 
 
 def find_collective_waits(consumer: ThreadTime, *, is_distributed: bool) -> None:
-    """Move time from the model to other ranks: DistributedDataParallel waits for them within `backward`.
+    """Move time from the class `model` to `other_ranks`, because DistributedDataParallel waits for other ranks within
+    `backward`.
 
     During such a wait, the kernel shows the thread as blocked, but none of its stacks shows a wait.
     """
@@ -329,7 +330,7 @@ def attribute(
     receiving_share: float,
     rank: int | None = None,
 ) -> Attributed:
-    """Divide one consumer's time into classes. Threads must have been corrected before."""
+    """Divide one consumer's time into classes. The threads must already be corrected."""
     members = list(loaders)
     resolve_network((consumer, *(thread for thread, _ in members)), receiving_share)
     find_collective_waits(consumer, is_distributed=is_distributed)

@@ -109,7 +109,7 @@ _LIBRARY = (
         r"/(h5py|zarr|netCDF4|segyio|rasterio|mmap_ninja)/|/tarfile\.py$|/numpy/.*(npyio|format|_npyio_impl|_format_impl|memmap)\.py$",
     ),
     _rule("file_read", r"fsspec/implementations/(local|cached)\.py$"),
-    # Compression. zipfile and gzip also read their file: `attribution` corrects this by the CPU time.
+    # Compression. zipfile and gzip also read their file; `attribution` separates the reads by CPU time.
     _rule("decompression", r"/(gzip|_compression|bz2|lzma|zipfile|_streams)\.py$|/zipfile/|/compression/"),
     _rule(
         "decompression",
@@ -324,7 +324,7 @@ def _innermost(stack: Sequence[Frame], text_of: Callable[[Frame], str], around: 
 
 
 def _match(rules: tuple[_Rule, ...], frame: Frame, text_of: Callable[[Frame], str] | None = None) -> str | None:
-    """Name of the first rule that matches. The source is read only where a rule asks for a text."""
+    """Name of the first rule that matches. The source is read only if a rule needs the text of the line."""
     for rule in _rules_of(rules, frame.file, _last(frame.function)):
         if rule.text is None or (text_of is not None and rule.text.search(text_of(frame))):
             return rule.name

@@ -28,8 +28,8 @@ _SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 
 
 def ptrace_scope() -> int:
-    """Kernel setting for which processes may read another process's memory: 0 = all of the same user, 1 = ancestors, 2
-    = root, 3 = none.
+    """Kernel setting that states which processes may read the memory of a process: 0 = all processes of the same user,
+    1 = ancestors, 2 = root, 3 = none.
     """
     try:
         return int(_SCOPE.read_text())

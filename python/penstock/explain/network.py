@@ -94,7 +94,7 @@ class Connections:
 
     def endpoints(self, seconds: float) -> tuple[Endpoint, ...]:
         """Sum the connections by remote endpoint, largest first."""
-        # The remote side is a process of the tree if its address is the local one of another connection.
+        # If the remote address is the local address of another connection, the remote process belongs to the tree.
         locals_ = {known.local for known in self._seen.values()}
         groups: dict[tuple[str, int], list[_Connection]] = defaultdict(list)
         for known in self._seen.values():

@@ -36,7 +36,7 @@ _AFTER_START_SHARE = 0.8
 _MAX_STARTUP_S = 180.0
 # One sample costs about 0.5 ms of CPU for a program with torch and three threads.
 _STACKS_PER_S = 20
-# Processes whose stacks are sampled at a time. With more, workers take turns.
+# Processes whose stacks are sampled at a time. With more processes, workers take turns.
 _SAMPLED = 6
 
 

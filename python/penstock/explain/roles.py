@@ -37,7 +37,7 @@ class Roles:
 
 
 def assign(seen: Observation) -> Roles:
-    """Correct the threads by what the kernel saw, find the roles, and divide the time of each consumer."""
+    """Correct the threads by the kernel's readings, find the roles, and divide the time of each consumer."""
     threads = {pid: dict(found) for pid, found in seen.threads.items() if pid in seen.records}
     for pid, found in threads.items():
         for tid, thread in found.items():
@@ -133,7 +133,7 @@ def _from_looks(pid: int, thread: ThreadRecord) -> ThreadTime:
     samples: Counter[str] = Counter()
     for (name, target), count in thread.calls.items():
         kind = blocked_class(name, target)
-        # A sleep may emulate a step. Other blocked calls wait for a thread or a process.
+        # A sleep can emulate a step. All other blocked calls wait for a thread or a process.
         samples[kind or ("model" if name in ("nanosleep", "clock_nanosleep") else "wait")] += count
     samples["model"] += max(0, thread.looks - sum(thread.calls.values()))
     found.samples = samples

@@ -78,7 +78,7 @@ def dump_request(family: int, sequence: int) -> bytes:
 def parse_messages(data: bytes, inodes: AbstractSet[int] | None = None) -> tuple[list[TcpSocket], bool]:
     """Parse one datagram of an answer. Return its sockets, and whether it is the last datagram.
 
-    Truncated messages and unknown attributes are skipped. With `inodes`, other sockets are skipped, too.
+    Truncated messages and unknown attributes are skipped. With `inodes`, all other sockets are also skipped.
 
     Raises:
         OSError: The kernel refused the request.

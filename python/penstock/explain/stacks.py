@@ -30,7 +30,7 @@ _PROCESS = re.compile(r'^process (\d+):"')
 
 
 class ThreadStack(NamedTuple):
-    """One stack of one thread: outermost frame first. `tid` is 0 where Python does not record it (before 3.11)."""
+    """One stack of one thread: outermost frame first. `tid` is 0 if Python does not record thread ids (before 3.11)."""
 
     tid: int
     thread: str
@@ -68,7 +68,7 @@ def _frame(text: str) -> Frame:
 
 
 def find_sampler() -> str | None:
-    """Path of py-spy: beside this interpreter, else on PATH; None if it is not installed."""
+    """Path of py-spy, which is searched beside this interpreter and then on PATH; None if py-spy is not installed."""
     beside = Path(sys.executable).with_name("py-spy")
     return str(beside) if beside.is_file() else shutil.which("py-spy")
 
@@ -133,7 +133,7 @@ class _Recording:
 class StackSampler:
     """Records the stacks of several processes, one py-spy for each, in chunks of a few seconds.
 
-    A chunk that ends with its process is kept, too. `cpu_s` is the CPU time of py-spy itself.
+    If a process ends during a chunk, the chunk is kept. `cpu_s` is the CPU time of py-spy itself.
     """
 
     program: str
@@ -163,7 +163,7 @@ class StackSampler:
         argv += ["--duration", str(max(1, round(seconds))), "--rate", str(rate_per_s)]
         argv += ["--threads", "--idle", "--nonblocking", "--full-filenames"]
         with log.open("wb") as out:
-            # A separate session, so that Ctrl-C in the terminal reaches the program first.
+            # Start py-spy in a separate session, so that Ctrl-C in the terminal reaches the program first.
             child = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, close_fds=True
             )

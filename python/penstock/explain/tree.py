@@ -79,7 +79,7 @@ class ThreadRecord:
 
 @dataclass(slots=True)
 class ProcessRecord:
-    """One process of the tree, from the first look to the last."""
+    """One process of the tree, from its first to its last reading."""
 
     pid: int
     parent: int
@@ -101,7 +101,9 @@ class ProcessRecord:
     has_ended: bool = False
 
     def delta(self, since_s: float = 0.0) -> Snapshot | None:
-        """Counters of the time since `since_s`; `at_s` is the length of that time. None without two snapshots."""
+        """Counters of the time since `since_s`; in the result, `at_s` is the length of this time. None without two
+        snapshots.
+        """
         spans = [one for one in self.snapshots if one.at_s >= since_s]
         if len(spans) < 2 or spans[-1].at_s <= spans[0].at_s:
             return None
@@ -197,7 +199,7 @@ class ProcessTree:
         with suppress(OSError):
             exe = os.readlink(f"/proc/{pid}/exe")
         record.is_python = "python" in PurePosixPath(exe).name or "libpython" in (read_text(f"/proc/{pid}/maps") or "")
-        # Kept only to detect the rank; it may contain secrets, so it is never part of a result.
+        # The environment is kept only to detect the rank. It can contain secrets, so it is never part of a result.
         record.environment = read_text(f"/proc/{pid}/environ") or record.environment
         text = read_text(f"/proc/{pid}/mountinfo")
         if text:

@@ -24,7 +24,7 @@ the same value.
 """
 OWN = ("model", "other", "idle")
 STORAGE = ("first_byte", "transfer", "throttle", "metadata", "file_read")
-# Minimum utilisation of the loaders in a healthy program. Below it, the model is the limit by a factor of two.
+# Minimum utilisation of the loaders in a healthy program. Below this value, the model is the limit by a factor of two.
 _USED_SHARE = 0.5
 # Below this share, waiting for the handover of batches counts as time of the model, unless the loaders are busy.
 _HANDOVER_SHARE = 0.25
@@ -48,7 +48,7 @@ _IN_FLIGHT = 2.0
 
 @dataclass(slots=True)
 class Figures:
-    """Figures that the verdict needs apart from the shares."""
+    """Figures that the verdict needs in addition to the shares."""
 
     endpoints: Sequence[Endpoint] = ()
     file_systems: Sequence[FileSystem] = ()

@@ -297,7 +297,7 @@ def demand(scenario: Scenario) -> Demand:
 
 
 def break_evens(rows: Sequence[ScenarioPrediction]) -> list[BreakEvenPoint]:
-    """Compare each path that stages with the fastest path that does not, for each machine and number of nodes."""
+    """For each machine and number of nodes, compare each path that stages with the fastest path that does not stage."""
     groups: dict[tuple[str, int], list[ScenarioPrediction]] = {}
     for row in rows:
         if not row.impossible:

@@ -80,7 +80,7 @@ def break_even(demand: JobDemand) -> BreakEven:
     one = demand.stored_bytes / demand.nodes / demand.epoch_s
     fed = min(demand.source_bytes_per_s, demand.nodes * demand.nic_bytes_per_s)
     stream = max(demand.epoch_s, demand.stored_bytes / fed)
-    # With a global shuffle, the fraction copies / nodes of the reads is local. The other reads cross the network as
+    # With a global shuffle, the fraction copies / nodes of the reads is local. All other reads cross the network as
     # decompressed bytes.
     remote = max(0.0, 1 - demand.copies / demand.nodes) * demand.stored_bytes * demand.compression_ratio
     pool = max(demand.epoch_s, remote / (demand.nodes * demand.nic_bytes_per_s))

@@ -3,7 +3,8 @@
 
 The card's own limits are constant rates. If a store was faster early in the probe, it had burst credits. If its rate
 rose at an unchanged concurrency, it was still ramping up. If it refused requests before its byte rate stopped rising,
-the probe could not reach a byte limit. All three change the first minutes of a job, so the simulation uses them.
+the probe could not reach a byte limit. Each of these three effects changes the first minutes of a job, so the
+simulation includes it.
 """
 
 from __future__ import annotations

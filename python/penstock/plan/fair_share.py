@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["OWN_CAP", "TransferClass", "fair_rates"]
 
 OWN_CAP = -1
-"""Returned instead of the index of a limit, if the class reaches its own cap."""
+"""Value in place of the index of a limit, if a class reaches its own cap."""
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class TransferClass:
     """Transfers that have the same cap and use the same limits.
 
     Attributes:
-        cap: Samples per second of one transfer if no shared limit binds; finite.
+        cap: Samples per second of one transfer if no shared limit is the bottleneck; finite.
         uses: Pairs of a limit's index and the units of this limit that one sample takes, above 0.
         back_off: Share of its fair rate that a transfer reaches at a limit that refuses requests; 1 elsewhere.
         count: Number of transfers under way.

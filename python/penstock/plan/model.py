@@ -102,7 +102,8 @@ class Route(msgspec.Struct, frozen=True):
 
     Attributes:
         wire_bytes: Bytes of one sample on the wire: stored size, or raw size if whole raw files are read.
-        from_store: False if epochs read from local disks. Then neither the NIC nor the account limits the reads.
+        from_store: False if epochs read from local disks. In that case, neither the NIC nor the account limits the
+            reads.
         overlaps: True if reads overlap with compute (read-ahead). False for a plain reader, which reads one file
             at a time per rank.
         latency_s: Median time to first byte of one request.
@@ -150,7 +151,9 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class Prediction(msgspec.Struct, frozen=True):
-    """Prediction for a job on a route. `terms_s` maps each limit to the seconds per step that it alone would cause."""
+    """Prediction for a job on a route. `terms_s` maps each limit to the seconds per step that this limit alone would
+    cause.
+    """
 
     route: str
     step_s: float
@@ -170,7 +173,7 @@ class Prediction(msgspec.Struct, frozen=True):
 
 
 class StagePrediction(msgspec.Struct, frozen=True):
-    """Prediction for staging a dataset. `terms_s` maps each limit to the seconds that it alone would cause."""
+    """Prediction for staging a dataset. `terms_s` maps each limit to the seconds that this limit alone would cause."""
 
     stage_s: float
     limited_by: Term
@@ -204,7 +207,7 @@ def _terms(job: TrainingJob, route: Route) -> dict[str, float]:
 
 
 def predict_step(job: TrainingJob, route: Route) -> Step:
-    """Predict one step: the slowest term, or for a route without read-ahead, computation plus the slowest read.
+    """Predict one step: the slowest term or, for a route without read-ahead, computation plus the slowest read.
 
     Source:
         DESIGN section 4, Plan.

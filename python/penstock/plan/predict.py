@@ -194,8 +194,8 @@ def expected_spot_s(
 
     Args:
         rate_per_s: Interruptions per second of the whole job, > 0.
-        every_s: Work between checkpoints. The work since the last one is lost.
-        restart_s: Time from an interruption until work goes on; it can be interrupted, too.
+        every_s: Work between checkpoints. An interruption loses the work since the last checkpoint.
+        restart_s: Time from an interruption until work goes on. A restart can also be interrupted.
     Returns:
         Seconds; inf if the job practically never reaches a checkpoint.
     Source:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Result of `penstock plan`: every prediction with its id, the frontier and the analyses, as one JSON document.
 
-Fields are only ever added. `plan.prediction_log` keeps the predictions, so that they can be compared with measurements.
+Fields are only ever added. `plan.prediction_log` stores the predictions for a later comparison with measurements.
 """
 
 from __future__ import annotations

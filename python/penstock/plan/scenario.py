@@ -58,7 +58,7 @@ class Prices(msgspec.Struct, frozen=True):
         request: One read request.
         egress_gib: One GiB that leaves the region or zone of the store; 0 if reads cross no border.
         used: Rows of the price book.
-        substituted: Prices of another region, used because the book has none for the data's region.
+        substituted: Prices of another region, used because the book has no price for the data's region.
     """
 
     currency: str
@@ -97,7 +97,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         inflate_bytes_per_s: Rate at which one core decompresses the path's form, in raw bytes; inf for plain data.
         kept_inflate_bytes_per_s: Rate at which one core decompresses the form on the disks, in raw bytes.
         replicate_s: Time to copy the data to the nodes' region before anything else.
-        replicated_bytes: Bytes of that copy, which is stored in addition.
+        replicated_bytes: Bytes of the copy in the nodes' region, which is stored in addition.
         limit_errors: `StoreLimits.errors` of the path's store.
     """
 
@@ -170,7 +170,7 @@ def scenarios(spec: PlanSpec, book: PriceBook) -> list[Scenario]:
     twice: at its own price, and as a spot machine.
 
     Args:
-        book: Price book; prices that it lacks are unknown, and never 0.
+        book: Price book. A price that the book lacks is unknown, and never 0.
     Raises:
         ConfigError: A tier, a reference or a price item is unknown, or prices are in several currencies.
     """
@@ -307,7 +307,7 @@ def _requests(objects: int, stored_bytes: float, path: PathSpec) -> float:
 
 
 def _prices(spec: PlanSpec, machine: Machine, store: Store, book: PriceBook, *, is_spot: bool) -> Prices:
-    """Look up the prices of a machine and a store. All must be in the plan's currency."""
+    """Look up the prices of a machine and a store. All these prices must be in the plan's currency."""
     unknown: list[str] = []
     used: list[Price] = []
     substituted: list[str] = []

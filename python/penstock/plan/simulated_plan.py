@@ -57,7 +57,9 @@ def chosen(scenarios: Sequence[Scenario]) -> list[Scenario]:
 
 
 def conditions_of(spec: PlanSpec, scenario: Scenario) -> Conditions:
-    """Conditions of a scenario, from `[simulation]`. Values missing there are from `[spot]` and the store's tier."""
+    """Conditions of a scenario, from `[simulation]`. Values that `[simulation]` lacks come from `[spot]` and the
+    store's tier.
+    """
     given = spec.simulation or SimulationSpec()
     names = Conditions.__struct_fields__
     found = Conditions(**{name: getattr(given, name) for name in names})
@@ -116,7 +118,8 @@ def simulate_plan(
     """Simulate one epoch of the possible scenario with the most nodes of each path and machine.
 
     Args:
-        progress: Called with the scenario's title, and the numbers of finished and of all its simulations.
+        progress: Called with the scenario's title, and the numbers of its finished simulations and of all its
+            simulations.
     Raises:
         ConfigError: A limit of `[simulation]` names an unknown path, or failures are so frequent that a job practically
             never ends.

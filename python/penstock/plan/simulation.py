@@ -137,8 +137,8 @@ def simulate(
         limits: Further limits that the nodes share, such as data nodes or a metadata server. A limit that is named
             `account` or `requests` replaces the limit of this name in the job and route, or removes it if the rate is
             infinite.
-        back_off: Makes the route's request limit refuse requests, with this `SharedLimit.back_off`. For Penstock, 0.9
-            (decision 0526).
+        back_off: If set, the route's request limit refuses requests, with this value as `SharedLimit.back_off`.
+            Penstock's value is 0.9 (decision 0526).
         has_causes: Also simulate each condition alone, with the same seeds.
         progress: Called with the number of finished and of all parts of the work.
     Raises:
@@ -270,7 +270,7 @@ def _constant(limit: SharedLimit) -> SharedLimit:
 
 
 def _alone(conditions: Conditions, limits: Sequence[SharedLimit]) -> list[_Alone]:
-    """Each condition that is in force, with all others removed."""
+    """For each condition that is in force: the conditions and limits with only this one."""
     plain, plain_limits = _plain(conditions, limits)
     replace = msgspec.structs.replace
     found: list[_Alone] = []

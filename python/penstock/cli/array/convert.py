@@ -206,7 +206,7 @@ def command(
             **options,
         )
     if osdu is not None and settings is not None and report.is_complete:
-        # A SEG-Y file from a conversion has the geometry of its source.
+        # A SEG-Y file that a conversion wrote has the geometry of the conversion's source.
         again: dict[str, Any] = {}
         if report.format == "segy":
             kept = {name: options[name] for name in ("vertical", "byte_order", "samples", "allow_trailing")}

@@ -21,12 +21,12 @@ __all__ = ["command"]
 _LAUNCHERS = ("mpi", "local", "slurm", "torchrun", "ssh", "pbs")
 _PRESETS = ("lammps-lj", "lammps-rhodo", "hoomd-hexagon", "gromacs", "tf-cnn")
 _COUNTS = Several(click.IntRange(min=1), "counts")
-# Flags that have the same name as a key of a sweep file. On the command line, they override the file.
+# Flags that have the same name as a key of a sweep file. On the command line, these flags override the file.
 _KEYS = (
     *("launcher", "nodes", "ranks", "node_counts", "ranks_per_node", "scaling", "size", "repeats", "warm_up"),
     *("world", "seed", "checks_mpi"),
 )
-# If the load average per core is above this, a note states that the machine was busy.
+# If the load average per core is above this value, a note states that the machine was busy.
 _BUSY = 0.5
 
 

@@ -111,7 +111,7 @@ def _efficiency(estimate: Estimate | None) -> str:
 
 
 def bar(share: float) -> str:
-    """Draw a share as a bar of block characters; 1 fills it."""
+    """Draw a share as a bar of block characters; a share of 1 fills the bar."""
     eighths = round(min(max(share, 0.0), 1.0) * _BAR * 8)
     full, rest = divmod(eighths, 8)
     return ("█" * full + (_EIGHTHS[rest] if rest else "")).ljust(_BAR)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flags of benchmarks that can run on many hosts, and the function that runs a benchmark here or on the nodes of a
-cluster.
+"""Flags of benchmarks that can run on many hosts, and the function that runs a benchmark on this machine or on the
+nodes of a cluster.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def is_many(given: dict[str, Any]) -> bool:
 def measured(
     work: Storage | Objects, here: Callable[[Hooks], list[Row]], spec: dict[str, Any], given: dict[str, Any]
 ) -> None:
-    """Run a benchmark here, or on all nodes of the cluster that the flags select, and output its rows.
+    """Run a benchmark on this machine, or on all nodes of the cluster that the flags select. Output its rows.
 
     Args:
         work: The benchmark that the nodes run.

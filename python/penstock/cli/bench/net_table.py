@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Terminal output of `bench net`: OSU's and nccl-tests' tables, the matrix of pairs, the topology and the verdict.
 
-stdout gets the tables that OSU's programs or nccl-tests would print, and the matrix. stderr gets the rest.
+stdout gets the tables that OSU's programs or nccl-tests would print, and the matrix. All other output goes to stderr.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class NetTable:
             click.echo(finding.text, err=True)
 
     def compared(self, program: str, source: str, found: Sequence[Compared]) -> None:
-        """Print Penstock's results beside those of an installed program, on stderr."""
+        """Print Penstock's results beside the results of an installed program, on stderr."""
         if self._silent or not found:
             return
         click.echo(f"\n{program}, beside {source}:", err=True)
@@ -122,13 +122,15 @@ class NetTable:
 
 
 def labels_of(places: Sequence[Place]) -> list[str]:
-    """Label of each rank: its number and host; the host is left out if there is only one."""
+    """Label of each rank: its number and host. If all ranks are on one host, the host is left out."""
     is_one = len({place.host for place in places}) == 1
     return [str(place.rank) if is_one else f"{place.rank} {place.host}" for place in places]
 
 
 def matrix_lines(pairs: Sequence[PairFigure], result: NetResult) -> list[str]:
-    """Two tables: one-way latency, and bandwidth from the rank of the row to that of the column. `!` marks a slow pair."""
+    """Two tables: one-way latency, and bandwidth from the rank of the row to the rank of the column. `!` marks a slow
+    pair.
+    """
     size = format_bytes(result.plan.matrix_bytes, binary=True)
     labels, world = labels_of(result.places), result.world
     latency: dict[tuple[int, int], tuple[float, bool]] = {}

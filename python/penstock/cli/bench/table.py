@@ -44,7 +44,7 @@ def columns_of(stream: TextIO) -> int | None:
 
 
 class Table:
-    """Table on stdout. With `silent`, it prints no rows: stdout then contains the caller's JSON, and stderr only the
+    """Table on stdout. With `silent`, no rows are printed: stdout contains only the caller's JSON, and stderr only the
     progress.
     """
 

@@ -19,7 +19,7 @@ __all__ = ["json_flag", "opened", "reaching", "settings_of", "spelt"]
 
 
 def reaching(default_s: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add --launcher, --nodes, --on, --set and --timeout as keyword arguments with those names (`set` becomes
+    """Add --launcher, --nodes, --on, --set and --timeout as keyword arguments with the same names (but `set` becomes
     `settings`).
     """
 

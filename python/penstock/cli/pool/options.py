@@ -23,7 +23,7 @@ __all__ = ["known", "named", "request"]
 
 
 def named(default_s: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add --name and --timeout, and the flags that describe a pool of which this machine has no record."""
+    """Add --name and --timeout, and the flags that describe a pool without a record on this machine."""
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         for option in (

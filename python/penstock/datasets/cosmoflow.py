@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CosmoFlow-like samples as files: one gzip'd TFRecord each, named and encoded like the published set.
+"""Files like those of the published CosmoFlow dataset: one gzip-compressed TFRecord per sample, with the same names and
+encoding.
 
-A sample is a `tf.train.Example` of `x` (bytes: int16 little-endian, C order [V, V, V, 4]) and `y` (4 floats, the unit
-parameters in [-1, 1]). Universes are independent: each has its own parameters and phases, so a model must learn the
-labels from clustering and not from the noise.
+A sample is a `tf.train.Example` of `x` (bytes: int16 little-endian, C order [V, V, V, 4]) and `y` (4 floats: the
+parameters, scaled to [-1, 1]). Each universe has its own parameters and phases, so a model must learn the labels from
+clustering, not from the noise.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Summary:
 
 
 def default_box_mpc(voxels: int) -> float:
-    """Default side of a sample's box, Mpc/h at H_0 = 70: 4 per voxel, and at least 192.
+    """Return the default side of a sample's box in Mpc/h at H_0 = 70: 4 per voxel, but at least 192.
 
     Source: docs/decisions/0302-box.md. With voxels below about 2 Mpc/h, orbits cross in second-order theory, and the
     variance no longer grows from z = 0.5 to z = 0. A box below about 190 Mpc/h has too few modes to determine Omega_m.
@@ -67,7 +68,9 @@ def default_box_mpc(voxels: int) -> float:
 
 
 def sample_name(universe: int, cube: int, compress: str) -> str:
-    """File name of one sample, as in the published set: seven digits for the universe, three for the cube."""
+    """Return the file name of one sample. As in the published set, seven digits number the universe, and three the
+    cube.
+    """
     return f"univ_ics_2019-03_a{universe:07d}_{cube:03d}.tfrecord{_SUFFIX[compress]}"
 
 
@@ -77,7 +80,7 @@ def universe(
     """Generate one universe and cut it into cubes.
 
     Args:
-        index: Number of the universe for this seed.
+        index: Number of the universe in the sequence of this seed.
         seed: Seed of the dataset.
         voxels: Side of a cube.
         box_mpc: Side of a cube's box, Mpc/h at H_0 = 70. The side in Mpc is the same for all universes, as in the
@@ -85,7 +88,8 @@ def universe(
         cubes_per_universe: 1, 8 or 64.
 
     Returns:
-        y float32 [4]: unit parameters (Omega_m, sigma_8, n_s, H_0); x int16 [voxels, voxels, voxels, 4] for each cube.
+        y float32 [4]: the parameters (Omega_m, sigma_8, n_s, H_0), scaled to [-1, 1]; x int16 [voxels, voxels, voxels,
+        4] for each cube.
     """
     side = _CUBES_PER_SIDE[cubes_per_universe]
     rng = np.random.default_rng([seed, index])
@@ -121,15 +125,15 @@ def generate(
 
     Args:
         out: Folder; created if missing. It must contain only samples of this dataset.
-        samples: Number of files to write. The last universe may contribute only some of its cubes.
+        samples: Number of files to write. From the last universe, possibly only some cubes are written.
         voxels: Side of a sample, 8 to 512.
         seed: Seed of parameters and phases.
         box_mpc: Side of a sample's box, Mpc/h at H_0 = 70; `default_box_mpc` if None.
-        cubes_per_universe: 1, 8 or 64 samples cut from one simulation, as the published set cuts 64.
+        cubes_per_universe: Number of samples cut from one universe: 1, 8 or 64. The published set has 64.
         first_universe: Number of the first universe. A validation set can begin with the universe after those of the
             training set.
         compress: "gzip", "zstd" or "none".
-        workers: Number of threads; by default one per processor. Does not change the bytes.
+        workers: Number of threads; by default one per processor. The number does not change the bytes.
         progress: Called with (bytes stored, samples done) after each sample.
 
     Returns:
@@ -137,7 +141,7 @@ def generate(
 
     Raises:
         ConfigError: An argument is invalid, or the folder contains other files.
-        NoSpace, Denied, SystemFault: The folder cannot be written; no partial file is left under a sample's name.
+        NoSpace, Denied, SystemFault: The folder cannot be written. No partial file remains under a sample's name.
     """
     if seed < 0:
         raise ConfigError(f"seed: must be at least 0 (got {seed})", where="seed")

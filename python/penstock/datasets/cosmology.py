@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A universe in a box: linear power spectrum, Gaussian field, second-order Lagrangian displacement, particle counts.
 
-Owns the physics only; `penstock.datasets.cosmoflow` writes the files. One core computes a 128³ x 4 volume in about a
-second; the N-body pipeline of the published set needs core-minutes. But the volumes are less realistic: Lagrangian
-perturbation theory is valid only until orbits first cross, so haloes do not collapse, and power below a few Mpc/h is
-too low. Large-scale clustering, its growth and the statistics of counts are correct.
+Contains only the physics; `penstock.datasets.cosmoflow` writes the files. One core computes a 128³ x 4 volume in about
+a second. The N-body pipeline of the published set takes minutes on one core, but its volumes are more realistic. Here,
+Lagrangian perturbation theory is valid only until orbits first cross, so haloes do not collapse, and power at scales
+below a few Mpc/h is too low. Large-scale clustering, its growth and the statistics of counts are correct.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Cosmology:
 
     @classmethod
     def of_unit(cls, u: NDArray[np.float64]) -> Cosmology:
-        """Universe for four numbers in [-1, 1], the labels of the published set.
+        """Return the universe for four numbers in [-1, 1], which are the labels of the published set.
 
         Source:
             Central values and the 10 % half-width of each range: NERSC/cosmoflow-sims, `janWorkflow`.
@@ -74,14 +74,14 @@ def _transfer(k: NDArray[np.float64], cosmology: Cosmology) -> NDArray[np.float6
 
 
 def linear_power(k: NDArray[np.float64], cosmology: Cosmology) -> NDArray[np.float64]:
-    """Linear matter power at z = 0.
+    """Return the linear matter power at z = 0.
 
     Args:
-        k: Wave numbers, h/Mpc; zero is allowed and has no power.
+        k: Wave numbers, h/Mpc. The power at wave number 0 is 0.
         cosmology: The universe; its sigma_8 sets the amplitude.
 
     Returns:
-        (Mpc/h)³, of k's shape.
+        Power in (Mpc/h)³, with the shape of k.
     Source:
         Eisenstein & Hu 1998 without baryon wiggles: within 7 % of CAMB 2.0.5 at equal sigma_8 for 0.02 < k < 6 h/Mpc.
     """
@@ -111,23 +111,23 @@ def growth(z: float, omega_m: float) -> float:
     def suppressed(z: float) -> float:
         m = _omega_m_at(z, omega_m)
         vacuum = 1 - m
-        # math.pow: Python's ** on floats is typed Any, because its result may be complex.
+        # Use math.pow, because type checkers give Python's ** on floats the type Any.
         return 2.5 * m / (math.pow(m, 4 / 7) - vacuum + (1 + m / 2) * (1 + vacuum / 70)) / (1 + z)
 
     return suppressed(z) / suppressed(0.0)
 
 
 def volume(cosmology: Cosmology, voxels: int, box_mpc_per_h: float, rng: np.random.Generator) -> NDArray[np.int16]:
-    """Particle counts of one universe on a periodic grid at four redshifts.
+    """Compute the particle counts of one universe on a periodic grid at four redshifts.
 
     One particle starts on each grid point and is displaced by second-order Lagrangian perturbation theory. Each
-    particle counts at its nearest grid point, so that each channel sums to voxels³.
+    particle is counted at its nearest grid point, so the sum of each channel is voxels³.
 
     Args:
         cosmology: The universe.
         voxels: Grid points per side.
-        box_mpc_per_h: Side, Mpc/h.
-        rng: Source of the initial phases, the same for all four redshifts.
+        box_mpc_per_h: Side of the box, Mpc/h.
+        rng: Random generator for the initial phases, which are the same for all four redshifts.
 
     Returns:
         int16 [voxels, voxels, voxels, 4], channels in the order of `REDSHIFTS`.
@@ -162,7 +162,7 @@ def volume(cosmology: Cosmology, voxels: int, box_mpc_per_h: float, rng: np.rand
 
     to_voxels = np.float32(n / box_mpc_per_h)
     start = np.arange(n, dtype=np.float32)
-    # The gradient at the Nyquist frequency has no defined sign, so set it to zero, as is usual.
+    # The sign of the gradient at the Nyquist frequency is not defined, so set this gradient to zero, as is usual.
     first = [back(-1j * _without_nyquist(k[i], n, i) * potential) * to_voxels for i in range(3)]
     second = [back(1j * _without_nyquist(k[i], n, i) * potential_2) * to_voxels for i in range(3)]
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generator of files in DLIO's formats, in the published sizes of a storage workload.
+"""Generator of files in DLIO's formats, with the sizes that a storage benchmark publishes for a workload.
 
-The content is noise, because benchmarks do not interpret it. The compression ratio is a setting: with an unrealistic
-ratio, a store or file system that compresses would look too good or too bad.
+The content is noise, because benchmarks do not interpret it. The compression ratio is a setting, because a store or
+file system that compresses data would be too fast or too slow with an unrealistic ratio.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def generate(
     stored = 0
     for i, name in enumerate(names):
         rng = np.random.default_rng([seed, i])
-        # Like DLIO, draw the side of a square record at random instead of the size in bytes, to get the same sizes.
+        # Draw the side of a square record at random, not its size in bytes, because DLIO does this, too.
         side = record_bytes**0.5
         spread = record_deviation_bytes / (2 * side)
         sides = [max(1, int(n)) for n in (rng.normal(side, spread, 2) if spread else (side, side))]
@@ -96,8 +96,8 @@ def generate(
 
 
 def _noise(rng: np.random.Generator, size: int, compresses: float) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Bytes of which a share of 1 / `compresses` is noise and the rest zeros. The runs of zeros are long enough for any
-    codec.
+    """Return bytes of which a share of 1 / `compresses` is noise, and the rest is zeros. The runs of zeros are long
+    enough for any codec.
     """
     block = np.zeros(size, np.uint8)
     run = 1024
@@ -128,6 +128,6 @@ def _picture(rng: np.random.Generator, sides: tuple[int, int], _records: int, _c
     except ModuleNotFoundError:
         raise ConfigError("pictures require Pillow, which is not installed", hint="pip install pillow") from None
     out = io.BytesIO()
-    # Greyscale, like DLIO's images.
+    # Images are greyscale, as in DLIO.
     Image.fromarray(rng.integers(0, 256, sides, np.uint8)).save(out, format=kind.upper())
     return out.getvalue()

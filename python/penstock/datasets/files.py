@@ -59,7 +59,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 @contextmanager
 def write_errors(path: Path) -> Iterator[None]:
-    """Raise an OSError of the block as NoSpace, Denied or SystemFault of `path`."""
+    """Convert an OSError in the `with` block to NoSpace, Denied or SystemFault for `path`."""
     try:
         yield
     except PenstockError:

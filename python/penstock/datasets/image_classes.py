@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Classes of generated images: each is a colour, a shape and a texture, so that a model can learn it from pixels.
+"""Classes of generated images. Each class is a colour, a shape and a texture, so that a model can learn it from pixels.
 
-The attributes depend only on the number of the class, not on the seed: a model trained on one seed can be evaluated on
-another.
+The attributes depend only on the number of the class, not on the seed. Therefore, a model that is trained with one seed
+can be evaluated with another.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ SHAPES = ("disc", "square", "triangle", "ring", "cross", "star", "crescent", "ba
 TEXTURES = tuple(f"{width} stripes at {22.5 * turn:g} degrees" for width in ("broad", "narrow") for turn in range(8))
 COMBINATIONS = len(HUES) * len(SHAPES) * len(TEXTURES)
 MAX_CLASSES = 1000
-"""Maximum number of classes, as in ImageNet. It is below `COMBINATIONS`, so that a label out of range has a class
-folder, too.
+"""Maximum number of classes, as in ImageNet. It is below `COMBINATIONS`, because a label that is out of range on
+purpose needs a class folder, too.
 """
 
 
@@ -45,7 +45,7 @@ class ImageClass:
 
     @property
     def synset(self) -> str:
-        """Name of the class folder, of the form of ImageNet's synsets: `n00000001` for class 0."""
+        """Name of the class folder, in the form of ImageNet's synsets; for example, `n00000001` for class 0."""
         return f"n{self.number + 1:08d}"
 
     @property

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plan of a generated image dataset: its shards, labels, names and broken images, as pure functions of its settings.
+"""Plan of a generated image dataset: shards, labels, names and broken images, as pure functions of the settings.
 
-Writes nothing. An image depends only on the settings and on its number, so any process can write any shard.
+Writes nothing. An image depends only on the settings and the image's number, so any process can write any shard.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ DEFAULT_SIGMA = 0.29
 MLPerf Storage's ResNet-50 (114,660 bytes)."""
 BROKEN_KINDS = ("truncated", "not a JPEG", "empty", "label out of range")
 _SHARD_BYTES = 128 << 20
-_MIN_SHARDS = 8  # so that a small dataset occupies several processes, and has shards to shuffle
-_MAX_SHARDS = 99_999  # per split: names of TFRecord shards have five digits
-_FOLDER_TASK = 250  # images
+_MIN_SHARDS = 8  # so that several processes can write a small dataset, and a loader can shuffle its shards
+_MAX_SHARDS = 99_999  # per split, because names of TFRecord shards have five digits
+_FOLDER_TASK = 250  # number of images
 _MIN_BITS, _MAX_BITS = 0.6, 8.0  # per pixel, of the median image
 
 Split = Literal["train", "validation"]
@@ -38,7 +38,7 @@ Split = Literal["train", "validation"]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One unit of work: images `first` to `stop` of a split, which are one shard of each copy."""
+    """One unit of work: images `first` to `stop` of a split, which are one shard of each copy of the dataset."""
 
     split: Split
     first: int
@@ -48,19 +48,19 @@ class Task:
 
 @dataclass(frozen=True)
 class ImageSpec:
-    """Settings of a dataset; equal settings give equal bytes (with equal versions of Pillow and NumPy).
+    """Settings of a dataset. Equal settings give equal bytes if the versions of Pillow and NumPy are equal.
 
     Attributes:
         images: Number of different images for training.
         validation: Number of images for validation.
         classes: Number of classes, 1 to 1000. Labels are balanced.
-        shards: Number of training shards of one copy. The default is computed from the other settings.
+        shards: Number of training shards of one copy of the dataset. The default is computed from the other settings.
         format: "tfrecord", "tar" or "folder".
-        width, height: Nominal size in pixels; see `image_scenes` for the sizes around it.
+        width, height: Nominal size in pixels. The sizes of the images vary around it (see `image_scenes`).
         median_bytes: Median size of a JPEG.
         sigma: Standard deviation of the logarithm of a JPEG's size.
         replicate: Number of copies of each training image, each with its own name.
-        broken: Number of training images that are broken on purpose. The kinds of `BROKEN_KINDS` alternate.
+        broken: Number of training images that are broken on purpose, with each of `BROKEN_KINDS` in turn.
 
     Raises:
         ConfigError: A setting is invalid.
@@ -128,15 +128,15 @@ class ImageSpec:
         return self.median_bytes * math.exp(self.sigma**2 / 2)
 
     def settings(self) -> dict[str, Any]:
-        """Settings for the manifest, with the number of shards."""
+        """Return the settings for the manifest, with the number of shards."""
         return {**asdict(self), "shards": self.shards_of("train") if self.format != "folder" else 0}
 
     def images_of(self, split: Split) -> int:
-        """Number of different images."""
+        """Return the number of different images."""
         return self.images if split == "train" else self.validation
 
     def copies_of(self, split: Split) -> int:
-        """Number of copies of each image; validation images are never replicated."""
+        """Return the number of copies of each image. Validation images are never replicated."""
         return self.replicate if split == "train" else 1
 
     @property
@@ -145,7 +145,7 @@ class ImageSpec:
         return ("train", "validation") if self.validation else ("train",)
 
     def shards_of(self, split: Split) -> int:
-        """Number of shards of one copy, or of tasks for class folders."""
+        """Return the number of shards of one copy of the dataset or, for class folders, the number of tasks."""
         images = self.images_of(split)
         if self.format == "folder":
             return -(-images // _FOLDER_TASK)
@@ -156,38 +156,42 @@ class ImageSpec:
         return train if split == "train" else min(images, _MAX_SHARDS, max(1, round(train * images / self.images)))
 
     def tasks(self) -> Iterator[Task]:
-        """All tasks, in the order of their images. Sizes of tasks differ by at most one image."""
+        """Yield all tasks, in the order of their images. The sizes of two tasks differ by at most one image."""
         for split in self.splits:
             images, shards = self.images_of(split), self.shards_of(split)
             for shard in range(shards):
                 yield Task(split, images * shard // shards, images * (shard + 1) // shards, shard)
 
     def shard_names(self, task: Task) -> list[str]:
-        """Names of the shards of a task, one per copy. The copies of the dataset follow each other."""
+        """Return the names of the shards of a task, one per copy. The shards of the first copy of the dataset come
+        first.
+        """
         copies, shards = self.copies_of(task.split), self.shards_of(task.split)
         return [
             shard_name(self.format, task.split, copy * shards + task.shard, copies * shards) for copy in range(copies)
         ]
 
     def class_of(self, split: Split, image: int) -> ImageClass:
-        """Class of an image. Each run of `classes` images contains every class once, in random order."""
+        """Return the class of an image. Each group of `classes` consecutive images contains every class once, in random
+        order.
+        """
         block, position = divmod(image, self.classes)
         return ImageClass(_permutation(self.seed, split, block, self.classes)[position])
 
     def key(self, split: Split, image: int, copy: int) -> str:
-        """Unique name of a copy of an image, without an extension."""
+        """Return the unique name of a copy of an image, without an extension."""
         name = f"{self.class_of(split, image).synset}_{image}" if split == "train" else f"validation_{image:08d}"
         return name if copy == 0 else f"{name}_copy{copy}"
 
     def label(self, split: Split, image: int) -> int:
-        """Stored label, counted from 0. For an image with a label out of range on purpose, it is `classes`."""
+        """Return the stored label, counted from 0. If the label is out of range on purpose, it is `classes`."""
         if self.broken_kind(split, image) == "label out of range":
             return self.classes
         return self.class_of(split, image).number
 
     @cached_property
     def broken_images(self) -> dict[int, str]:
-        """Broken training images and their kinds, by number."""
+        """Return the broken training images: the kind of damage, by the number of the image."""
         if not self.broken:
             return {}
         chosen = np.random.default_rng([self.seed, 3]).choice(self.images, self.broken, replace=False).tolist()
@@ -195,11 +199,11 @@ class ImageSpec:
         return dict(sorted(kinds.items()))
 
     def broken_kind(self, split: Split, image: int) -> str | None:
-        """Kind of a broken image, from `BROKEN_KINDS`; None for an intact image."""
+        """Return the kind of damage of an image, from `BROKEN_KINDS`; None for an intact image."""
         return self.broken_images.get(image) if split == "train" else None
 
     def generator(self, split: Split, image: int) -> np.random.Generator:
-        """Random generator for the choices of an image."""
+        """Return the random generator for all choices of an image."""
         return np.random.default_rng([self.seed, _SPLIT_SEED[split], image])
 
 

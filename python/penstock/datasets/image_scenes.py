@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pixels of generated images: a 1/f background with objects of one class, encoded as JPEG at a wanted file size.
+"""Pixels of generated images: a 1/f background with objects of one class, encoded as JPEG with a given file size.
 
-A process builds the background fields, textures and masks once. An image is then a few crops and masked copies, so
-that encoding takes most of its time. Works in Y, Cb and Cr, which saves the conversion from RGB.
+A process builds the background fields, textures and masks once. An image then needs only a few crops and masked copies,
+so that most of the time is spent on encoding. Pixels are drawn in Y, Cb and Cr, which avoids the conversion from RGB.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _CONTRASTS = (16, 26, 37, 49, 62)
 _QUALITIES = (30, 50, 65, 75, 83, 89, 93, 96, 98)
 _MIN_QUALITY, _MAX_QUALITY = 25, 99
 _CALIBRATION_SCENES = 3
-_SIZE_TOLERANCE = 0.08  # in the logarithm of the size; a larger error costs a second encoding, about 1 ms
+_SIZE_TOLERANCE = 0.08  # of the logarithm of the size; after a larger error, the image is encoded again, in about 1 ms
 _HEADER_BYTES = 600  # quantization and Huffman tables, which do not depend on the pixels
 
 # (short side relative to the nominal short side, probability). With a nominal size of 500 x 400, these give the common
@@ -48,8 +48,8 @@ _EXIF = 0.20
 _FULL_CHROMA = 0.10  # 4:4:4 instead of 4:2:0
 _GREY = 0.02  # about as frequent as in ImageNet
 _CMYK = 0.002  # more frequent than in ImageNet (22 of 1.28 million), so that small datasets contain some
-# Images whose file size differs from the median by at most this factor have the nominal long side, like most
-# photographs in ImageNet. Larger files have more pixels, and smaller files have fewer.
+# If the file size differs from the median by at most this factor, the long side is the nominal one, as for most
+# photographs in ImageNet. Larger files have more pixels, and smaller files have fewer pixels.
 _NOMINAL_RATIO = 1.5
 
 
@@ -66,12 +66,12 @@ class Picture:
 
 @lru_cache(maxsize=2)
 def library(width: int, height: int) -> Library:
-    """Library of this process for a nominal size; built once, in about 0.3 s."""
+    """Return the library of this process for a nominal size. It is built once, in about 0.3 s."""
     return Library(width, height)
 
 
 class Library:
-    """Fields, textures, masks and the size table for images of about `width` x `height` pixels."""
+    """Library of fields, textures, masks and the table of file sizes for images of about `width` x `height` pixels."""
 
     def __init__(self, width: int, height: int) -> None:
         self.width, self.height = width, height
@@ -91,7 +91,7 @@ class Library:
         """Draw and encode one image.
 
         Args:
-            rng: Source of all choices; the same state gives the same bytes.
+            rng: Random generator for all choices. The same state gives the same bytes.
             of: Class of the objects.
             median_bytes, sigma: Median of the file size, and standard deviation of its logarithm.
         """
@@ -106,8 +106,8 @@ class Library:
         log_bits = math.log(max(size_bytes - _HEADER_BYTES - len(exif), 64.0) * 8 / (width * height))
         background = int(_FIELDS * u[6])
         log_bits -= self._kinds[kind] + self._backgrounds[background]
-        # The wanted quality varies, as it does among cameras and web sites. Use the contrast that gives the file size
-        # at the closest quality.
+        # The wanted quality varies, as it does among cameras and web sites. Use the contrast with which the quality for
+        # the file size is closest to the wanted quality.
         quality_wanted = 80 + 19 * u[5]
         qualities = [float(np.interp(log_bits, bits, self._quality_axis)) for bits in self._log_bits]
         level = min(range(len(_CONTRASTS)), key=lambda i: abs(qualities[i] - quality_wanted))
@@ -159,7 +159,7 @@ class Library:
             chroma.append(plane)
         planes = (luma, *chroma)
         side = min(width, height)
-        # Draw a smaller object of another class, so that a model must find the larger one.
+        # Draw a smaller object of another class, so that a model must find the larger object.
         if u[3] < 0.5:
             other = ImageClass(int(u[4] * MAX_CLASSES))
             self._draw_object(rng, planes, other, side * (0.1 + 0.12 * float(u[5])), contrast)
@@ -197,15 +197,15 @@ class Library:
         radius = 32 + 24 * float(u[5])
         for plane, part in zip(planes[1:], (math.cos(angle), math.sin(angle)), strict=True):
             here = plane[box]
-            # Keep half of the background's variation, like reflections of the surroundings.
+            # Keep half of the background's variation; it looks like reflections on the object.
             np.copyto(here, ((here - np.int16(128)) >> 1) + np.int16(128 + radius * part), where=mask)
         return left / width, top / height, (left + d) / width, (top + d) / height
 
     def _calibrate(self) -> tuple[list[NDArray[np.float64]], dict[str, float], list[float]]:
-        """Measure the logarithm of the bits per pixel at each contrast and quality, and the amount that each kind of
-        JPEG and each background adds to this logarithm.
+        """Measure the logarithm of the bits per pixel at each contrast and quality, and how much each kind of JPEG and
+        each background adds to this logarithm.
         """
-        # Headers dominate the size of very small images, so calibrate with at least 64 x 64 pixels.
+        # A very small image consists mostly of headers, so calibrate with at least 64 x 64 pixels.
         width, height = max(self.width, 64), max(self.height, 64)
 
         def scene(number: int, contrast: int, background: int) -> NDArray[np.uint8]:
@@ -245,9 +245,9 @@ def _encode(image: Any, quality: int, *, full_chroma: bool, exif: bytes) -> byte
 
 
 def _field(rng: np.random.Generator, slope: float) -> NDArray[np.int16]:
-    """Periodic noise, int16 [_PERIOD, _PERIOD], with the amplitude spectrum 1/f**slope.
+    """Return periodic noise, int16 [_PERIOD, _PERIOD], with the amplitude spectrum 1/f**slope.
 
-    Source: photographs have slopes of about 1 (Field 1987, J. Opt. Soc. Am. A 4, 2379).
+    Source: in photographs, the slope is about 1 (Field 1987, J. Opt. Soc. Am. A 4, 2379).
     """
     f = np.hypot(np.fft.fftfreq(_PERIOD)[:, None], np.fft.rfftfreq(_PERIOD)[None, :])
     f[0, 0] = np.inf
@@ -257,7 +257,7 @@ def _field(rng: np.random.Generator, slope: float) -> NDArray[np.int16]:
 
 
 def _stripes(rng: np.random.Generator, number: int, side: int) -> NDArray[np.int16]:
-    """Periodic stripes of 11 or 22 periods per `side` pixels, int16 [_PERIOD, _PERIOD], in grey levels."""
+    """Return periodic stripes, int16 [_PERIOD, _PERIOD], in grey levels, with 11 or 22 periods per `side` pixels."""
     angle = math.pi * (number % 8) / 8
     cycles = min((11 if number < 8 else 22) * _PERIOD / side, _PERIOD / 4)
     along = [round(cycles * part) for part in (math.cos(angle), math.sin(angle))]
@@ -271,7 +271,7 @@ def _stripes(rng: np.random.Generator, number: int, side: int) -> NDArray[np.int
 
 
 def _mask(shape: int, turn: int) -> Any:
-    """Mask of a shape, rotated by up to 20 degrees, as a Pillow image of 0 and 255."""
+    """Return the mask of a shape, rotated by up to 20 degrees, as a Pillow image of the values 0 and 255."""
     axis = (np.arange(_MASK) + 0.5) / _MASK * 2 - 1
     angle = math.radians(-20 + 40 * turn / (_ROTATIONS - 1))
     x = axis[None, :] * math.cos(angle) - axis[:, None] * math.sin(angle)
@@ -291,7 +291,7 @@ def _mask(shape: int, turn: int) -> Any:
 
 
 def _exif(number: int) -> bytes:
-    """EXIF block of a fictional camera. One block in eight has the orientation of a rotated camera."""
+    """Return the EXIF block of a fictional camera. One block in eight has the orientation of a rotated camera."""
     exif = Image.Exif()
     exif[0x010F] = "Penstock"  # Make
     exif[0x0110] = f"Camera {number + 1}"  # Model

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes images as TFRecords with ImageNet's features, as WebDataset's tar shards, or as class folders.
 
-Owns the encoding of records and the names of shards; draws no pixels.
+Owns the encoding of records and the names of shards. Does not draw pixels.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _COLORSPACE = {"RGB": "RGB", "L": "Grayscale", "CMYK": "CMYK"}
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One image with its names. `label` counts from 0; it differs from the number of `of` if the label is wrong on
+    """One image with its names. `label` counts from 0, and differs from the number of the class `of` if it is wrong on
     purpose.
 
     Attributes:
         key: Unique name without an extension, such as `n00000001_17`.
-        data: The stored bytes; they differ from `picture.jpeg` if the image is broken on purpose.
+        data: Stored bytes, which differ from `picture.jpeg` if the image is broken on purpose.
     """
 
     key: str
@@ -55,17 +55,17 @@ class Record:
 
 
 def shard_name(kind: ImageFormat, split: str, shard: int, shards: int) -> str:
-    """Name of a shard in the folder of its split.
+    """Return the name of a shard in the folder of its split.
 
-    TFRecords have the names that TensorFlow's ImageNet readers expect (`train-00000-of-01024`), tar shards those of
-    WebDataset's ShardWriter with the split in front (`train-000000.tar`).
+    TFRecords have the names that TensorFlow's ImageNet readers expect, such as `train-00000-of-01024`. Tar shards have
+    the names of WebDataset's ShardWriter with the split in front, such as `train-000000.tar`.
     """
     return f"{split}-{shard:05d}-of-{shards:05d}" if kind == "tfrecord" else f"{split}-{shard:06d}.tar"
 
 
 @contextmanager
 def shard_files(paths: Sequence[Path]) -> Iterator[list[IO[bytes]]]:
-    """Open shards that appear together, whole and synced, at the end of the block."""
+    """Context manager of open shards. At its end, the shards are synced, and appear together."""
     with ExitStack() as stack:
         for path in paths:
             stack.enter_context(write_errors(path))
@@ -78,7 +78,7 @@ def encode(kind: ImageFormat, record: Record) -> bytes:
 
 
 def end_of_shard(kind: ImageFormat) -> bytes:
-    """Bytes after the last record: the two empty blocks of a tar archive."""
+    """Return the bytes after the last record: the two empty blocks of a tar archive, or none."""
     return bytes(2 * tarfile.BLOCKSIZE) if kind == "tar" else b""
 
 
@@ -88,7 +88,7 @@ def write_file(folder: Path, record: Record) -> None:
 
 
 def _example(record: Record) -> bytes:
-    """Encode a record as tf.Example with the features of TensorFlow's ImageNet conversion; the label counts from 1."""
+    """Encode a record as tf.Example with the features of TensorFlow's ImageNet conversion. Labels count from 1."""
     picture, boxes = record.picture, record.picture.boxes
     return _native.encode_tfrecord(
         {
@@ -112,7 +112,7 @@ def _example(record: Record) -> bytes:
 
 
 def _members(record: Record) -> bytes:
-    """Encode a record as the tar members `KEY.jpg`, `KEY.cls` and `KEY.json`; the label counts from 0."""
+    """Encode a record as the tar members `KEY.jpg`, `KEY.cls` and `KEY.json`. Labels count from 0."""
     picture = record.picture
     facts = {
         "filename": record.filename,

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ImageNet-like JPEG datasets: classes that can be learnt, realistic file sizes, seeded and resumable.
+"""Generated JPEG datasets that are similar to ImageNet: classes that a model can learn, and realistic file sizes. The
+bytes depend on a seed, and an interrupted run can be resumed.
 
-`image_plan` decides what is written, `image_scenes` draws it, `image_shards` encodes it. This module writes the shards
-in parallel, and `dataset.json` beside them. A shard appears only when it is complete, so a rerun after a kill
-writes only the missing shards.
+`image_plan` plans the shards, `image_scenes` draws the images, and `image_shards` encodes the records. This module
+writes the shards in parallel, and `dataset.json` beside them. A shard appears only when it is complete, so a second run
+after a kill writes only the missing shards.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ _NOT_A_JPEG = b"<html><head><title>404 Not Found</title></head><body>The photo i
 
 @dataclass(frozen=True)
 class Summary:
-    """Result of `generate`, or what `expected` predicts.
+    """Result of `generate`, or the prediction of `expected`.
 
     Attributes:
         images: Number of different images, for training and validation.
-        records: Number of records; a replicated image has several.
+        records: Number of records. A replicated image has several records.
         shards: Number of shards; 0 for class folders.
-        written: Number of records that this run wrote. The others were there.
+        written: Number of records that this run wrote. The other records existed before.
         bytes_stored: Total size of the shards or files.
     """
 
@@ -66,8 +67,8 @@ class Summary:
 def expected(spec: ImageSpec) -> Summary:
     """Predict the result of `generate` without writing anything."""
     records = sum(spec.images_of(split) * spec.copies_of(split) for split in spec.splits)
-    # A tar adds three headers, two members of less than a block and the padding of the image. A TFRecord adds the other
-    # features.
+    # Bytes per record in addition to the JPEG. In a tar, these are three headers, two members of less than a block, and
+    # the padding of the image; in a TFRecord, the other features.
     overhead = {"tar": 5.5 * 512, "tfrecord": 560, "folder": 0}[spec.format]
     return _summary(spec, records, int(records * (spec.mean_bytes + overhead)))
 
@@ -75,16 +76,16 @@ def expected(spec: ImageSpec) -> Summary:
 def generate(
     out: Path, spec: ImageSpec, *, jobs: int | None = None, progress: Callable[[int, int], None] | None = None
 ) -> Summary:
-    """Write a dataset, or complete one that an earlier run began with the same settings.
+    """Write a dataset, or complete a dataset that an earlier run began with the same settings.
 
-    The same settings produce the same bytes for any number of processes. Other versions of Pillow or NumPy may
-    produce other bytes; a dataset is not completed with other versions.
+    The same settings produce the same bytes for any number of processes. Other versions of Pillow or NumPy can produce
+    other bytes, so a dataset can be completed only with the same versions.
 
     Args:
         out: Folder; created if missing. It must be empty or contain only this dataset.
         spec: Settings.
-        jobs: Number of processes; by default one per processor that this process may use. With more than 1, a script
-            must call this function below `if __name__ == "__main__"`, as for every use of `multiprocessing`.
+        jobs: Number of processes; by default one per processor that this process may use. With more than 1 process, a
+            script must call this function below `if __name__ == "__main__"`, as `multiprocessing` requires.
         progress: Called with (bytes written, records done) several times per second.
 
     Returns:
@@ -93,7 +94,7 @@ def generate(
     Raises:
         ConfigError: The folder contains other files, or a dataset with other settings.
         Busy: Another run writes to the folder.
-        NoSpace, Denied, SystemFault: The folder cannot be written, or a process ended unexpectedly; complete shards
+        NoSpace, Denied, SystemFault: The folder cannot be written, or a process ended unexpectedly. Complete shards
             remain for the next run.
         MissingPackage: Pillow is not installed.
     """
@@ -140,7 +141,8 @@ def _complete(out: Path, spec: ImageSpec, jobs: int | None, progress: Callable[[
 
 @contextmanager
 def _locked(out: Path) -> Iterator[None]:
-    """Lock the folder itself against other runs. The lock leaves no file, and ends with the process.
+    """Lock the folder against other runs. The lock is on the folder itself, so it leaves no file, and ends with the
+    process.
 
     Raises:
         Busy: Another run writes to the folder.
@@ -154,7 +156,7 @@ def _locked(out: Path) -> Iterator[None]:
                 f"{out}: another run writes this dataset", where=str(out), hint="wait for it, or choose another folder"
             ) from None
         except OSError:
-            pass  # NFS cannot lock folders; the lock only protects against mistakes
+            pass  # NFS cannot lock folders; continue, because the lock only protects against mistakes
         yield
     finally:
         os.close(folder)
@@ -179,14 +181,14 @@ def _summary(spec: ImageSpec, written: int, stored: int) -> Summary:
 
 
 def _prepare(out: Path, spec: ImageSpec) -> dict[str, Any]:
-    """Create the folders, remove what a killed run left, and check that the folder has no other content. Return the
-    manifest of an earlier run, or a new one.
+    """Create the folders, remove temporary files of a killed run, and check that the folder has no other content.
+    Return the manifest of an earlier run, or a new manifest.
     """
     manifest = _read_manifest(out)
     if manifest is not None:
         _refuse_different(out, manifest["settings"], spec.settings())
     prepare_folder(out, {MANIFEST, *spec.splits} if manifest is not None else set())
-    if manifest is None:  # first, so that this run can be completed if it is killed now
+    if manifest is None:  # written first, so that another run can complete this run if it is killed
         manifest = _write_manifest(out, spec, [], is_complete=False)
     for split in spec.splits:
         if spec.format != "folder":
@@ -237,7 +239,7 @@ def _made_with() -> dict[str, str]:
 
 
 def _write_manifest(out: Path, spec: ImageSpec, tasks: list[Task], *, is_complete: bool) -> dict[str, Any]:
-    """Write `dataset.json`, and return it. It contains nothing that depends on the run, so that its bytes are
+    """Write `dataset.json`, and return its content. The content does not depend on the run, so that the bytes are
     reproducible, too.
     """
     splits: dict[str, Any] = {}
@@ -284,7 +286,7 @@ def _broken(spec: ImageSpec) -> Iterator[dict[str, Any]]:
 
 
 def _paths(out: Path, spec: ImageSpec, task: Task) -> list[Path]:
-    """Files of a task: one shard per copy, or one file per image and copy."""
+    """Return the files of a task: one shard per copy, or one file per image and copy."""
     folder = out / task.split
     if spec.format != "folder":
         return [folder / name for name in spec.shard_names(task)]
@@ -304,7 +306,7 @@ def _missing(out: Path, spec: ImageSpec, task: Task) -> set[Path]:
 
 
 def _write(out: Path, spec: ImageSpec, task: Task) -> Iterator[int]:
-    """Write the missing files of a task; yield the size of each record."""
+    """Write the missing files of a task, and yield the size of each record."""
     missing = _missing(out, spec, task)
     paths = _paths(out, spec, task)
     copies = spec.copies_of(task.split)
@@ -325,7 +327,7 @@ def _write(out: Path, spec: ImageSpec, task: Task) -> Iterator[int]:
 
 
 def _records(spec: ImageSpec, split: Split, image: int, copies: list[int]) -> list[Record]:
-    """Records of the given copies of an image, which have equal pixels."""
+    """Return the records of the given copies of an image. All copies have equal pixels."""
     if not copies:
         return []
     from penstock.datasets.image_scenes import library
@@ -350,7 +352,7 @@ def _records(spec: ImageSpec, split: Split, image: int, copies: list[int]) -> li
 # ---------------------------------------------------------------- processes
 
 _shared: dict[str, Any] = {}
-"""Arguments of `_begin`, in a process of the pool."""
+"""Arguments of `_begin`; set in the processes of the pool."""
 
 
 def _begin(out: Path, spec: ImageSpec, size_bytes: Any, records: Any, stop: Any) -> None:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reverse time migration: images one shot, and stacks the images of all shots.
 
-A shot's image is the correlation of two wavefields: the source's, and the gather's residual propagated backwards.
+A shot's image is the correlation of two wavefields: the wavefield of the source, and the gather's residual propagated
+backwards in time.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["adjoint_test", "migrate_shot", "reflector_peaks", "stack", "tree_sum"]
 
-_WATER_LEVEL = 1e-3  # of the highest illumination, added to each before the division
+_WATER_LEVEL = 1e-3  # share of the highest illumination that is added before the division
 
 
 @flushed_subnormals()
@@ -47,22 +48,23 @@ def migrate_shot(
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Migrate the gather of one shot.
 
-    The record modelled in the smooth model, which is the direct wave, is subtracted from the gather first.
+    First, the direct wave is modelled in the smooth model and subtracted from the gather. The result is the residual.
 
     Args:
         survey: The survey.
         smooth_model: Velocities without reflections [*shape], km/s.
         gather: [samples, receivers], as `model_shot` returns it.
         shot: Index of the shot.
-        method: "snapshots" keeps every n-th step of the forward wavefield in memory, n = `survey.snapshot_factor`.
-            "disk" keeps the same snapshots in a file, and 32 MiB of them in memory. "revolver" keeps some checkpoints
-            and repeats the steps between them: exact at each step, little memory, several times slower.
-        snapshot_dir: Folder of the snapshot file, for "disk": a fast local disk with `survey.plan.snapshot_bytes` free.
-            The file has no name, so the system deletes it when the process ends for any reason.
-        checkpoints: Checkpoints in memory, for "revolver".
+        method: "snapshots" keeps every n-th step of the forward wavefield in memory, where n is
+            `survey.snapshot_factor`. "disk" keeps the same snapshots in a file, and only 32 MiB of them in memory.
+            "revolver" keeps some checkpoints and computes the steps between them again: it uses every step and little
+            memory, but is several times slower.
+        snapshot_dir: For "disk": folder of the snapshot file, on a fast local disk with `survey.plan.snapshot_bytes` of
+            free space. The file has no name, so the system deletes it when the process ends for any reason.
+        checkpoints: For "revolver": number of checkpoints in memory.
     Returns:
-        Image and illumination, float32 [*shape]: time integrals of u v and of u u, where u is the source's wavefield
-        and v that of the residual.
+        Image and illumination, float32 [*shape]. They are the time integrals of u v and of u u, where u is the
+        wavefield of the source, and v the wavefield of the residual.
     Raises:
         ConfigError: The shot, model, gather, method or folder is invalid or does not fit the survey.
         NoSpace, NotFound, Denied, SystemFault: The snapshot file cannot be written, or Devito cannot compile.
@@ -103,17 +105,17 @@ def migrate_shot(
 
 @flushed_subnormals()
 def adjoint_test(survey: Survey, model: NDArray[Any], *, precision: Precision = "float32", shot: int = 0) -> float:
-    """Compare backward propagation with the transpose of forward propagation by a dot product.
+    """Test with dot products that backward propagation is the transpose of forward propagation.
 
-    For a wavelet q and its gather F q the dot products <F q, F q> and <q, Fᵀ F q> are equal.
+    For a wavelet q with the gather F q, the dot products <F q, F q> and <q, Fᵀ F q> must be equal.
 
     Args:
         survey: The survey.
         model: Velocities [*shape], km/s.
-        precision: "float32" or "float64", of the propagation.
+        precision: Precision of the propagation: "float32" or "float64".
         shot: Index of the shot.
     Returns:
-        Difference of the dot products relative to the first: about 1e-6 in float32 and 1e-15 in float64.
+        Difference of the dot products, relative to the first dot product: about 1e-6 in float32 and 1e-15 in float64.
     Raises:
         ConfigError: The model or the shot does not fit the survey, or no energy reaches a receiver.
         MissingPackage: Devito is not installed.
@@ -133,18 +135,18 @@ def adjoint_test(survey: Survey, model: NDArray[Any], *, precision: Precision = 
 
 
 def tree_sum(arrays: Iterable[NDArray[Any]]) -> NDArray[np.float64]:
-    """Sum arrays pairwise in float64, in the order given: the result depends on nothing else.
+    """Sum arrays pairwise in float64. The result depends only on the arrays and their order.
 
     Args:
-        arrays: One or more arrays of the same shape, in the order of the shots. About log2(n) of them are in memory at
-            a time.
+        arrays: One or more arrays of the same shape, in the order of the shots. About log2(n) of the n arrays are in
+            memory at a time.
     Returns:
-        float64, shape of the arrays.
+        Sum, as float64 with the shape of the arrays.
     Raises:
         ConfigError: The list is empty, shapes differ, or a value is not finite.
     """
-    # As in a binary counter, `partial` contains sums of 2^level arrays. Two sums of one level are added to a sum of the
-    # next level.
+    # As in a binary counter, `partial` contains at most one sum of 2^level arrays per level. Two sums of the same level
+    # are added, and become a sum of the next level.
     partial: list[tuple[int, NDArray[np.float64]]] = []
     for number, array in enumerate(arrays):
         total, level = np.array(array, dtype=np.float64), 0
@@ -174,9 +176,9 @@ def stack(images: Iterable[NDArray[Any]], illuminations: Iterable[NDArray[Any]])
 
     Args:
         images: Images of the shots [*shape], in the order of the shots.
-        illuminations: Their illuminations, in the same order.
+        illuminations: Illuminations of the shots, in the same order as the images.
     Returns:
-        float32 [*shape]: second difference in depth of the image divided by the illumination.
+        float32 [*shape]: second difference in depth of (image / illumination).
     Raises:
         ConfigError: A list is empty, shapes differ, a value is not finite, or all illumination is 0.
     """
@@ -195,18 +197,19 @@ def stack(images: Iterable[NDArray[Any]], illuminations: Iterable[NDArray[Any]])
 
 
 def reflector_peaks(image: NDArray[Any], count: int, *, separation: int = 8) -> list[int]:
-    """Depths at which a stacked image has its strongest reflectors: peaks of the envelope, whatever the wavelet's
-    phase.
+    """Find the depths of the strongest reflectors in a stacked image. A reflector is a peak of the envelope, which does
+    not depend on the phase of the wavelet.
 
     Args:
         image: Stacked image [x, z] or [x, y, z] of flat reflectors.
         count: Number of reflectors.
-        separation: Smallest distance of two reflectors, and of a reflector from the top and the bottom, samples. The
-            sources cause strong amplitudes at the top.
+        separation: Smallest distance, in samples, of two reflectors, and of a reflector from the top and the bottom.
+            Near the top, the sources cause strong amplitudes.
     Returns:
         At most `count` sample numbers, increasing.
     Raises:
-        ConfigError: The image is not an array of 2 or 3 dimensions of finite numbers, or a number is less than 1.
+        ConfigError: The image is not an array of finite numbers with 2 or 3 dimensions, or `count` or `separation` is
+            less than 1.
     """
     values = np.asarray(image, dtype=np.float64)
     if values.ndim not in (2, 3) or not values.size or not np.isfinite(values).all():
@@ -230,7 +233,7 @@ def reflector_peaks(image: NDArray[Any], count: int, *, separation: int = 8) -> 
 
 
 def _envelope(trace: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Modulus of the analytic signal: the spectrum without its negative frequencies."""
+    """Return the envelope: the modulus of the analytic signal, whose spectrum has no negative frequencies."""
     samples = len(trace)
     # The trace is padded with zeros to twice its length, so that its top does not wrap around to its end.
     spectrum = np.fft.fft(trace, 2 * samples)

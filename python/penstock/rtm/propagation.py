@@ -39,18 +39,20 @@ __all__ = [
 ]
 
 Method = Literal["snapshots", "revolver", "disk"]
-"""Source of the forward wavefield in migration: snapshots in memory, repeated steps, or snapshots in a file."""
+"""Method by which migration gets the forward wavefield: snapshots in memory, steps that are computed again (Revolver),
+or snapshots in a file.
+"""
 
 Precision = Literal["float32", "float64"]
 
-_SPONGE_REFLECTION = 1e-3  # amplitude that returns from a sponge at normal incidence
-# Devito's operators and symbol caches, and the arrays of a propagator, belong to one thread at a time.
+_SPONGE_REFLECTION = 1e-3  # share of the amplitude that a sponge reflects at normal incidence
+# Only one thread at a time can use Devito's operators and symbol caches, and the arrays of a propagator.
 _LOCK = threading.RLock()
 _last: dict[tuple[Survey, Precision], Propagator] = {}
 
 
 def ricker(samples: int, time_step_s: float, frequency_hz: float) -> NDArray[np.float64]:
-    """Ricker wavelet with its peak, 1, at 1 / frequency_hz.
+    """Return a Ricker wavelet whose peak has the value 1 and the time 1 / frequency_hz.
 
     Returns:
         float64 [samples].
@@ -62,10 +64,11 @@ def ricker(samples: int, time_step_s: float, frequency_hz: float) -> NDArray[np.
 
 
 class Propagator:
-    """Operators and arrays for the shots of one survey, in one process and for one thread at a time (`lock`).
+    """Operators and arrays for the shots of one survey in one process. Only one thread at a time can use them (`lock`).
 
-    Get it from `propagator`, which keeps it for the next shot. The order of calls is `load`, `forward`, then `adjoint`
-    or `image`. Time steps are computed in segments, so that only the snapshots of one segment need to be in memory.
+    Call `propagator` to get a propagator; the function keeps it for the next shot. The order of calls is `load`,
+    `forward`, then `adjoint` or `image`. Time steps are computed in segments, so that only the snapshots of one segment
+    must be in memory.
     """
 
     def __init__(self, survey: Survey, precision: Precision = "float32") -> None:
@@ -84,7 +87,7 @@ class Propagator:
         self._arrays: dict[str, Any] = {}
 
     def prepare(self, method: Method | None = None) -> None:
-        """Build and compile the operators, which takes seconds once per process, before the first shot.
+        """Build and compile the operators before the first shot. This takes several seconds, once per process.
 
         Args:
             method: Also build the operators of a migration with this method.
@@ -113,10 +116,10 @@ class Propagator:
 
         Args:
             wavelet: [samples], the source's signal.
-            source_km: Its position, km.
-            segments: With snapshots: consecutive ranges of time steps. Those but the last have the same length, a
-                multiple of 3 and of the snapshot factor.
-            keep: Called with the number of each segment and its snapshots [snapshots, *padded_shape].
+            source_km: Position of the source, km.
+            segments: With snapshots: consecutive ranges of time steps. All ranges except the last have the same length,
+                which is a multiple of 3 and of the snapshot factor.
+            keep: Function that is called with the number of each segment and its snapshots [snapshots, *padded_shape].
         Returns:
             [samples, receivers], in the propagator's precision.
         """
@@ -137,7 +140,8 @@ class Propagator:
         return gather
 
     def adjoint(self, gather: NDArray[Any], source_km: Sequence[float]) -> NDArray[Any]:
-        """Propagate a gather backwards from its receivers, and record at the source: the transpose of `forward`.
+        """Propagate a gather backwards from its receivers, and record the wavefield at the source. This is the
+        transpose of `forward`.
 
         Returns:
             [samples], in the propagator's precision.
@@ -160,9 +164,9 @@ class Propagator:
 
         Args:
             residual: [samples, receivers].
-            segments: Those of `forward`.
-            fetch: Called with the number of a segment and an array [snapshots, *padded_shape] to fill. By default the
-                snapshots are still in memory.
+            segments: The same segments as in `forward`.
+            fetch: Function that is called with the number of a segment and an array [snapshots, *padded_shape] to fill.
+                By default, the snapshots of `forward` are still in memory.
         Returns:
             Image and illumination, float32 [*shape]: time integrals of u v and of u u.
         """
@@ -182,7 +186,7 @@ class Propagator:
         return self.images(self.survey.snapshot_factor)
 
     def snapshots(self, steps: int) -> Any:
-        """Devito's array of the snapshots of a number of time steps [snapshots, *padded_shape]."""
+        """Return Devito's array for the snapshots of a number of time steps, [snapshots, *padded_shape]."""
         count = self._count(range(steps))
         held = self._arrays.get("usave")
         if held is None or held.shape[0] != count:
@@ -193,11 +197,11 @@ class Propagator:
         return held
 
     def checkpoint_steps(self, wavelet: NDArray[Any], source_km: Sequence[float]) -> CheckpointSteps:
-        """Forward and backward steps for migration with checkpoints.
+        """Return the forward and backward steps for migration with checkpoints.
 
         Args:
             wavelet: [samples], the source's signal.
-            source_km: Its position, km.
+            source_km: Position of the source, km.
         """
         samples = self.survey.samples
         src = self._sparse("src", samples, [source_km])
@@ -216,7 +220,7 @@ class Propagator:
         )
 
     def images(self, interval: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Image and illumination of the model without the sponge, float32 [*shape], integrated over time.
+        """Return image and illumination of the model without the sponge, float32 [*shape], integrated over time.
 
         Args:
             interval: Time steps between two correlations.
@@ -233,14 +237,14 @@ class Propagator:
             operator.apply(time_m=0, time_M=steps - 1, dt=self.survey.time_step_s, **arguments)
 
     def _count(self, steps: range) -> int:
-        """Number of snapshots in a range of time steps whose first step has a snapshot."""
+        """Return the number of snapshots in a range of time steps whose first step has a snapshot."""
         return -(-len(steps) // self.survey.snapshot_factor)
 
     def _medium(self) -> dict[str, Any]:
         return {name: self._arrays[name] for name in ("m", "damp")}
 
     def _wavefield(self, name: str) -> Any:
-        """Three time levels of a wavefield, set to zero."""
+        """Return three time levels of a wavefield, set to zero."""
         if name not in self._arrays:
             self._arrays[name] = _devito().TimeFunction(
                 name=name, grid=self._grid, time_order=2, space_order=self.survey.space_order
@@ -260,7 +264,9 @@ class Propagator:
         return images
 
     def _sparse(self, name: str, steps: int, positions_km: Sequence[Sequence[float]], *, key: str | None = None) -> Any:
-        """Signals [steps, positions]; `key` distinguishes arrays that have the same name in Devito."""
+        """Return an array for signals [steps, positions]. `key` distinguishes arrays that have the same name in
+        Devito.
+        """
         held = self._arrays.get(key or name)
         if held is None or held.data.shape != (steps, len(positions_km)):
             held = _devito().SparseTimeFunction(name=name, grid=self._grid, npoint=len(positions_km), nt=steps)
@@ -270,10 +276,10 @@ class Propagator:
 
 
 def propagator(survey: Survey, precision: Precision = "float32") -> Propagator:
-    """The propagator of this process for a survey.
+    """Return the propagator of this process for a survey.
 
-    Operators are kept for good, and shared between surveys of the same dimensions, space order and snapshot factor.
-    Arrays are kept for the last survey and precision.
+    Operators are kept until the process ends, and are shared between surveys of the same dimensions, space order and
+    snapshot factor. Arrays are kept only for the last survey and precision.
 
     Raises:
         MissingPackage: Devito is not installed.
@@ -285,7 +291,7 @@ def propagator(survey: Survey, precision: Precision = "float32") -> Propagator:
         if key not in _last:
             if _last:
                 _last.clear()
-                gc.collect()  # Devito's arrays are in reference cycles, and would add up
+                gc.collect()  # Devito's arrays are in reference cycles, so old arrays would remain in memory
             _last[key] = Propagator(survey, precision)
         return _last[key]
 
@@ -302,7 +308,7 @@ def model_shot(survey: Survey, model: NDArray[Any], shot: int) -> NDArray[np.flo
     Raises:
         ConfigError: The survey has no such shot, or the model does not fit the survey.
         MissingPackage: Devito is not installed.
-        SystemFault: The C compiler of Devito is missing or refused the code.
+        SystemFault: Devito's C compiler is missing, or it rejected the code.
     """
     survey.check_shot(shot)
     survey.check_model(model)
@@ -315,13 +321,14 @@ def model_shot(survey: Survey, model: NDArray[Any], shot: int) -> NDArray[np.flo
 
 @dataclass(frozen=True)
 class CheckpointSteps:
-    """Steps of a migration that repeats forward steps from checkpoints; also pyrevolve's description of a checkpoint.
+    """Steps of a migration that computes forward steps again from checkpoints. Also pyrevolve's description of a
+    checkpoint.
 
     Attributes:
-        forward: Devito's operator of forward steps, which write `record`.
-        backward: Its operator of backward steps, which read `residual` and correlate.
+        forward: Devito's operator for forward steps, which writes `record`.
+        backward: Devito's operator for backward steps, which reads `residual` and correlates the wavefields.
         record: The forward wavefield at the receivers [samples, receivers].
-        residual: The signals to propagate backwards [samples, receivers], for the caller to fill.
+        residual: The signals to propagate backwards [samples, receivers]. The caller fills them.
         levels: The three time levels of the forward wavefield [3, ...]; step n is at n modulo 3.
     """
 
@@ -338,11 +345,11 @@ class CheckpointSteps:
 
     @property
     def size(self) -> int:
-        """Values in a checkpoint."""
+        """Number of values in a checkpoint."""
         return 2 * int(self.levels[0].size)
 
     def get_data(self, step: int) -> list[NDArray[Any]]:
-        """The two levels from which a step is computed; pyrevolve copies them."""
+        """The two time levels from which a step is computed. pyrevolve copies them into a checkpoint."""
         return [self.levels[step % 3], self.levels[(step - 1) % 3]]
 
     def get_data_location(self, step: int) -> list[NDArray[Any]]:
@@ -351,15 +358,16 @@ class CheckpointSteps:
 
 
 class _Operators:
-    """Devito operators for grids of any size; each is built at first use, because building one takes a second.
+    """Devito operators for grids of any size. An operator is built at its first use, because that takes a second.
 
-    The wave equation is m u_tt + damp u_t - laplace(u) = source, with squared slowness m and sponge damp. `adjoint` is
-    the transpose of `model`: the same equation with time reversed, receivers as sources and the source as receiver.
+    The wave equation is m u_tt + damp u_t - laplace(u) = source, where m is the squared slowness, and damp the damping
+    of the sponge. `adjoint` is the transpose of `model`: the same equation with time reversed, the receivers as
+    sources, and the source as a receiver.
     """
 
     def __init__(self, dimensions: int, space_order: int, snapshot_factor: int, precision: Precision) -> None:
         devito = self._devito = _devito()
-        # Arrays of this size are never used: each call of an operator passes its own.
+        # Arrays of this size are never used, because each call of an operator passes its own arrays.
         grid = devito.Grid(shape=(2 * space_order,) * dimensions, dtype=np.dtype(precision).type)
         self._medium = [devito.Function(name=name, grid=grid, space_order=2) for name in ("m", "damp")]
         self._wave = {
@@ -373,13 +381,16 @@ class _Operators:
         self._compiled: dict[str, Any] = {}
 
     def snapshots(self, grid: Any, count: int) -> Any:
-        """Devito's array of snapshots [count, *grid.shape]. It has no halo, so that its memory is contiguous."""
+        """Return Devito's array of snapshots, [count, *grid.shape]. It has no halo, so that its memory is
+        contiguous.
+        """
         return self._devito.TimeFunction(
             name="usave", grid=grid, time_order=0, space_order=0, save=count, time_dim=self._snapshot_time
         )
 
     def compiled(self, name: str) -> Any:
-        """The operator `model`, `forward` (with snapshots), `adjoint`, `image` (snapshots) or `image_step` (Revolver).
+        """Return the operator `model`, `forward` (stores snapshots), `adjoint`, `image` (reads snapshots) or
+        `image_step` (for Revolver).
 
         Raises:
             SystemFault: Devito's C compiler is missing, or it rejected the code.
@@ -452,8 +463,8 @@ def _devito() -> Any:
 
 
 def _sponge(survey: Survey) -> NDArray[np.float64]:
-    """[*padded_shape]: damping of the sponge times the velocity, 1/km; 0 in the model, and growing smoothly
-    outwards.
+    """Return the damping of the sponge times the velocity, [*padded_shape], in 1/km. It is 0 in the model, and
+    increases smoothly outwards.
     """
     points = survey.sponge_points
     strength = 2 * math.log(1 / _SPONGE_REFLECTION) / (points * survey.spacing_km)

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Flushes subnormal numbers to zero, only while Devito computes.
 
-Devito's compiled operators are linked with `-ffast-math`. When the first operator is loaded, its start-up code sets
-this mode for the whole process, so numbers below 1.2e-38 become zero in every other library, too. This module sets the
-mode for each call of an operator, so that all shots are computed with the same mode, and then restores the caller's
-mode.
+Devito links its operators with `-ffast-math`. When the first operator is loaded, its start-up code sets the mode for
+the whole process, so numbers below 1.2e-38 become zero in every other library, too. This module sets the mode only
+while an operator runs, and then restores the caller's mode. All shots are therefore computed in the same mode.
 """
 
 from __future__ import annotations
@@ -34,7 +33,9 @@ def _libm() -> Any:
 
 @contextmanager
 def flushed_subnormals() -> Iterator[None]:
-    """Set the mode for this thread and threads that it starts, and restore it at the end. x86-64 with glibc only."""
+    """Set the mode for this thread and the threads that it starts, and restore the mode at the end. Only for x86-64
+    with glibc.
+    """
     libm = _libm()
     if libm is None:
         yield

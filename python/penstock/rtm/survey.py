@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Survey of a migration: grid, times, and positions of shots and receivers. Checks that a velocity model fits it."""
+"""Survey of a migration: grid, times, and positions of shots and receivers. Checks that a velocity model fits the
+survey.
+"""
 
 from __future__ import annotations
 
@@ -25,38 +27,42 @@ __all__ = ["DEFAULT_CHECKPOINTS", "Plan", "Survey", "surface_spread", "time_step
 
 SCHEMA_VERSION = 1
 DEFAULT_CHECKPOINTS = 20
-"""Default number of checkpoints of Revolver. With 200, a shot of 1,378 steps takes 10 % less time and 10 times the
-memory.
+"""Default number of checkpoints of Revolver. With 200 checkpoints, a shot of 1,378 steps takes 10 % less time, but 10
+times the memory for checkpoints.
 """
 
 SEGMENT_BYTES = 32 * 2**20
-"""Memory for the snapshots of one segment when migration stores them in a file."""
+"""Memory in bytes for the snapshots of one segment, if migration stores snapshots in a file."""
 
 HIGHEST_FREQUENCY = 2.5
-"""Highest frequency of a Ricker wavelet, in peak frequencies. Above it, the spectrum is below 4 % of its peak."""
+"""Highest relevant frequency of a Ricker wavelet, as a multiple of its peak frequency. At higher frequencies, the
+spectrum is below 4 % of its peak.
+"""
 
-# Time step in units of h / vmax. It is about 0.8 of the stability limit at order 8, so that dispersion in time is less
-# than dispersion in space.
+# Time step in units of h / vmax, by number of dimensions. The step is about 0.8 of the stability limit at order 8, so
+# that dispersion in time is less than dispersion in space.
 _CFL = {2: 0.42, 3: 0.38}
 _SPONGE_POINTS = {2: 40, 3: 20}
-_SPONGE_REFLECTION = 1e-3  # amplitude that comes back from a sponge at normal incidence
-# Grid points in the shortest wavelength. Source: Alford et al. 1974 for orders 2 and 4 (10 and 5 at the half-power
-# frequency); order 8 keeps its phase velocity within 1 % down to 3.
+_SPONGE_REFLECTION = 1e-3  # share of the amplitude that a sponge reflects at normal incidence
+# Minimum number of grid points per shortest wavelength, by space order. Source: Alford et al. 1974 for orders 2 and 4
+# (10 and 5 points at the half-power frequency). At order 8, the error of the phase velocity is below 1 % with 3 points.
 _POINTS_PER_WAVELENGTH = {2: 8.0, 4: 5.0}
 _POINTS_PER_WAVELENGTH_FROM_6 = 3.0
 _MAX_SAMPLES = 10_000_000
 
 
 def time_step_limit_s(spacing_km: float, vmax: float, dimensions: int, *, space_order: int = 8) -> float:
-    """Longest time step that keeps modelling stable and accurate (Courant-Friedrichs-Lewy condition), s.
+    """Return the longest time step, in s, with which modelling is stable and accurate (Courant-Friedrichs-Lewy
+    condition).
 
     Args:
         spacing_km: Grid spacing, km.
         vmax: Highest velocity of the model, km/s.
         dimensions: 2 or 3.
-        space_order: Order of the spatial derivatives, even.
+        space_order: Order of the spatial derivatives; an even number.
     Returns:
-        0.42 h/vmax in 2-D and 0.38 h/vmax in 3-D; less for space orders whose stability limit is lower.
+        0.42 h/vmax in 2-D and 0.38 h/vmax in 3-D, where h is the spacing. Less for space orders with a lower stability
+        limit.
     Raises:
         ConfigError: An argument is invalid.
     """
@@ -66,8 +72,9 @@ def time_step_limit_s(spacing_km: float, vmax: float, dimensions: int, *, space_
         _check_positive(name, value)
     _check_space_order(space_order)
     half = space_order // 2
-    # Weights of the central second derivative at distance j. At the Nyquist wavenumber their signs alternate, so the
-    # largest eigenvalue of the Laplacian is the sum of their absolute values, times the number of dimensions.
+    # Absolute weights of the central second derivative at distance j. At the Nyquist wavenumber, all terms have the
+    # same sign, so the largest eigenvalue of the Laplacian is the sum of the absolute weights, times the number of
+    # dimensions.
     sizes = [
         2 * math.factorial(half) ** 2 / (j**2 * math.factorial(half - j) * math.factorial(half + j))
         for j in range(1, half + 1)
@@ -82,12 +89,13 @@ class Plan:
     """Cost of one shot of a survey: steps and memory.
 
     Attributes:
-        steps: Time steps of one propagation. Modelling propagates once; migration twice, or more with Revolver.
+        steps: Time steps of one propagation. Modelling propagates once. Migration propagates twice, or more often with
+            Revolver.
         snapshots: Snapshots of the forward wavefield.
         grid_points: Grid points with the sponge.
         gather_bytes: Size of a gather, float32.
         image_bytes: Size of an image, float32; the illumination has the same size.
-        snapshot_bytes: Size of all snapshots: memory for method "snapshots", a file for "disk".
+        snapshot_bytes: Size of all snapshots, in memory for method "snapshots", or in a file for "disk".
         model_memory_bytes: Memory of the arrays of modelling.
         memory_bytes: Memory of the arrays of a migration by "snapshots".
         disk_memory_bytes: Memory of the arrays of a migration by "disk".
@@ -108,7 +116,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Survey:
-    """Acquisition and numerical settings of a set of shots on one grid. The receivers are fixed.
+    """Acquisition and numerical settings of a set of shots on one grid. All shots have the same receivers.
 
     Attributes:
         shape: Grid samples of the model, [x, z] or [x, y, z], without the sponge. Depth is last.
@@ -119,11 +127,12 @@ class Survey:
         sources_km: Position of each shot, km: (x, z) or (x, y, z).
         receivers_km: Position of each receiver, km.
         space_order: Order of the spatial derivatives, even.
-        sponge_points: Width of the absorbing layer on each side, samples; 40 in 2-D and 20 in 3-D by default.
+        sponge_points: Width of the absorbing layer on each side, in samples; by default 40 in 2-D and 20 in 3-D.
         snapshot_factor: Time steps between two snapshots of the forward wavefield.
 
     Raises:
-        ConfigError: A value is invalid, a position is outside the grid, or snapshots are too rare for the wavelet.
+        ConfigError: A value is invalid, a position is outside the grid, or `snapshot_factor` is too large for the
+            wavelet.
     """
 
     shape: tuple[int, ...]
@@ -175,12 +184,14 @@ class Survey:
 
     @property
     def samples(self) -> int:
-        """Samples of a trace, which are also the time steps of a propagation."""
+        """Number of samples of a trace, which is also the number of time steps of a propagation."""
         return math.floor(self.record_s / self.time_step_s * (1 + 1e-9)) + 1
 
     @property
     def snapshots(self) -> int:
-        """Snapshots of the forward wavefield: one at time step 0 and at each multiple of `snapshot_factor`."""
+        """Number of snapshots of the forward wavefield: one at each multiple of `snapshot_factor`, beginning with time
+        step 0.
+        """
         return -(-self.samples // self.snapshot_factor)
 
     @property
@@ -208,7 +219,8 @@ class Survey:
         points = math.prod(self.padded_shape)
         with_halo = math.prod(n + 2 * self.space_order for n in self.padded_shape)
         gather = 4 * self.samples * len(self.receivers_km)
-        # Two wavefields of three time levels; slowness, sponge, image and illumination; gather, record and residual.
+        # Arrays of a migration: two wavefields of three time levels; slowness, sponge, image and illumination; and
+        # gather, record and residual.
         base = 4 * (6 * with_halo + 4 * points) + 3 * gather
         held = min(self.snapshots, self.snapshots_per_segment)
         return Plan(
@@ -218,7 +230,7 @@ class Survey:
             gather_bytes=gather,
             image_bytes=4 * math.prod(self.shape),
             snapshot_bytes=4 * points * self.snapshots,
-            # One wavefield, slowness and sponge, a gather and its traces.
+            # Arrays of modelling: one wavefield, slowness and sponge, a gather and its traces.
             model_memory_bytes=4 * (3 * with_halo + 2 * points) + 2 * gather,
             memory_bytes=base + 4 * points * self.snapshots,
             disk_memory_bytes=base + 4 * points * held,
@@ -227,9 +239,10 @@ class Survey:
 
     @property
     def snapshots_per_segment(self) -> int:
-        """Snapshots that migration by "disk" holds in memory: about 32 MiB.
+        """Number of snapshots that migration by "disk" keeps in memory: about 32 MiB.
 
-        A multiple of 3, so that all segments of time steps start at the same of a wavefield's three time levels.
+        This is a multiple of 3, so that all segments of time steps start at the same one of a wavefield's three time
+        levels.
         """
         return 3 * max(1, SEGMENT_BYTES // (12 * math.prod(self.padded_shape)))
 
@@ -238,7 +251,7 @@ class Survey:
 
         Args:
             model: Velocities [*shape], km/s.
-            reflectors: Require that the record is long enough for the echo of the deepest reflector.
+            reflectors: Whether the record must be long enough for the echo of the deepest reflector.
         Raises:
             ConfigError: The shape differs, a velocity is invalid, the time step is too long (stability), the grid is
                 too coarse (dispersion), or the record is too short.
@@ -281,7 +294,7 @@ class Survey:
         """Check that a shot exists.
 
         Raises:
-            ConfigError: The shot is not a number from 0 to the number of shots minus one.
+            ConfigError: The shot is not an integer from 0 to the number of shots minus one.
         """
         if not 0 <= _whole("shot", shot) < self.shots:
             raise ConfigError(
@@ -291,7 +304,7 @@ class Survey:
             )
 
     def to_json(self) -> str:
-        """The survey as a JSON object that `from_json` can read."""
+        """Return the survey as a JSON object that `from_json` can parse."""
         return json.dumps({"schema_version": SCHEMA_VERSION, **asdict(self)})
 
     @classmethod
@@ -371,15 +384,17 @@ def surface_spread(
     record_s: float | None = None,
     depth_km: float | None = None,
 ) -> Survey:
-    """Survey with shots and receivers near the surface: a receiver at each grid position, shots at equal distances.
+    """Create a survey with shots and receivers near the surface: a receiver at each grid position, and shots at equal
+    distances.
 
     Args:
         model: Velocities [x, z] or [x, y, z], km/s.
         spacing_km: Grid spacing, km.
-        shots: Number of shots. In 3-D they form a near-square grid of this many.
+        shots: Number of shots. In 3-D, the shots form an almost square grid.
         frequency_hz: Peak frequency, Hz.
-        record_s: Record length, s; by default up to the echo of the deepest reflector at zero offset, and 2 periods.
-        depth_km: Depth of shots and receivers, km; 2 samples by default.
+        record_s: Record length, s; by default the time of the echo of the deepest reflector at zero offset, plus 2
+            periods.
+        depth_km: Depth of shots and receivers, km; by default 2 samples.
     Returns:
         A survey with the longest stable time step and at most 8 steps between snapshots.
     Raises:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Velocity models for tests and demonstrations: flat layers, smoothing, reflector depths and travel times.
 
-A model is an array [x, z] or [x, y, z] of P-wave velocities in km/s, depth last, with the same spacing in every
-direction.
+A model is an array [x, z] or [x, y, z] of P-wave velocities in km/s. Depth is the last dimension. The spacing is the
+same in every direction.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["MAX_VELOCITY", "check_velocities", "layered", "reflector_depths", "smooth", "two_way_time_s"]
 
 MAX_VELOCITY = 20.0
-"""Highest velocity accepted, km/s. The fastest P waves of the Earth reach 13.7 km/s, so a larger value is in m/s."""
+"""Highest velocity that is accepted, in km/s. The fastest P waves in the Earth reach 13.7 km/s, so a larger value is
+probably in m/s.
+"""
 
 MIN_CONTRAST = 0.05
 """Smallest relative jump of the velocity between two samples that counts as a reflector."""
@@ -36,13 +38,13 @@ def layered(
     vmin: float = 1.5,
     vmax: float = 3.5,
 ) -> NDArray[np.float32]:
-    """Create a model of flat layers, whose velocity increases with depth in equal steps.
+    """Create a model of flat layers. The velocity increases with depth in equal steps.
 
     Args:
         shape: Grid samples, [x, z] or [x, y, z].
         spacing_km: Grid spacing, km.
-        interfaces_km: Depths of the interfaces, km, increasing. An interface lies at the nearest sample, which is the
-            first of the lower layer. By default four interfaces make five layers of equal thickness.
+        interfaces_km: Depths of the interfaces, km, increasing. The sample nearest to an interface is the first sample
+            of the lower layer. By default, four interfaces separate five layers of equal thickness.
         vmin: Velocity of the top layer, km/s.
         vmax: Velocity of the bottom layer, km/s.
     Returns:
@@ -77,9 +79,10 @@ def smooth(model: NDArray[Any], points: float) -> NDArray[np.float32]:
 
     Args:
         model: Velocities [x, z] or [x, y, z], km/s.
-        points: Standard deviation of the Gaussian, samples. 0 returns a copy. Edge values continue outwards.
+        points: Standard deviation of the Gaussian, in samples; 0 returns a copy. The values at the edges are continued
+            outwards.
     Returns:
-        float32, shape of the model, km/s.
+        Velocities, km/s, as float32 with the shape of the model.
     Raises:
         ConfigError: A velocity or the number of points is invalid.
     """
@@ -98,10 +101,10 @@ def smooth(model: NDArray[Any], points: float) -> NDArray[np.float32]:
 
 
 def reflector_depths(model: NDArray[Any]) -> list[int]:
-    """Samples at which a layer begins, in the column in the middle of the model.
+    """Return the samples at which a layer begins, in the column in the middle of the model.
 
-    A reflector is where the relative jump of the velocity from one sample to the next has a local maximum of 5 % or
-    more. A smoothed model has none.
+    A layer begins where the relative jump of the velocity from one sample to the next has a local maximum of 5 % or
+    more. A smoothed model has no such samples.
 
     Raises:
         ConfigError: A velocity is invalid.
@@ -112,13 +115,13 @@ def reflector_depths(model: NDArray[Any]) -> list[int]:
 
 
 def two_way_time_s(model: NDArray[Any], spacing_km: float, depth: int | None = None) -> float:
-    """Vertical travel time down to a depth and back in the slowest column, in s.
+    """Return the vertical travel time to a depth and back, in s, in the column where it is longest.
 
     Args:
         model: Velocities [x, z] or [x, y, z], km/s.
         spacing_km: Grid spacing, km.
-        depth: Depth in samples from the surface. By default, each column counts down to its deepest reflector; without
-            reflectors, the time is 0.
+        depth: Depth in samples from the surface. By default, this is the depth of the deepest reflector in each column;
+            without reflectors, the time is 0.
     Raises:
         ConfigError: A velocity, the spacing or the depth is invalid.
     """
@@ -189,7 +192,9 @@ def _jumps(velocities: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def _gaussian_weights(samples: int, points: float) -> NDArray[np.float64]:
-    """Matrix [samples, samples] that smooths a vector. Weights outside the vector are added to its edge samples."""
+    """Return the matrix [samples, samples] that smooths a vector. Weights outside of the vector are added to the
+    weights of its edge samples.
+    """
     radius = min(math.ceil(4 * points), 10 * samples)
     offsets = np.arange(-radius, radius + 1)
     kernel = np.exp(-0.5 * (offsets / points) ** 2)

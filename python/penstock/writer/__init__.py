@@ -3,7 +3,7 @@
 
     written = penstock.write(samples, "s3://bucket/train/", format="tar")
 
-`write` takes dicts; `convert` takes a dataset that `penstock.open` reads.
+`write` stores samples that are given as dicts. `convert` copies a dataset that `penstock.open` reads.
 """
 
 from __future__ import annotations

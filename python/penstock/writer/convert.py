@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conversion of a dataset to TFRecord, tar or Parquet: reads it with its default fields in stored order, and writes it.
+"""Conversion of a dataset to TFRecord, tar or Parquet: reads the default fields in stored order, and writes the
+samples.
 
 Values do not change: encoded images, text and other bytes are copied, and arrays keep their type and shape.
 """
@@ -48,13 +49,13 @@ __all__ = ["Conversion", "convert", "plan_conversion"]
 _LOG = logging.getLogger("penstock.writer")
 
 NOT_SELECTED = "not selected"
-"""Reason why a part that `fields` does not name is left out."""
+"""Reason in `left_out` for a part that `fields` does not name."""
 
 _NULLABLE = ("parquet", "arrow", "jsonl", "csv", "tar", "tfrecord")
-"""Formats whose records may lack a value."""
+"""Formats in which a record can lack a value."""
 
 _NUMBER = re.compile(r"(?:\w+\[[^\]]*\], )?(?:\w+, a Hive|(\w+ \[\]|the text `|[-\d]|true|false).*; a value in)")
-"""A schema's description of a single number that some records lack."""
+"""Pattern of a schema's description of a single number that some records lack."""
 
 _COMPRESSED = (
     "a compressed file, whose column types are not read: times are stored as integers, booleans as uint8, and texts in "
@@ -71,13 +72,14 @@ class Conversion:
 
     Attributes:
         dataset: The source.
-        fields: Fields to read, by the name under which they are written.
-        left_out: (name, reason) for each part of the source that is not converted: no field reads it, the format cannot
-            store it, or it is not selected.
-        samples: Number of samples; None if it is known only after reading.
-        notes: (name, what is lost) for each field that is stored with less information than in the source.
-        elements: Arrow types of the elements of some fields in Parquet, by the name under which they are written.
-        selection: URL, path or pattern of the source, absolute.
+        fields: Fields to read, by the names under which they are written.
+        left_out: (name, reason) for each part of the source that is not converted. Either no field reads the part, the
+            format cannot store it, or it is not selected.
+        samples: Number of samples; None if it is known only after all samples are read.
+        notes: (name, description of the loss) for each field that is stored with less information than in the source.
+        elements: Arrow types of the elements of some fields in Parquet, by the names under which the fields are
+            written.
+        selection: Absolute URL, path or pattern of the source.
     """
 
     dataset: Dataset
@@ -101,7 +103,7 @@ class Conversion:
         return hashlib.blake2b(json.dumps([self._objects, specs]).encode(), digest_size=16).hexdigest()
 
     def check_destination(self, destination: Destination, settings: Settings) -> None:
-        """Raise ConfigError if an overwrite of the destination would delete objects of the source, or if the source would
+        """Raise ConfigError if overwriting the destination would delete objects of the source, or if the source would
         contain the new shards when it is opened again.
         """
         source, target = self.dataset.url, destination.url
@@ -132,7 +134,7 @@ class Conversion:
                 )
 
     def _selects(self, key: str) -> bool:
-        """Return whether the source would contain an object of this key, below its folder."""
+        """Return whether the source would contain an object with this key below its folder."""
         listed = json.loads(self.dataset.source.manifest())
         listed["objects"].append({**listed["objects"][0], "key": key})
         variables, as_files = dict(env.read()), json.dumps({"name": "files"})
@@ -140,8 +142,8 @@ class Conversion:
         return any(entry.get("key") == key for entry in json.loads(found.manifest())["objects"])
 
     def image_keys(self) -> dict[str, str]:
-        """Return the key in a tar of each image file: its path without the extension, as `_tar_key`, with a number at the
-        end if another file has this key. Empty for other sources.
+        """Return the tar key of each image file: `_tar_key` of the path without the extension, with a number at the end
+        if another file has the same key. Empty for sources other than images.
         """
         keys: dict[str, str] = {}
         taken = set()
@@ -155,7 +157,7 @@ class Conversion:
         return keys
 
     def read(self, start: int) -> Iterator[dict[str, Any]]:
-        """Read the samples from number `start` on, in stored order. A value that a sample lacks is None.
+        """Yield the samples from number `start` on, in stored order. A value that a sample lacks is None.
 
         Raises:
             Mismatch: A list contains a null, or a value has another type than in the first records.
@@ -163,7 +165,7 @@ class Conversion:
         specs = {name: _with_default(spec) for name, spec in self.fields.items()}
         masks = {}
         if self.dataset.format in _NULLABLE:
-            # Lists need no mask in a TFRecord, because an empty list is the same as a missing one.
+            # Lists of a TFRecord need no mask, because an empty list and a missing list are the same.
             lists = () if self.dataset.format != "tfrecord" else (RaggedSpec, RawListSpec, NestedSpec)
             masks = {
                 name: PresentSpec(getattr(spec, "parts", ()))
@@ -197,7 +199,7 @@ class Conversion:
 
 
 def _with_default(spec: FieldSpec) -> FieldSpec:
-    """Return the field without a mask, and with a default instead of an error for a missing value."""
+    """Return the field without a mask, and with a default, so that a missing value is not an error."""
     made = replace(spec, presence=None)
     if isinstance(made, TensorSpec) and made.default is None:
         return replace(made, default=0)
@@ -214,14 +216,16 @@ def plan_conversion(
     *,
     fields: Sequence[str] | None = None,
 ) -> Conversion:
-    """Open the source of a conversion, and determine its fields. Reads one object, or its start, and the footers of tables.
+    """Open the source of a conversion, and determine its fields. Reads one object or its start, and the footers of
+    tables.
 
     Args:
-        fields: Names of the parts to convert, or `NEW=OLD` to rename one; by default all that a field can read and the
-            format can store.
+        fields: Names of the parts to convert, or `NEW=OLD` to rename a part. By default, all parts that a field can
+            read and the format can store are converted.
 
     Raises:
-        ConfigError: A name is not a part of the source, or nothing is selected. Or the source is of another type.
+        ConfigError: A name is not a part of the source, nothing is selected, or the source is not a URL, a path or a
+            list of these.
         Unsupported: The format cannot store a selected part (only Parquet stores lists of lists, and a tar cannot store
             lists of bytes or texts), or the times of a part have different units in two objects.
     """
@@ -300,19 +304,19 @@ def plan_conversion(
 
 
 def _written(dataset: Dataset) -> dict[str, Any]:
-    """Return what the manifest of a written dataset states about its fields; empty for another dataset."""
+    """Return the description of the fields in the manifest of a written dataset; empty for any other dataset."""
     if dataset.source.fields is None:
         return {}
     files = _native.Files(dataset.url, dict(env.read()))
     found = files.described(MANIFEST.encode())
-    if not found:  # the manifest is elsewhere
+    if not found:  # there is no manifest in this folder
         return {}
     name, size, _version, _modified = found[0]
     return dict(json.loads(files.read(name, [(0, size)])[0]).get("written", {}))
 
 
 def _typed(spec: FieldSpec, held: str, column: ColumnType | None, source: str, format: Format) -> FieldSpec:  # noqa: A002
-    """Return the field with the type that the source states: texts, booleans and single numbers."""
+    """Return the field with the type in the source's schema, for texts, booleans and single numbers."""
     if column is not None and str(column.element) == "bool" and isinstance(spec, (TensorSpec, RaggedSpec, NestedSpec)):
         spec = replace(spec, dtype="bool")
     if format == "parquet" and isinstance(spec, RawSpec) and not spec.record:
@@ -322,7 +326,7 @@ def _typed(spec: FieldSpec, held: str, column: ColumnType | None, source: str, f
             return TextSpec(parts=spec.parts, default=default, presence=spec.presence)
     if format == "parquet" and source == "jsonl" and isinstance(spec, (RawListSpec, NestedSpec)):
         return replace(spec, errors="strict") if getattr(spec, "dtype", None) is None else spec
-    # The default field of a number that some records lack is ragged, but the column is not a list.
+    # If some records lack a number, its default field is ragged, although the column is not a list.
     is_number = bool(_NUMBER.match(held)) if column is None else not column.depth
     if isinstance(spec, RaggedSpec) and spec.shape == () and is_number:
         return TensorSpec(spec.dtype, (), spec.parts, presence=spec.presence)
@@ -350,7 +354,7 @@ def _absolute(source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]])
 
 
 def _tar_name(name: str, source: str) -> str:
-    """Name of a part as the extension of a tar member."""
+    """Return the extension of a tar member for a part."""
     if source == "images" and name in ("image", "label"):
         return {"image": "jpg", "label": "cls"}[name]
     return name if name == KEY else name.replace("/", ".").strip(".")
@@ -371,13 +375,14 @@ def convert(
     timeout_s: float = 600.0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Written:
-    """Convert a dataset that `penstock.open` reads to shards of another format. Arguments and errors as for `write`.
+    """Convert a dataset that `penstock.open` reads to shards of another format. Arguments and errors are those of
+    `write`.
 
-    The same call continues an interrupted conversion, and does nothing after a complete one. A source may also be a list
-    of URLs, as for `open`.
+    Repeat the same call to continue an interrupted conversion. If the conversion is complete, the call does nothing.
+    The source can also be a list of URLs, as for `open`.
 
     Raises:
-        Changed: The conversion was complete, but a shard is missing or has another size.
+        Changed: An earlier call completed the conversion, but a shard is missing or has another size now.
     """
     require("penstock.convert", "numpy")
     at = Destination(url, timeout_s=timeout_s)
@@ -417,7 +422,7 @@ def convert(
 
 @contextmanager
 def _hints() -> Iterator[None]:
-    """Replace the hints about the samples of `write`."""
+    """Replace hints of `write` about its samples by hints about the source of the conversion."""
     try:
         yield
     except KeyRefused as error:
@@ -429,7 +434,9 @@ def _hints() -> Iterator[None]:
 
 
 def _tar_key(key: str) -> str:
-    """Key of a sample in a tar: without `./`, and with `_` for dots in its last part."""
+    """Return the key of a sample in a tar: without `./` at the start, and with `_` instead of dots in the last part of
+    the path.
+    """
     parts = [part for part in key.split("/") if part not in ("", ".")]
     return "/".join([*parts[:-1], parts[-1].replace(".", "_")]) if parts else key
 
@@ -448,11 +455,11 @@ def stored_samples(
     settings: Settings,
     if_exists: Literal["resume", "overwrite"],
 ) -> tuple[Literal["empty", "complete", "unfinished", "replaced"], int]:
-    """Return the state of the destination for a conversion, and the number of samples that it need not write again.
-    Writes nothing.
+    """Return the state of a conversion's destination, and the number of samples that need not be written again. Writes
+    nothing.
 
     Raises:
-        PenstockError: What `convert` would raise before it reads samples.
+        PenstockError: Any error that `convert` would raise before it reads samples.
     """
     from penstock.writer.encoders import encoder_of
     from penstock.writer.values import Fields
@@ -483,7 +490,7 @@ def _complete(at: Destination, settings: Settings) -> Written | None:
 
     Raises:
         PreconditionFailed: A complete dataset was written with other settings.
-        Changed: One of its shards is missing or has another size.
+        Changed: A shard of the dataset is missing or has another size.
     """
     listed = at.listed()
     if MANIFEST not in listed:

@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 __all__ = ["OWN", "Destination"]
 
 OWN = ".penstock"
-"""Prefix of object names that do not belong to the dataset."""
+"""Prefix of the names of Penstock's own objects, which do not belong to the dataset."""
 
 _PIECE = 8 << 20
 _MIN_RATE_BYTES_PER_S = 1e6
-"""Minimum rate of a large upload, which determines its time limit. A slower upload fails."""
+"""Minimum rate of a large upload. The time limit increases by size / rate, so a slower upload fails."""
 
 
 class Destination:
-    """The folder at a URL or path. Created when the first object is written.
+    """The folder at a URL or path. The folder is created when the first object is written.
 
     Raises:
         ConfigError: The URL is empty or on another host.
-        Unsupported: It is a dataset of the Hugging Face Hub, or on a web server.
+        Unsupported: The URL is a dataset of the Hugging Face Hub, or on a web server.
     """
 
     def __init__(self, url: str | os.PathLike[str], *, timeout_s: float) -> None:
@@ -59,7 +59,7 @@ class Destination:
         self._timeout_s = timeout_s
         self._files: _native.Files | None = None
         self.stop = threading.Event()
-        """If this is set, a write in progress raises Interrupted."""
+        """After this event is set, a write in progress raises Interrupted."""
 
     @property
     def files(self) -> _native.Files:
@@ -72,7 +72,7 @@ class Destination:
         return self._files
 
     def listed(self) -> dict[str, int]:
-        """Names and sizes of all objects, including Penstock's own."""
+        """Return the names and sizes of all objects, including Penstock's own objects."""
         if self.path is not None and not self.path.exists():
             return {}
         try:
@@ -92,11 +92,11 @@ class Destination:
         return self.files.read(os.fsencode(name), [(0, size)])[0] if size else b""
 
     def put(self, name: str, data: bytes) -> None:
-        """Write a small object as a whole."""
+        """Write a small object in one request."""
         self.files.put(os.fsencode(name), data)
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete objects; missing ones are ignored."""
+        """Delete objects. Missing objects are ignored."""
         keys = [os.fsencode(name) for name in names]
         if keys:
             self.files.delete(keys)
@@ -105,7 +105,7 @@ class Destination:
         """Write a shard. Local files are synced.
 
         Raises:
-            NoSpace, Denied, SystemFault, ServerError: The shard cannot be written. Nothing appears under its name.
+            NoSpace, Denied, SystemFault, ServerError: The shard cannot be written. No object appears under its name.
             Interrupted: `stop` was set.
         """
         view = memoryview(data).cast("B")  # cast, because the elements of an Arrow buffer are int8

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Encoders of TFRecord and tar: convert the values of a sample to features or members, and describe the fields with
-which a loader reads them. The core builds the bytes of a shard.
+"""Encoders of TFRecord and tar: convert the values of a sample to features or tar members, and describe the fields with
+which a loader reads these. The core builds the bytes of a shard.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ _NUMBERS = ("cls", "cls2", "class", "count", "index", "id")
 """Extensions of members that contain a number as text, as in WebDataset's decoders."""
 
 _TEXTS = ("txt", "text", "transcript", "json", "jsonl", "csv", "xml", "html", "md")
-"""Extensions of members that contain text unchanged. A text field of another name gets `.txt`."""
+"""Extensions of members that contain text unchanged. If the name of a text field has another extension, `.txt` is
+added.
+"""
 
 
 class Shard(Protocol):
@@ -102,11 +104,11 @@ class _Buffer:
 
 
 class TfRecordEncoder:
-    """tf.Example in TFRecords, with TensorFlow's kinds.
+    """Encoder of tf.Example in TFRecords, with TensorFlow's kinds of features.
 
-    `bool`, `int32`, `int64` and single integers are an int64_list, `float32` and Python's floats a float_list, and
-    bytes and text a bytes_list. Arrays of other types are one byte string of their elements (`tf.io.decode_raw`),
-    because an int64_list would be larger, and a float_list would round float64.
+    `bool`, `int32`, `int64` and single integers become an int64_list, `float32` and Python's floats a float_list, and
+    bytes and text a bytes_list. An array of another type becomes one byte string of its elements (for
+    `tf.io.decode_raw`), because an int64_list would be larger, and a float_list would round float64.
     """
 
     suffix = ".tfrecord"
@@ -173,11 +175,11 @@ class TfRecordEncoder:
 
 
 class TarEncoder:
-    """Members of a tar as in WebDataset: `KEY.EXTENSION`, one for each field.
+    """Encoder of tar members as in WebDataset: `KEY.EXTENSION`, one member for each field.
 
-    If the name of a field ends with an extension that suits its type (`jpg`, `seg.png`, `cls`, `txt`, `json`, `npy`),
-    the member has this name. Otherwise, arrays and floats get `.npy`, integers `.cls`, text `.txt`, and dicts and lists
-    of text `.json`.
+    If the name of a field ends with an extension that suits its type (such as `jpg`, `seg.png`, `cls`, `txt`, `json` or
+    `npy`), the name is the extension of the member. Otherwise, an extension is added to the name: `.npy` for arrays and
+    floats, `.cls` for integers, `.txt` for text, and `.json` for dicts and lists of text.
     """
 
     suffix = ".tar"
@@ -205,7 +207,9 @@ class TarEncoder:
         self._heads: dict[tuple[int, tuple[int, ...]], bytes] = {}
 
     def _part(self, field: Field) -> str:
-        """Extension of a field's members, in lower case, because readers convert extensions to lower case."""
+        """Return the extension of a field's members. It is in lower case, because readers convert extensions to lower
+        case.
+        """
         name = field.name.lower()
         if not name or "/" in name or name.startswith(".") or name.endswith(".") or "\0" in name:
             raise KeyRefused(
@@ -265,7 +269,7 @@ class TarEncoder:
         shard.core.add_members([(at, f"{key}.{part}", head, kind, value) for at, part, head, kind, value in members])
 
     def _content(self, shard: _Buffer, at: int, field: Field, value: Any) -> tuple[bytes, str, Any]:
-        """Return the head of a member's content, and the kind and value of the rest."""
+        """Return the first bytes of a member's content, and the kind and value of the remaining content."""
         match field.kind:
             case "bytes":
                 return b"", "bytes", value

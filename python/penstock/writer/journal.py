@@ -5,7 +5,7 @@
     URL/.penstock/write/shard-000000.json written after shard 0; a shard without it is written again
     URL/.penstock/manifest.json           written last; the dataset is complete
 
-A rerun continues with the first shard that is not complete.
+If the write is run again, it continues with the first shard that is not complete.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _READERS = 16
 
 
 class ShardRecord(msgspec.Struct, frozen=True):
-    """A complete shard. Sizes in bytes.
+    """A complete shard. Sizes are in bytes.
 
     Attributes:
-        first: Number of its first sample.
-        last_crc32c: CRC-32C of its last record before compression; in Parquet, of the last row's values.
+        first: Number of the shard's first sample.
+        last_crc32c: CRC-32C of the shard's last record before compression; in Parquet, of the values of the last row.
         fields: Kinds and shapes of the fields, over all samples up to the end of this shard.
-        statistics: For each field, statistics of sizes and of values: count, NaN, minimum, maximum and sum. If there
-            are no values, minimum and maximum are None.
+        statistics: For each field, statistics of sizes and of values: count, number of NaN, minimum, maximum and sum.
+            If there are no values, minimum and maximum are None.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Journal:
 
     @property
     def exists(self) -> bool:
-        """Whether an unfinished write left settings."""
+        """Whether the destination contains the settings of an unfinished write."""
         return _SETTINGS in self._listed
 
     def settings(self) -> dict[str, Any]:
@@ -91,8 +91,10 @@ class Journal:
         self._at.put(_SETTINGS, json.dumps({"version": _VERSION, **settings}).encode())
 
     def end(self, settings: dict[str, Any]) -> None:
-        """Delete all objects. If this process is killed meanwhile, the write cannot be continued, only overwritten."""
-        # The settings are written first and deleted last. As long as they exist, any remaining shards belong to the
+        """Delete all objects. If this process is killed during the deletion, the write cannot be continued, only
+        overwritten.
+        """
+        # The settings are written first and deleted last. While they exist, all shards in the folder belong to the
         # writer.
         self._at.put(_SETTINGS, json.dumps({**settings, "version": None}).encode())
         self._at.delete([MANIFEST])  # first, because a dataset with a manifest counts as complete
@@ -100,8 +102,8 @@ class Journal:
         self._at.delete([_SETTINGS])
 
     def check(self, mine: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the settings of the unfinished write, if they are the same as `mine`, apart from the fields. None if
-        nothing else is stored, so that another write may replace it.
+        """Return the settings of the unfinished write, if they are equal to `mine`, apart from the fields. None if no
+        shard is stored yet, because another write may then replace the settings.
 
         Raises:
             ConfigError: The settings differ.
@@ -122,18 +124,20 @@ class Journal:
         self._at.put(f"{_FOLDER}shard-{number:06d}.json", msgspec.json.encode(shard))
 
     def whole(self) -> list[ShardRecord]:
-        """Return the complete shards, from shard 0 up to the first that is missing. Remove the records of all other
-        shards.
+        """Return the complete shards, from shard 0 to the last shard before a missing one. Remove the journal entries
+        of all other shards.
         """
         shards, names = self.complete_shards()
-        # Remove the records of shards after a missing one. They are written again, and their samples can differ this
-        # time.
+        # Remove the journal entries of shards after a missing shard. These shards are written again, possibly with
+        # other samples.
         kept = {_SETTINGS, *names[: len(shards)]}
         self._at.delete(name for name in self._listed if name.startswith(_FOLDER) and name not in kept)
         return shards
 
     def complete_shards(self) -> tuple[list[ShardRecord], list[str]]:
-        """Return the complete shards, from shard 0 up to the first that is missing, and the names of the records."""
+        """Return the complete shards, from shard 0 to the last shard before a missing one, and the names of their
+        journal entries.
+        """
         names: list[str] = []
         while (name := f"{_FOLDER}shard-{len(names):06d}.json") in self._listed:
             names.append(name)
@@ -159,7 +163,7 @@ def difference(theirs: dict[str, Any], mine: dict[str, Any]) -> str | None:
     """Describe the first setting of `mine` that differs in `theirs`; None if they are the same."""
     for name, value in mine.items():
         if theirs.get(name) != value:
-            if name == "source":  # a hash
+            if name == "source":  # the value is a hash, which would not help the user
                 return "of another source or other fields"
             return f"with {name}={_shown(theirs.get(name))}, but this write has {name}={_shown(value)}"
     return None

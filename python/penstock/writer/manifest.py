@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Manifest of a written dataset: its objects with record counts and checksums, the default fields and the statistics.
 
-Written last: the dataset is complete when the manifest exists.
+The manifest is written last, so a dataset with a manifest is complete.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["LEFT_OUT", "write_manifest"]
 
 LEFT_OUT = "its arrays differ in more than their first dimension"
-"""Reason why no field reads a stored field."""
+"""Reason why a loader cannot read a stored field."""
 
 _OFFSETS = f"{OWN}/records-0-of-1.bin"
 
@@ -45,8 +45,8 @@ def write_manifest(
     """
     known = {shard.name: shard for shard in shards}
     listed = at.listed()
-    # Delete surplus shards of an earlier attempt that had more samples. Other objects stay, because another program may
-    # have written them meanwhile.
+    # Delete the remaining shards of an earlier attempt that had more samples. Keep all other objects, because another
+    # program may have written them during this write.
     pattern = shard_names(settings["name"])
     at.delete(name for name in listed if pattern.fullmatch(name) and name not in known)
     for shard in shards:
@@ -68,7 +68,7 @@ def write_manifest(
         digest = f"crc32c:{shard.crc32c}"
         entry["digests"] = sorted({*entry.get("digests", ()), digest})
     document["fields"] = json.loads(to_json(specs.items()))
-    # The fields of these are ragged, because some samples lack them.
+    # The fields of these values are ragged, because some samples lack the value.
     numbers = [
         field.name
         for field in fields
@@ -84,7 +84,7 @@ def write_manifest(
 
 
 def _merged(shards: list[ShardRecord], field: int) -> dict[str, Any]:
-    """Return the statistics of a field over all shards: those of sizes in bytes, and those of values."""
+    """Return the statistics of a field over all shards: first of the sizes in bytes, then of the values."""
     sizes = _merge([shard.statistics[field][0] for shard in shards])
     values = _merge([shard.statistics[field][1] for shard in shards])
     return {"bytes": sizes} | ({"values": values} if values["count"] or values["nan"] else {})

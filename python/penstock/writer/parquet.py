@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Encoder of Parquet, by pyarrow. Samples are collected in columns; a worker thread writes the file of a shard.
+"""Encoder of Parquet, with pyarrow. Samples are collected in columns, and a worker thread encodes the file of a shard.
 
 An array is stored as a list of its elements in C order: a list of fixed size if the schema contains the shape.
 """
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 __all__ = ["ParquetEncoder"]
 
 _GROUP_BYTES = 16 << 20
-"""Size of the values of a row group in bytes. A reader always decodes the needed columns of a whole group."""
+"""Target size in bytes of the values in a row group. A reader always decodes whole columns of a row group."""
 
 _LARGE = 1024
-"""A column whose values have at least this mean size in bytes has no dictionary."""
+"""Minimum mean size in bytes of a column's values at which the column is written without a dictionary."""
 
 _MAX_LIST = 2**31 - 1
 """Maximum number of elements of a column in one shard, because Arrow's offsets have 32 bits."""
@@ -65,8 +65,8 @@ class _Column:
         self.nbytes += size
 
     def arrays(self, rows: int) -> Iterator[pa.Array]:
-        """Yield the column as Arrow arrays of `rows` values each. Values are copied for one array at a time, because to
-        allocate memory for the whole column would cost more than the copy.
+        """Yield the column as Arrow arrays of `rows` values each. Values are copied for one array at a time, because
+        allocating memory for the whole column takes longer than the copy.
         """
         starts = range(0, len(self.values), rows)
         if self.field.kind == "array":
@@ -112,7 +112,7 @@ class _Column:
         return lists.cast(_type(self.field))
 
     def last(self) -> Any:
-        """Return the last value; of an array, its elements."""
+        """Return the last value. If it is an array, return its elements."""
         if self.field.kind == "nested":
             return _plain(self.values[-1])
         if self.field.kind == "array" and self.values[-1] is not None:
@@ -139,7 +139,9 @@ class _Shard:
         return sum(column.nbytes for column in self.columns)
 
     def last_crc32c(self) -> int:
-        """CRC-32C of the `repr` of the last row's values, because Parquet stores no contiguous bytes of a row."""
+        """Return the CRC-32C of the `repr` of the last row's values, because Parquet does not store a row as contiguous
+        bytes.
+        """
         return _native.crc32c(ascii([column.last() for column in self.columns]).encode())
 
     def statistics(self) -> Statistics:
@@ -152,10 +154,10 @@ class _Shard:
         rows = max(1, self.records * _GROUP_BYTES // max(self.nbytes, 1))
         fields = [pa.field(column.field.name, _type(column.field)) for column in self.columns]
         schema = pa.schema(fields)
-        # Large values fill the maximum of a dictionary (1 MB) early, so a dictionary would only cost time.
+        # Large values soon fill a dictionary (at most 1 MB), so a dictionary would only cost time.
         small = [column.field.name for column in self.columns if column.nbytes < _LARGE * self.records]
         small += [f"{name}.list.element" for name in small]
-        # Not the default pool of pyarrow, because its first large allocation in each thread takes 0.3 s.
+        # Do not use the default pool of pyarrow: its first large allocation in each thread takes 0.3 s.
         out = pa.BufferOutputStream(pa.system_memory_pool())
         level = level if codec != "none" else None
         with pq.ParquetWriter(out, schema, use_dictionary=small, compression=codec, compression_level=level) as writer:
@@ -167,7 +169,9 @@ class _Shard:
 
 
 class ParquetEncoder:
-    """Rows of Parquet files. Compression is that of the column chunks, so the name has no suffix for it."""
+    """Encoder of rows in Parquet files. The column chunks are compressed, not the file, so the name has no suffix of a
+    compression.
+    """
 
     suffix = ".parquet"
 
@@ -189,7 +193,7 @@ class ParquetEncoder:
 
 
 def _size(value: Any) -> int:
-    """Number of bytes of a value that is not an array. Each item of a list adds 4 bytes for its offset."""
+    """Return the number of bytes of a value that is not an array. Each item of a list adds 4 bytes for its offset."""
     if isinstance(value, list):
         return sum(map(_size, value)) + 4 * len(value)
     if isinstance(value, np.ndarray):
@@ -214,7 +218,7 @@ def _list(field: Field) -> pa.DataType:
 
 
 def _type(field: Field) -> pa.DataType:
-    """Type of the column."""
+    """Return the Arrow type of the column."""
     read = _read_type(field)
     return read if field.element is None else _of_elements(read, field.element)
 
@@ -226,7 +230,7 @@ def _of_elements(made: pa.DataType, element: pa.DataType) -> pa.DataType:
 
 
 def _read_type(field: Field) -> pa.DataType:
-    """Type of the column as a loader reads its elements: as numbers, text or bytes."""
+    """Return the Arrow type of the column with the elements that a loader reads: numbers, text or bytes."""
     match field.kind:
         case "bytes":
             return pa.binary()

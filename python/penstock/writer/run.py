@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`penstock.write`: encodes samples in the calling thread, and compresses and stores shards in worker threads.
 
-Memory is limited: one shard is filled while at most `workers` shards are compressed and sent.
+Memory is limited, because one shard is filled while at most `workers` shards are compressed and sent.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LOG = logging.getLogger("penstock.writer")
 
 @dataclass(frozen=True)
 class Written:
-    """Result of `write`. Sizes in bytes.
+    """Result of `write`. Sizes are in bytes.
 
     Attributes:
         url: Folder of the dataset.
@@ -52,7 +52,7 @@ class Written:
         bytes_stored: Size of the shards.
         skipped: Number of samples that an earlier, interrupted write had stored already.
         fields: Fields with which `penstock.open(url)` reads the samples, by name.
-        left_out: Fields that are stored, but that a loader cannot read: arrays of different shapes in a tar.
+        left_out: Fields that are stored but that a loader cannot read, such as arrays of different shapes in a tar.
     """
 
     url: str
@@ -82,34 +82,37 @@ def write(
     """Write samples as shards `NAME-000000.SUFFIX` into a folder or store, with a manifest that `penstock.open` reads.
 
     A sample is a dict of `bytes` (such as an encoded image), `str`, numbers, NumPy arrays, or lists of these. The first
-    sample, or `schema`, determines the fields; all samples must have them. Equal samples and settings give equal bytes.
+    sample, or `schema`, determines the fields, which all samples must have. Equal samples and settings give equal
+    bytes.
 
-    A shard appears only when it is complete, and the manifest is written last. If a write is interrupted, the same call
-    continues after the last complete shard: it skips the samples that are already stored, and checks that the last of
-    them is the same as before.
+    A shard appears only when it is complete, and the manifest is written last. If a write is interrupted, repeat the
+    same call to continue after the last complete shard. The call skips the samples that are already stored, and checks
+    that the last skipped sample is the same as before.
 
     Args:
-        samples: An iterable of dicts, or a function that returns one: `samples(n)` must start at sample n, so that a
-            resumed write need not produce the earlier samples again.
-        url: A folder: a path, `s3://`, `gs://` or `az://`. It may contain nothing else.
+        samples: An iterable of dicts, or a function that returns such an iterable. `samples(n)` must start at sample n,
+            so that a resumed write need not produce the earlier samples again.
+        url: A folder: a path, `s3://`, `gs://` or `az://`. The folder must not contain other objects.
         format: `tfrecord` (tf.Example), `tar` (WebDataset) or `parquet` (needs the extra `parquet`).
-        shard_bytes: A shard is complete when it has at least this size, before compression.
-        compress: Compression of the shards, `gzip` or `zstd`; in Parquet, of the columns.
-        level: Level of the compression; by default 6 for gzip and 3 for zstd. At most 12 for gzip (9 in Parquet), 22 for
-            zstd.
-        schema: Fields by name: `tensor`, `ragged`, `raw`, `raw_list`, `text` and, in Parquet, `list`. Samples may lack
-            a field with a default, or one that is ragged or a list.
+        shard_bytes: Minimum size of a shard in bytes, before compression. A shard ends with the sample that reaches
+            this size.
+        compress: Compression of the shards or, in Parquet, of the columns: `gzip` or `zstd`.
+        level: Level of the compression; by default 6 for gzip and 3 for zstd. The maximum is 12 for gzip (9 in Parquet)
+            and 22 for zstd.
+        schema: Fields by name: `tensor`, `ragged`, `raw`, `raw_list`, `text` and, in Parquet, `list`. A sample can lack
+            a field that has a default, is ragged or is a list.
         name: Prefix of the shard names.
-        if_exists: For an unfinished write in the folder: `resume` continues it, `error` raises, and `overwrite` deletes
-            it. For a complete dataset, `resume` raises too.
-        workers: Number of shards that are compressed and sent at the same time; by default the number of cores, at most
-            4. The write needs memory for at most workers + 2 shards and their compressed copies.
-        timeout_s: Time limit of a request. The upload of a shard gets 1 additional second per MB.
-        progress: Called with (samples stored, bytes stored) after each shard, by one worker thread at a time.
+        if_exists: Action if the folder contains an unfinished write: `resume` continues it, `error` raises an error,
+            and `overwrite` deletes it. If the folder contains a complete dataset, `resume` raises an error, too.
+        workers: Number of shards that are compressed and sent at the same time; by default the number of cores, but at
+            most 4. The write needs memory for at most workers + 2 shards and their compressed copies.
+        timeout_s: Time limit of a request in seconds. For the upload of a shard, 1 second per MB is added.
+        progress: Function that is called with (samples stored, bytes stored) after each shard, by one worker thread at
+            a time.
 
     Raises:
         ConfigError: A setting is invalid, or differs from the unfinished write. Samples have different fields, differ
-            from those of the unfinished write, or are missing. Or the folder contains other objects.
+            from the samples of the unfinished write, or are missing. Or the folder contains other objects.
         Unsupported: A value has a type that the format cannot store.
         KeyRefused: A key or field name cannot be a name in a tar, or two samples of a shard have the same key.
         PreconditionFailed: The folder contains a complete dataset.
@@ -140,8 +143,8 @@ def run(
     """Run a write; see `write`.
 
     Args:
-        elements: For conversions: Arrow types of the elements of some fields in Parquet. Samples may then lack any
-            field.
+        elements: Only for conversions: Arrow types of the elements of some fields in Parquet. A sample can then lack
+            any field.
     """
     require("penstock.write", "numpy")
     from penstock.writer.encoders import encoder_of
@@ -170,17 +173,18 @@ def run(
     if fields is None:
         fields = Fields.of_sample(first, frees=frees, narrows=narrows)
     if earlier is None:
-        encoder_of(settings, fields)  # raises if the format cannot store a field
+        encoder_of(settings, fields)  # raises an error if the format cannot store a field
         journal.begin({**mine, "fields": fields.to_dict()})
     writer.write(source, first, fields)
     return writer.complete(fields)
 
 
 def existing(at: Destination, journal: Journal, listed: dict[str, int]) -> dict[str, Any] | None:
-    """Return the settings of the complete dataset or the unfinished write in the destination; None if it is empty.
+    """Return the settings of the complete dataset or the unfinished write in the destination; None if the destination
+    is empty.
 
     Raises:
-        ConfigError: It contains other objects.
+        ConfigError: The destination contains other objects.
     """
     is_complete = MANIFEST in listed
     if is_complete and "written" not in journal.manifest():
@@ -200,7 +204,7 @@ def existing(at: Destination, journal: Journal, listed: dict[str, int]) -> dict[
 
 
 def _opened(at: Destination, mine: dict[str, Any], if_exists: IfExists) -> tuple[Journal, dict[str, Any] | None]:
-    """Check the destination. Return its journal, and the settings of the unfinished write that is continued."""
+    """Check the destination. Return its journal, and the settings of the unfinished write if the write continues it."""
     listed = at.listed()
     journal = Journal(at, listed)
     found = existing(at, journal, listed)
@@ -226,7 +230,9 @@ def _opened(at: Destination, mine: dict[str, Any], if_exists: IfExists) -> tuple
 def _resumed(
     samples: Samples, settings: Settings, fields: Fields | None, whole: list[ShardRecord]
 ) -> Iterator[Mapping[str, Any]]:
-    """Return the samples after those in complete shards. The last skipped sample is compared with the stored one."""
+    """Return the samples after the samples in complete shards. Compares the last skipped sample with the stored
+    sample.
+    """
     skip = whole[-1].first + whole[-1].samples if whole else 0
     if not skip:
         return iter(samples(0) if callable(samples) else samples)
@@ -260,7 +266,7 @@ def _other(skip: int, problem: str) -> ConfigError:
 
 
 class _Writer:
-    """Fills shards and passes them to the workers."""
+    """Fills shards with samples, and passes the shards to the workers."""
 
     def __init__(
         self,
@@ -279,7 +285,7 @@ class _Writer:
         self._lock = threading.Lock()
 
     def write(self, source: Iterator[Mapping[str, Any]], first: Mapping[str, Any] | None, fields: Fields) -> None:
-        """Write all samples: `first`, then those of `source`."""
+        """Write all samples: `first`, then the samples of `source`."""
         from penstock.writer.encoders import encoder_of
 
         encoder = encoder_of(self._settings, fields)
@@ -301,8 +307,8 @@ class _Writer:
                     pending.append(pool.submit(self._store, at_shard, shard, start, fields.to_dict()))
                 self._wait(pending, 0)
             except BaseException as error:
-                # Wait for the shards in progress, so that the next run need not write them again. After an interruption,
-                # the wait is shorter.
+                # Wait for the shards in progress, so that the next run need not write them again. After an
+                # interruption, wait for a shorter time.
                 if not isinstance(error, Exception):
                     self._at.stop.set()
                 for future in pending:

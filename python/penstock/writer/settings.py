@@ -18,22 +18,23 @@ Compress = Literal["gzip", "zstd"]
 _SUFFIX = {None: "", "gzip": ".gz", "zstd": ".zst"}
 
 Statistics = list[tuple[tuple[int, int, float, float, float], tuple[int, int, float, float, float]]]
-"""For each field, two sets of statistics, of sizes in bytes and of values: count, number of NaN, minimum, maximum and
-sum.
+"""Two sets of statistics for each field, of the sizes in bytes and of the values. A set is (count, number of NaN,
+minimum, maximum, sum).
 """
 
 KEY = "__key__"
-"""Field with the name of a sample in a tar."""
+"""Name of the field that contains the name of a sample in a tar."""
 
 
 def shard_names(name: str) -> re.Pattern[str]:
-    """Pattern of the names of all shards with this prefix, in any format."""
+    """Return the pattern of the names of all shards with this prefix, in any format."""
     return re.compile(rf"{re.escape(name)}-\d{{6,}}\.[a-z.]+")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings that determine the bytes of the shards, apart from the samples. `source` identifies a dataset that is converted.
+    """Settings that determine the bytes of the shards, apart from the samples. `source` identifies the source of a
+    conversion.
 
     Raises:
         ConfigError: A setting is invalid.
@@ -70,7 +71,7 @@ class Settings:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Settings for the journal."""
+        """Return the settings as JSON for the journal."""
         return {
             "format": self.format,
             "shard_bytes": self.shard_bytes,
@@ -82,9 +83,11 @@ class Settings:
 
     @property
     def suffix(self) -> str:
-        """Suffix of the shards."""
+        """Suffix of the names of the shards."""
         return f".{self.format}" + ("" if self.format == "parquet" else _SUFFIX[self.compress])
 
     def shard_name(self, number: int) -> str:
-        """Name of a shard. The name does not contain the number of shards, because this is known only at the end."""
+        """Return the name of a shard. The name does not contain the number of shards, because this number is known only
+        at the end.
+        """
         return f"{self.name}-{number:06d}{self.suffix}"

@@ -27,10 +27,10 @@ _TEXTS = ("string", "large_string", "string_view")
 _DTYPES = {"bool": "bool", "halffloat": "float16", "float": "float32", "double": "float64"} | {
     name: name for name in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 }
-"""NumPy's name of each Arrow type of numbers."""
+"""NumPy's name of each numeric Arrow type."""
 
 _READERS = 16
-"""Number of schemas that are read concurrently, because the time of a read is mostly latency."""
+"""Number of schemas that are read concurrently. The time of such a read is mostly latency."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ class ColumnType:
 
     @property
     def kept(self) -> Any:
-        """Type of the elements in written Parquet; None for the type that a loader reads."""
+        """Type of the elements in the written Parquet files; None if it is the type that a loader reads."""
         import pyarrow as pa
 
         kind, types = self.element, pa.types
-        # Parquet stores these times in another unit, so the integers would change.
+        # Parquet stores times of these types in another unit, so the integers would change.
         if types.is_date64(kind) or kind in (pa.timestamp("s", getattr(kind, "tz", None)), pa.time32("s")):
             return None
         if self.is_time or types.is_boolean(kind):
@@ -84,7 +84,7 @@ class ColumnType:
 
     @property
     def spec(self) -> FieldSpec | None:
-        """Default field of the column if the first records contain no value; None if no field can read it."""
+        """Default field of the column if the first records contain no value; None if no field can read the column."""
         kind = self.element
         if self.is_text or self.is_bytes:
             return (
@@ -101,18 +101,19 @@ class ColumnType:
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns of all objects.
+    """Columns of all objects of a dataset.
 
     Attributes:
-        objects: Key and columns of each object. Empty for formats other than Parquet and Arrow, and without pyarrow.
+        objects: Key and columns of each object. The list is empty for formats other than Parquet and Arrow, and without
+            pyarrow.
     """
 
     objects: list[tuple[str, dict[str, ColumnType]]]
 
     @cached_property
     def types(self) -> dict[str, ColumnType]:
-        """Type of each column in the first object in which it is not null. A column with texts in one object and bytes
-        in another is binary.
+        """Type of each column in the first object in which the column is not null. If a column has texts in one object
+        and bytes in another, its type is binary.
         """
         merged: dict[str, ColumnType] = {}
         for _key, found in self.objects:
@@ -123,14 +124,15 @@ class Columns:
         return merged
 
     def later(self) -> dict[str, str]:
-        """Columns that the first object lacks, each with the key of an object that has it."""
+        """Return the columns that the first object lacks, each with the key of an object that has the column."""
         if not self.objects:
             return {}
         first = self.objects[0][1]
         return {name: key for key, found in reversed(self.objects) for name in found if first and name not in first}
 
     def check_equal(self, names: Iterable[str]) -> None:
-        """Check that those of these columns that contain times or booleans in an object have the same type in all objects.
+        """Check columns that contain times or booleans in at least one object: their types must be the same in all
+        objects.
 
         Raises:
             Unsupported: A column has another type in one of the objects.
@@ -149,7 +151,9 @@ class Columns:
 
 
 def columns_of(dataset: Dataset) -> Columns:
-    """Read the columns of all objects, by the names of `schema()`. Compressed objects are listed without columns."""
+    """Read the columns of all objects, with the names that `schema()` uses. Compressed objects are listed without
+    columns.
+    """
     if dataset.format not in ("parquet", "arrow"):
         return Columns([])
     entries = [entry for entry in json.loads(dataset.source.manifest())["objects"] if entry["size"]]
@@ -186,7 +190,7 @@ def _of_objects(dataset: Dataset, objects: list[dict[str, Any]]) -> Iterator[dic
 
 
 class _File(RangedFile):
-    """File for pyarrow."""
+    """File object for pyarrow."""
 
     closed = False
 
@@ -195,7 +199,7 @@ class _File(RangedFile):
 
 
 def _columns(name: str, kind: Any, *, depth: int = 0) -> Iterator[tuple[str, ColumnType]]:
-    """Yield the columns of a field, with their paths as in the core."""
+    """Yield the columns of a field, with the same paths as in the core."""
     import pyarrow as pa
 
     types = pa.types

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fields of written samples: the kind of each field's values, and the checks that all samples agree.
 
-The first sample determines the kinds, unless a schema does. A `Field` converts one value to what an encoder stores:
+The first sample or a schema determines the kinds. A `Field` converts one value to the form that an encoder stores:
 `bytes`, `str`, a number, a list of `bytes` or `str`, a contiguous little-endian array, or lists of lists of `bytes` or
 arrays.
 """
@@ -53,7 +53,7 @@ class Field:
         is_ragged: Whether arrays differ in the size of their first dimension.
         is_free: Whether arrays differ in other dimensions, too. Only a tar can store such arrays.
         spec: Specification from the schema, or None.
-        may_be_absent: Whether samples may lack the field, even if its specification has no default.
+        may_be_absent: Whether samples can lack the field even if its specification has no default.
         is_absent: Whether any sample lacks the field.
         element: Arrow type of the elements in Parquet; None for the type of `dtype`.
     """
@@ -87,7 +87,7 @@ class Field:
 
     @property
     def is_optional(self) -> bool:
-        """Whether samples may lack the field: its specification has a default, or any number of items."""
+        """Whether samples can lack the field, because its specification has a default or any number of items."""
         return (
             self.may_be_absent
             or isinstance(self.spec, (RaggedSpec, RawListSpec, NestedSpec))
@@ -95,7 +95,7 @@ class Field:
         )
 
     def loader_spec(self, part: str = "") -> FieldSpec | None:
-        """Return the field with which a loader reads these values; None if no field can.
+        """Return the field with which a loader reads the stored values; None if no field can read them.
 
         Args:
             part: Name of the part of a record that contains the values, if it differs from the field's name.
@@ -118,7 +118,7 @@ class Field:
         return replace(spec, parts=(part,)) if part and part != self.name else spec  # type: ignore[call-arg]
 
     def to_dict(self) -> dict[str, Any]:
-        """Kind and shapes, for the state of a write."""
+        """Return the kind and the shapes, for the state of a write."""
         shape = None if self.shape is None else list(self.shape)
         state = {"kind": self.kind, "dtype": self.dtype, "shape": shape, "ragged": self.is_ragged, "free": self.is_free}
         if self.may_be_absent:
@@ -195,7 +195,7 @@ class Field:
     def _array(self, value: Any, sample: int) -> NDArray[Any]:
         array = value if isinstance(value, np.ndarray) else np.asarray(value)
         if array.dtype != self._numpy and array.dtype.newbyteorder("=") != self._numpy:
-            # Lists have no element type, and a schema can set a wider type. Both are converted.
+            # Convert lists, which have no element type, and arrays for which a schema sets a wider type.
             is_list = not hasattr(value, "dtype")
             casts = _fits(array, self._numpy) or (is_list and array.size == 0)
             may_cast = is_list or self.spec is not None
@@ -211,7 +211,7 @@ class Field:
         return np.asarray(array, dtype=self._numpy, order="C")
 
     def _vary(self, shape: tuple[int, ...], sample: int) -> None:
-        """Record a shape that differs from the first one."""
+        """Record a shape that differs from the first shape."""
         if isinstance(self.spec, RaggedSpec):
             if shape[1:] != self.spec.shape or not shape:
                 raise self._shaped(shape, f"[{', '.join(['any', *map(str, self.spec.shape)])}]", sample)
@@ -289,16 +289,16 @@ class Fields:
         may_be_absent: bool = False,
         elements: Mapping[str, Any] | None = None,
     ) -> Fields:
-        """Fields of a schema: `penstock.tensor`, `ragged`, `raw`, `raw_list`, `list` and `text`.
+        """Create the fields of a schema: `penstock.tensor`, `ragged`, `raw`, `raw_list`, `list` and `text`.
 
         Args:
-            may_be_absent: Whether samples may lack every field.
+            may_be_absent: Whether samples can lack any field.
             elements: Arrow types of the elements of some fields in Parquet, by name.
 
         Raises:
-            ConfigError: A field has another kind, or a mask has the name of another field.
+            ConfigError: A field is of another kind, or a mask has the name of another field.
         """
-        with_masks(dict(schema))  # checks the names
+        with_masks(dict(schema))  # also checks the names
         made = []
         for name, spec in schema.items():
             options: dict[str, Any] = {
@@ -325,10 +325,11 @@ class Fields:
 
     @classmethod
     def of_sample(cls, sample: Any, *, frees: bool, narrows: bool) -> Fields:
-        """Fields of the first sample. With `narrows`, lists of Python floats become float32, as in a tf.Example.
+        """Create the fields of the first sample. With `narrows`, lists of Python floats become float32, as in a
+        tf.Example.
 
         Raises:
-            ConfigError, Unsupported: The sample is empty, or a value has no kind.
+            ConfigError, Unsupported: The sample is empty, or the type of a value is not supported.
         """
         if not isinstance(sample, Mapping) or not sample:
             problem = "has no fields" if isinstance(sample, Mapping) else f"is {_what(sample)}, instead of a dict"
@@ -337,11 +338,11 @@ class Fields:
 
     @classmethod
     def of_state(cls, states: Mapping[str, Mapping[str, Any]], *, frees: bool) -> Fields:
-        """Fields of an earlier write, from `to_dict`."""
+        """Create the fields of an earlier write from its `to_dict`."""
         return cls([Field(name, state["kind"], state["dtype"], frees=frees) for name, state in states.items()])
 
     def to_dict(self) -> dict[str, Any]:
-        """Kinds and shapes of all fields, by name."""
+        """Return the kinds and shapes of all fields, by name."""
         return {field.name: field.to_dict() for field in self.fields}
 
     def restore(self, states: Mapping[str, Mapping[str, Any]]) -> None:
@@ -350,7 +351,7 @@ class Fields:
             field.restore(states[field.name])
 
     def values(self, sample: Mapping[str, Any], number: int) -> list[Any]:
-        """Convert a sample to one value per field. An absent optional field becomes None.
+        """Convert a sample to one value per field. The value is None for an optional field that the sample lacks.
 
         Raises:
             ConfigError: The sample has other fields, or a value of another type or shape.
@@ -394,7 +395,7 @@ class Fields:
 
 
 def _optional(spec: FieldSpec) -> FieldSpec:
-    """Return the field for a value that some samples lack, as `Dataset.schema` returns it: a ragged field, or a field
+    """Return the field that `Dataset.schema` returns for a value that some samples lack: a ragged field, or a field
     with an empty default.
     """
     if isinstance(spec, TensorSpec) and spec.default is None:
@@ -433,8 +434,8 @@ def _limits(dtype: str) -> tuple[int, int]:
 
 
 def _fits(array: NDArray[Any], dtype: np.dtype[Any]) -> bool:
-    """Return whether `dtype` can hold the values of an array. Floats may be rounded, but not to infinity; integers may
-    not change.
+    """Return whether `dtype` can represent the values of an array. Floats can be rounded, but not to infinity; integers
+    must not change.
     """
     is_int = array.dtype.kind in "iu"
     if is_int and dtype.kind in "iu":
@@ -449,7 +450,7 @@ def _fits(array: NDArray[Any], dtype: np.dtype[Any]) -> bool:
 
 
 def _kind(name: str, value: Any, narrows: bool) -> tuple[str, str]:  # noqa: FBT001 - one caller
-    """Kind and element type of a value of the first sample."""
+    """Return the kind and the element type of a value of the first sample."""
     if not isinstance(name, str) or not name or not _is_unicode(name):
         raise ConfigError(f"write: sample 0 has a field whose name is {name!r}, instead of text", where="samples")
     if name.rpartition(".")[2] == "json" and isinstance(value, (dict, list, str)):

@@ -44,7 +44,7 @@ _COMMIT = "commit.json"
 _FORMAT, _VERSION = "penstock-checkpoint", 1
 _NAME = re.compile(r"(\d{12})/([^/]+)")
 _MIN_RATE_BYTES_PER_S = 1e6
-"""Minimum rate of a large upload. The time limit is size / rate, so a slower upload fails."""
+"""Minimum rate of a large upload. The time limit is at least size / rate, so that only a slower upload fails."""
 
 
 def data_name(attempt: str, rank: int) -> str:

@@ -45,7 +45,7 @@ fn zstd(input: &[u8], level: i32) -> Result<Vec<u8>> {
     let failed = |code| Error::bug(format!("zstd: {}", get_error_name(code)));
     let mut context = CCtx::create();
     context.set_parameter(CParameter::CompressionLevel(level)).map_err(failed)?;
-    // zstd writes no checksum by default; without it, damage inside a frame can go unnoticed.
+    // zstd writes no checksum by default. Without a checksum, damage inside a frame can go unnoticed.
     context.set_parameter(CParameter::ChecksumFlag(true)).map_err(failed)?;
     let mut out = Vec::with_capacity(compress_bound(input.len()));
     context.compress2(&mut out, input).map_err(failed)?;

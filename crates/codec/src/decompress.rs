@@ -7,9 +7,9 @@ use crate::gzip::{self, GzipCheck};
 use crate::output::{above_limit, reserve};
 use crate::{Codec, StreamDecoder, zstandard};
 
-/// Decompresses the whole object `input` into `out`, replacing the content of `out`. Reuses the capacity of `out`, and
-/// does not zero it first. `limit` is the maximum decompressed size in bytes; a decompression bomb fails at the limit.
-/// After an error, `out` is empty. `place` names the object in error messages.
+/// Decompresses the whole object `input` into `out`, replacing the content of `out`. Reuses the memory of `out`,
+/// without zeroing this memory first. `limit` is the maximum decompressed size in bytes; a decompression bomb fails at
+/// the limit. After an error, `out` is empty. `place` names the object in error messages.
 ///
 /// Gzip uses libdeflate. zstd decompresses in one pass if the frame header contains the size. LZ4 is decompressed one
 /// block at a time.

@@ -28,7 +28,7 @@ pub struct FrameRun {
     /// Number of stored bytes. The run begins where the previous run ends.
     pub stored: usize,
     /// Decompressed size, from the headers or trailers. The size is exact for gzip and for frames that contain their
-    /// size. For other frames, it is an upper bound.
+    /// size. For other frames, the size is an upper bound.
     pub content: u64,
 }
 

@@ -283,8 +283,8 @@ fn inflate_member(stream: &[u8], out: &mut Vec<u8>, limit: u64, place: &str) -> 
     }
 }
 
-/// Returns the error for input that libdeflate rejected. The stream decoder creates the error, because it knows the
-/// position of the damage.
+/// Returns the error for input that libdeflate rejected. The stream decoder creates the error, because only this
+/// decoder knows the position of the damage.
 fn explain(input: &[u8], limit: u64, place: &str) -> Error {
     let (mut stream, mut passed) = (GzipStream::behind(0), Inflated { bytes_in: 0, bytes_out: 0 });
     let mut outlet = OutputWindow { place, limit, passed: &mut passed, sink: &mut |_| Ok(()) };

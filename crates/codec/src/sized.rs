@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Decompresses into a buffer of the exact size, for array chunks and zip members. Their decompressed sizes are stored
-//! elsewhere.
+//! Decompresses into a buffer of the exact size, for array chunks and zip members. The caller knows the decompressed
+//! size, because it is stored elsewhere.
 
 use std::mem::MaybeUninit;
 

@@ -74,7 +74,7 @@ impl StreamDecoder {
         }
     }
 
-    /// Ends the object; returns an error if it is incomplete.
+    /// Ends the object; returns an error if the object is incomplete.
     pub fn finish(self) -> Result<Inflated> {
         if self.failed {
             return Err(Error::bug(format!("a decoder was finished after its error ({})", self.place)));

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Format for transposed content: splits elements into byte planes and bit planes, and compresses the planes with zstd.
-//! Penstock uses the format for its own copies that are read many times, because it is smaller than gzip and cheaper to
-//! decode.
+//! Penstock uses the format for its own copies that are read many times, because the format is smaller than gzip and
+//! cheaper to decode.
 //!
 //! Layout: a header, the stored length of each block, a CRC-32C of the header and the lengths, then the blocks. The
 //! header holds the magic, the element width, the number of bit planes, the block size and the content size. Each block
 //! is shuffled and compressed independently. A block that zstd does not make smaller is stored uncompressed. Blocks
-//! have no checksums, because the code that manages such copies has its own. Checksums inside the records are
+//! have no checksums, because the code that manages such copies has its own checksums. Checksums inside the records are
 //! preserved, but the checksums of the original codec are lost.
 
 use std::cell::RefCell;

@@ -14,7 +14,7 @@ use crate::order::{Counts, EpochOrder, Order, Place, Shuffle};
 use crate::subset::Subset;
 use crate::weighted_draws::{EpochDraws, WeightedDraws};
 
-/// Dataset of a sampler: its counts, its chosen samples and their order.
+/// View of one dataset: the counts, the chosen samples, and the order of these samples.
 #[derive(Debug, Clone)]
 pub struct DatasetView {
     counts: Counts,
@@ -415,8 +415,9 @@ mod tests {
                 drawn[at + 1..].iter().for_each(|&second| *pairs.entry((first, second)).or_default() += 1.0);
             }
         }
-        // 6 of the 28 pairs are drawn per epoch. Because draws are spread evenly, two samples of one object are drawn
-        // together somewhat less often than samples of two objects. Each pair occurs.
+        // An epoch draws 4 of the 8 samples, which are 6 of the 28 pairs. Because draws are spread evenly, two samples
+        // of one object are drawn together somewhat less often than samples of two objects. Nevertheless, each pair
+        // occurs.
         assert_eq!(pairs.len(), 28);
         assert!(pairs.values().all(|&hits| hits > epochs as f64 * 6.0 / 28.0 / 4.0), "{pairs:?}");
     }

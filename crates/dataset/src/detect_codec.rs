@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Detects the codec of an object whose name does not show it, from Content-Encoding and the first bytes.
+//! Detects the codec of an object whose name does not show the codec, from Content-Encoding and the first bytes.
 //!
 //! A codec is detected in two cases: Content-Encoding names it and the first bytes confirm it, or the first bytes
 //! contradict the format that the name claims. In both cases, decompression leaves the object's name unchanged.
@@ -21,7 +21,8 @@ fn of_header(encoding: &str) -> Codec {
     }
 }
 
-/// Returns the codec to decompress, and where the codec was found. For objects whose names do not show a codec.
+/// Returns the codec to decompress, and where the codec was found. Call this function only for an object whose name
+/// does not show a codec.
 pub fn detect(name: &[u8], encoding: Option<&str>, head: &[u8]) -> Option<(Codec, CodecSource)> {
     let seen = Codec::sniff(head);
     if seen == Codec::None {

@@ -36,8 +36,8 @@ pub struct Difference {
     pub same_by_version: u64,
     /// Number of the objects in `same` that have equal sizes, but no digest or version to compare.
     pub same_by_size: u64,
-    /// Number of the objects in `same` of which only the names can be compared. One of the two is compressed, and
-    /// neither entry records the bytes of the other form.
+    /// Number of the objects in `same` of which only the names can be compared. One of the two objects is compressed,
+    /// and neither entry records the bytes of the other form.
     pub same_by_name: u64,
 }
 

@@ -61,14 +61,14 @@ impl Glob {
         Self { names, patterns }
     }
 
-    /// True if the whole of `name` matches.
+    /// True if the whole of `name` matches the pattern.
     pub fn matches(&self, name: &[u8]) -> bool {
         self.names.contains(name) || self.patterns.iter().any(|tokens| fits(tokens, name))
     }
 }
 
-/// Complete names that a pattern contains. Alternatives in braces count: `s-{000..127}.tar` contains 128 names. Finds
-/// the names that a listing lacks; without this check, a reader of all shards would silently skip a lost shard.
+/// Complete names that a pattern contains. Alternatives in braces are included: `s-{000..127}.tar` contains 128 names.
+/// Finds the names that a listing lacks; without this check, a reader of all shards would silently skip a lost shard.
 #[derive(Default)]
 pub struct NamedKeys {
     all: usize,

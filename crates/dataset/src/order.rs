@@ -32,8 +32,8 @@ pub(crate) fn key(seed: u64, epoch: u64, domain: u64) -> u64 {
 }
 
 /// Keyed permutation of `0..n` in O(1) memory: a balanced Feistel network over the next even number of bits. While the
-/// result is not below `n`, the network is applied again. On average, it is applied at most four times, because its
-/// domain is less than four times `n`.
+/// result is not below `n`, the network is applied again. On average, the network is applied at most four times,
+/// because its domain is less than four times `n`.
 #[derive(Debug, Clone)]
 pub struct Permutation {
     n: u64,

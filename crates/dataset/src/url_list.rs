@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! URL list: reads a text file of URLs as a dataset, for a dataset on a server that cannot list objects.
+//! URL list: reads a text file of URLs as a dataset, if the publisher's server cannot list objects.
 //!
 //! Each line holds one URL, and all URLs are on one web server. The size and the digests of the object (`md5:HEX`,
 //! `sha256:HEX`) may follow the URL in any order. `#` starts a comment. Google's `TsvHttpData-1.0` lists are supported

@@ -15,7 +15,7 @@ pub struct Entry {
     /// Key relative to the manifest's folder.
     #[serde(flatten, with = "key_text")]
     pub key: Key,
-    /// Stored bytes.
+    /// Number of stored bytes.
     pub size: u64,
     /// Object version that the listing returned. Reads are pinned to this version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -146,9 +146,9 @@ pub struct Origin {
 
 impl Origin {
     /// True if a CRC-32C of the source's stored bytes is recorded. Every stage records this CRC, and every transfer
-    /// verifies the fetched bytes with it before it publishes them. An origin without the CRC is not trusted. The key
-    /// of a forged origin could name any object that this user can read, such as a private key. A repair would copy
-    /// that object into the destination.
+    /// verifies the fetched bytes with this CRC before the bytes are published. An origin without the CRC is not
+    /// trusted. The key of a forged origin could name any object that this user can read, such as a private key. A
+    /// repair would copy that object into the destination.
     pub fn is_recognisable(&self) -> bool {
         self.digests.iter().any(|digest| digest.algorithm == Algorithm::Crc32c)
     }

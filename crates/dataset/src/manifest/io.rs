@@ -177,7 +177,7 @@ impl Manifest {
         Self::from_json(&bytes, place)
     }
 
-    /// Reads a manifest in either format from memory. `place` names it in errors.
+    /// Reads a manifest in either format from memory. `place` names the manifest in errors.
     pub fn from_bytes(bytes: &[u8], place: &str) -> Result<Self> {
         match bytes.starts_with(parquet::MAGIC) {
             true => parquet::read_bytes(bytes, place),
@@ -185,7 +185,7 @@ impl Manifest {
         }
     }
 
-    /// Reads a JSON manifest. `place` names it in errors.
+    /// Reads a JSON manifest. `place` names the manifest in errors.
     pub fn from_json(bytes: &[u8], place: &str) -> Result<Self> {
         #[derive(Deserialize)]
         struct Versioned {

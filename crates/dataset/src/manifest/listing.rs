@@ -48,7 +48,8 @@ const MAX_OWN_BYTES: u64 = 64 << 20;
 /// Lists all objects under `prefix` (a folder or one object) once, and returns a manifest. Opens no object: codec and
 /// format come from the names. Skips Penstock's own state in any folder, and empty objects that mark folders.
 ///
-/// `url` is the URL that the user wrote; the manifest's URL is its folder. Returns `NotFound` if no object exists.
+/// `url` is the URL that the user wrote; the manifest's URL is the folder of `url`. Returns `NotFound` if no object
+/// exists.
 pub async fn index(store: &dyn Store, prefix: &Key, url: &Url, deadline: Deadline) -> Result<Manifest> {
     index_selected(store, prefix, url, &KeyFilter::default(), deadline).await
 }
@@ -102,7 +103,7 @@ pub async fn index_written(
             written.manifest.objects.iter().map(move |entry| (written.key(entry), (entry, is_same_place)))
         })
         .collect();
-    // If the datasets in all subfolders have the same fields, these are the fields of the whole dataset.
+    // If the datasets in all subfolders have the same fields, the whole dataset has these fields.
     let fields = match manifests.first() {
         Some(written)
             if written.folder.is_empty()

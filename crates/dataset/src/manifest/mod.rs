@@ -3,9 +3,9 @@
 //! steps read the manifest.
 //!
 //! Owns the list, its order and the fingerprint of the logical dataset. The submodules `entry` and `record_format`
-//! describe one object, and `listing` converts a store listing. The others (`io`, `head`, `parquet`, `columns`,
-//! `serde_key`) read and write the manifest file (docs/reference/manifest.md) as JSON or Parquet. Opens no object:
-//! codec and format come from names alone.
+//! describe one object, and `listing` converts a store listing. The other submodules (`io`, `head`, `parquet`,
+//! `columns`, `serde_key`) read and write the manifest file (docs/reference/manifest.md) as JSON or Parquet. Opens no
+//! object: codec and format come from names alone.
 
 mod columns;
 mod entry;

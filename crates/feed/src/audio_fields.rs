@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use penstock_record::audio::{AudioSpec, decode};
 use penstock_types::{DType, Error, Result};
 
-use super::audio_documents::AudioFact;
+use super::annotation_kind::AudioFact;
 use super::field::Field;
 use super::format::RecordId;
 use super::record_values::in_record;

@@ -18,7 +18,7 @@ use penstock_dataset::sampler::{DatasetView, Located, Sampler, SamplerCursor};
 use penstock_types::{Error, Result, lock, with_separators};
 use serde::Deserialize;
 
-use super::steps::{Steps, Tail};
+use super::batch_bounds::{Steps, Tail};
 
 /// Minimum size of a planning window in samples. Planning this many samples takes about 20 ms.
 const MIN_WINDOW: u64 = 1 << 17;

@@ -78,7 +78,7 @@ pub struct Tasks {
     growing: VecDeque<Growing>,
     /// Index, among all tasks of the epoch, of the first task in `growing`.
     first: u64,
-    seats: HashMap<(WindowKey, u64), u64>,
+    slots: HashMap<(WindowKey, u64), u64>,
     /// Key and task index of the last lookup. If records are small, most consecutive positions are in the same object.
     last_slot: Option<((WindowKey, u64), u64)>,
     /// Current window of each leaf.
@@ -104,7 +104,7 @@ impl Tasks {
             slice: None,
             growing: VecDeque::new(),
             first: 0,
-            seats: HashMap::new(),
+            slots: HashMap::new(),
             last_slot: None,
             at,
             planned: None,
@@ -149,7 +149,7 @@ impl Tasks {
         let key = (window, place.object);
         let slot = match self.last_slot {
             Some((last, slot)) if last == key => slot,
-            _ => *self.seats.entry(key).or_insert(next),
+            _ => *self.slots.entry(key).or_insert(next),
         };
         self.last_slot = Some((key, slot));
         if slot == next {
@@ -181,7 +181,7 @@ impl Iterator for Tasks {
         let Growing { task, window, .. } = self.growing.pop_front()?;
         self.first += 1;
         let key = (window, task.object);
-        self.seats.remove(&key);
+        self.slots.remove(&key);
         self.last_slot.take_if(|(last, _)| *last == key);
         Some(task)
     }
@@ -190,7 +190,7 @@ impl Iterator for Tasks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::steps::{Steps, Tail};
+    use crate::batch_bounds::{Steps, Tail};
     use penstock_dataset::order::{Counts, Order, Place, Shuffle};
     use penstock_dataset::sampler::{DatasetView, Sampler};
     use proptest::prelude::*;

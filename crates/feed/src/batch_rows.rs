@@ -10,10 +10,10 @@ use penstock_record::image::decode_into;
 use penstock_types::{DType, Error, Result, TensorSpec, lock, with_separators};
 
 use super::batch_buffer::{Layout, Pool, Slot, Tensor};
+use super::decode_memory::Values;
 use super::field::{Field, Kind, PadTo, Padding, TextErrors};
-use super::memory::Values;
 use super::value::Value;
-use super::value::nested::Lists;
+use super::value::nested_lists::Lists;
 
 /// Values of a variable-length field, one entry per row.
 type Loose = Mutex<Vec<Lists>>;

@@ -9,15 +9,15 @@ use bytes::Bytes;
 use penstock_codec::{Codec, GzipCheck, decompress_into_checked};
 use penstock_types::{Error, Result, now, with_separators};
 
-use super::annotations::Annotated;
+use super::annotation_geometry::Annotated;
+use super::annotation_kind::{Annotation, Follows};
 use super::audio_fields::{self, Recording};
 use super::batch_plan::RowRequest;
 use super::batch_rows::{Row, Rows};
+use super::decode_memory::PartHold;
 use super::field::{Field, Kind};
-use super::follows::{Annotation, Follows};
 use super::format::hive::Partitioned;
 use super::format::{Record, RecordId};
-use super::memory::PartHold;
 use super::object_content::Content;
 use super::record_values::{Named, in_record, named};
 use super::source::Source;

@@ -11,8 +11,8 @@ use penstock_dataset::order::Place;
 use penstock_dataset::sampler::SamplerCursor;
 use penstock_types::{Error, Result, lock, with_separators};
 
+use super::batch_bounds::{Steps, Tail};
 use super::batch_by::{BatchBy, PlannedBatch, WindowPlan};
-use super::steps::{Steps, Tail};
 
 /// Rows of one batch on this rank.
 #[derive(Debug, Clone)]

@@ -54,7 +54,7 @@ pub trait EpochSource: Send + Sync + 'static {
     /// Time for which the decoding threads were busy.
     fn busy(&self) -> &Busy;
     /// Log of unreadable samples.
-    fn mending(&self) -> &ErrorLog;
+    fn error_log(&self) -> &ErrorLog;
 }
 
 /// A running epoch. Dropping it ends the epoch's threads and requests.
@@ -149,7 +149,7 @@ impl<S: EpochSource> EpochIter<S> {
     /// Returns the number of unreadable samples, by how they were handled.
     pub fn error_counts(&mut self) -> Result<ErrorCounts> {
         if let Some(running) = self.running()? {
-            self.error_counts = running.shared.mending().snapshot();
+            self.error_counts = running.shared.error_log().snapshot();
         }
         Ok(self.error_counts.clone())
     }
@@ -171,7 +171,7 @@ impl<S: EpochSource> EpochIter<S> {
             let _ = thread.join();
         }
         self.timing = (running.waits, running.shared.busy().snapshot());
-        self.error_counts = running.shared.mending().snapshot();
+        self.error_counts = running.shared.error_log().snapshot();
     }
 }
 

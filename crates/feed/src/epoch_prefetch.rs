@@ -15,10 +15,10 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
 use super::Feed;
+use super::batch_bounds::Steps;
 use super::batch_plan::Task;
 use super::object_content::Content;
 use super::read_scheduling::ReadScheduler;
-use super::steps::Steps;
 use super::timing::Trace;
 use crate::memory_budget::Reservation;
 

@@ -18,17 +18,17 @@ use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
+use super::batch_bounds::{Steps, Tail};
 use super::batch_plan::{RowRequest, Task, Tasks};
 use super::batch_rows::{Column, Rows};
 use super::decode::{Decoded, Object, decode};
+use super::decode_memory::Values;
 use super::epoch_batches::EpochBatches;
 use super::epoch_iter::{Delivered, EpochIter, EpochSource, Next};
 use super::epoch_prefetch::EpochPrefetch;
-use super::memory::Values;
 use super::object_content::{Content, Reads};
 use super::on_error::{ErrorLog, MAX_TRIES, OnError, Retries, is_about_data, substitute};
 use super::read_scheduling::ReadScheduler;
-use super::steps::{Steps, Tail};
 use super::timing::{Busy, Trace};
 use super::{Feed, WEIGHT};
 use crate::memory_budget::{MemoryBudget, Reservation};
@@ -78,7 +78,7 @@ pub struct Shared {
     wake: Condvar,
     closed: AtomicBool,
     busy: Busy,
-    mending: ErrorLog,
+    error_log: ErrorLog,
     tries: Retries,
     runtime: Handle,
     epoch: u64,
@@ -98,7 +98,7 @@ impl Shared {
             let Some(batch) = batches.get(&want.batch) else { continue };
             let mut outcome = lock(&batch.outcome);
             if skips {
-                self.mending.skipped(error);
+                self.error_log.skipped(error);
                 outcome.dead.push(want.row);
             } else if outcome.error.as_ref().is_none_or(|(row, _)| want.row < *row) {
                 outcome.error = Some((want.row, error.clone()));
@@ -209,7 +209,7 @@ impl Run {
             wake: Condvar::new(),
             closed: AtomicBool::new(false),
             busy: Busy::default(),
-            mending: ErrorLog::default(),
+            error_log: ErrorLog::default(),
             tries: Retries::default(),
             runtime: runtime.clone(),
             epoch,
@@ -274,8 +274,8 @@ impl EpochSource for Shared {
         &self.busy
     }
 
-    fn mending(&self) -> &ErrorLog {
-        &self.mending
+    fn error_log(&self) -> &ErrorLog {
+        &self.error_log
     }
 }
 
@@ -522,7 +522,7 @@ fn recover(shared: &Arc<Shared>, job: Job, retried: Vec<(usize, Error)>, bad: &[
     let mut tasks: Vec<Task> = Vec::new();
     for (at, error) in &retried {
         if tries == 0 {
-            shared.mending.substituted(error);
+            shared.error_log.substituted(error);
         }
         let (object, want) = substitute(task.object, &task.wants[*at], &shared.feed.leaves[task.leaf], whole, tries);
         match tasks.iter_mut().find(|task| task.object == object) {

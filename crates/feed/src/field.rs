@@ -8,9 +8,9 @@ use penstock_record::image::{BoxesSpec, ImageSpec};
 use penstock_types::{DType, Error, Result, TensorSpec};
 use serde::{Deserialize, Serialize};
 
-use super::audio_documents::AudioDocument;
-use super::follows::{Annotation, Follows};
-use super::image_documents::{AnnotationDocument, ImageDocument};
+use super::annotation_kind::{Annotation, Follows};
+use super::audio_field_json::AudioDocument;
+use super::image_field_json::{AnnotationDocument, ImageDocument};
 
 /// Field of a sample.
 #[derive(Debug, Clone, PartialEq)]

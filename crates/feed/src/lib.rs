@@ -7,9 +7,11 @@
 
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests write and remove files of their own"))]
 
-mod annotations;
-mod audio_documents;
+mod annotation_geometry;
+mod annotation_kind;
+mod audio_field_json;
 mod audio_fields;
+mod batch_bounds;
 mod batch_buffer;
 mod batch_by;
 mod batch_plan;
@@ -18,17 +20,15 @@ pub mod cache;
 mod chunked_arrays;
 mod cuda;
 mod decode;
+mod decode_memory;
 mod epoch_batches;
 mod epoch_iter;
 mod epoch_prefetch;
 mod epoch_run;
 mod field;
-mod follows;
 mod format;
-mod image_documents;
-mod known_columns;
-mod megatron_index;
-mod memory;
+mod image_field_json;
+mod megatron_index_lookup;
 mod memory_budget;
 mod next_use;
 mod object_content;
@@ -49,11 +49,11 @@ mod settings;
 mod shared_chunks;
 mod sidecar_indexes;
 mod source;
-mod steps;
 mod timing;
 mod unindexed;
+mod unknown_columns;
 mod value;
-mod zarr_metadata;
+mod zarr_metadata_fetch;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -63,7 +63,8 @@ use penstock_codec::Codec;
 use penstock_types::{DType, Error, Result, lock};
 use tokio::runtime::Handle;
 
-pub use audio_documents::AudioFact;
+pub use annotation_kind::{Annotation, AudioFact, Follows};
+pub use batch_bounds::{Steps, Tail};
 pub use batch_buffer::Tensor;
 pub use batch_by::{BatchBy, BatchRule};
 pub use batch_rows::Column;
@@ -72,9 +73,7 @@ pub use cuda::CudaDevice;
 pub use epoch_iter::{Delivered, EpochIter, Next};
 pub use epoch_run::Run;
 pub use field::{Field, Kind, PadTo, Padding, TextErrors};
-pub use follows::{Annotation, Follows};
 pub use format::{ArrayBlocks, Column as FixedColumn, FormatSpec, Hdf5Array, Hdf5File, ZarrMetadata, keep_likely};
-pub use known_columns::unknown_columns;
 pub use memory_budget::{MemoryBudget, Reservation};
 pub use on_error::{ErrorCounts, OnError};
 pub use partial_counts::PartialCounts;
@@ -86,14 +85,14 @@ pub use schema::{Schema, Seen, schema};
 pub use settings::FeedSettings;
 pub use sidecar_indexes::{SidecarIndexes, indexes_in, without_indexes};
 pub use source::Source;
-pub use steps::{Steps, Tail};
 pub use timing::{Busy, Waits};
 pub use unindexed::{Position, Turns, Unindexed, UnindexedRun};
+pub use unknown_columns::unknown_columns;
 
 use batch_buffer::{Layout, Pool};
 use batch_plan::Tasks;
+use decode_memory::PartMemory;
 use epoch_batches::EpochBatches;
-use memory::PartMemory;
 use penstock_dataset::sampler::{DatasetView, Sampler, SamplerCursor};
 use read_scheduling::{AccessPattern, read_ahead_for};
 

@@ -11,9 +11,9 @@ use penstock_codec::strip_suffix;
 use penstock_store::ObjectRef;
 use penstock_types::{ByteRange, Key, lock};
 
+use super::batch_bounds::Steps;
 use super::chunked_arrays::Blocks;
 use super::read_sizes::asked;
-use super::steps::Steps;
 use crate::cache::{AccessPlan, CachedRange, Extent};
 use penstock_dataset::dataset_view::EpochView;
 use penstock_dataset::manifest::{Entry, Manifest};

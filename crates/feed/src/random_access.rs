@@ -18,7 +18,7 @@ use super::batch_buffer::Layout;
 use super::batch_plan::RowRequest;
 use super::batch_rows::{Column, Rows};
 use super::decode::{Object, decode};
-use super::memory::Values;
+use super::decode_memory::Values;
 use super::object_content::{Content, Reads};
 
 /// Divisor of the memory budget: at most 1/4 of the budget caches decompressed objects between calls.

@@ -10,9 +10,9 @@ use penstock_record::tf_example::Feature;
 use penstock_record::tfrecord::frame_len;
 use penstock_types::{DType, Deadline, Error, Result, TensorSpec, with_separators};
 
+use super::decode_memory::PartMemory;
 use super::field::{Field, Kind, TextErrors};
 use super::format::{Framing, Record, RecordId};
-use super::memory::PartMemory;
 use super::record_counts::no_record;
 use super::source::Source;
 use super::value::Value;

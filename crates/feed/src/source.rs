@@ -15,6 +15,7 @@ use penstock_types::{ByteRange, Deadline, Error, Key, Metrics, Result, Scheme, l
 use std::time::{Duration, Instant};
 
 use super::MAX_PLANNED_IN_ORDER;
+use super::batch_bounds::Steps;
 use super::chunked_arrays::Blocks;
 use super::format::array_rows::Rows;
 use super::format::hive::{PartitionValue, Partitions};
@@ -24,7 +25,6 @@ use super::object_content::{Content, Reads, gzip_check};
 use super::offset_cache::OffsetCache;
 use super::read_sizes::{MAX_AT_ONCE, PART, asked};
 use super::shared_chunks::{Claim, SharedChunks};
-use super::steps::Steps;
 use super::timing::{Trace, first_byte_of};
 use crate::cache::{NodeCache, Transcode};
 use crate::pool_read::Placements;

@@ -5,9 +5,9 @@
 //! is silently truncated. Integers convert to any integer or float type that represents them exactly. Floats convert to
 //! another float type. All other conversions are errors.
 
-pub(crate) mod json_lists;
+pub(crate) mod json_nested_lists;
 pub(crate) mod json_numbers;
-pub(crate) mod nested;
+pub(crate) mod nested_lists;
 
 use std::borrow::Cow;
 
@@ -16,7 +16,7 @@ use penstock_record::tf_sequence_example::FeatureList;
 use penstock_types::{DType, TensorSpec, with_separators};
 
 use self::json_numbers::Numbers;
-use self::nested::Nested;
+use self::nested_lists::Nested;
 use crate::chunked_arrays::Patch;
 
 /// A named value of a record.
@@ -88,7 +88,7 @@ impl<'a> Value<'a> {
         match self {
             Self::Bytes(bytes) => format!("{} bytes", with_separators(bytes.len() as u64)),
             Self::Text(text) => format!("a text of {} bytes", with_separators(text.len() as u64)),
-            Self::Json(text) if json_lists::has_null(text) => {
+            Self::Json(text) if json_nested_lists::has_null(text) => {
                 format!("a JSON list of {} bytes with a null", with_separators(text.len() as u64))
             }
             Self::Json(text) => format!("a JSON text of {} bytes", with_separators(text.len() as u64)),

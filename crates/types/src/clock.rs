@@ -74,12 +74,4 @@ impl Stopwatch {
     pub fn elapsed(&self) -> Duration {
         now().saturating_duration_since(self.0)
     }
-
-    /// Returns the time since the start or the end of the previous lap, and starts the next lap.
-    pub fn lap(&mut self) -> Duration {
-        let at = now();
-        let took = at.saturating_duration_since(self.0);
-        self.0 = at;
-        took
-    }
 }

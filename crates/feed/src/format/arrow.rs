@@ -8,7 +8,7 @@ use penstock_types::{Error, Result};
 
 use super::{Each, EachRow, Framing, NextGroup, Record, RecordId, Table};
 use crate::field::{Kind, TextErrors};
-use crate::value::nested::Nested;
+use crate::value::nested_lists::Nested;
 use crate::value::{Array, Value};
 use penstock_dataset::manifest::Manifest;
 use penstock_dataset::record_index::Span;

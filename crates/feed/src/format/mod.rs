@@ -40,7 +40,7 @@ pub use zarr::ZarrMetadata;
 
 use super::chunked_arrays::Blocks;
 use super::chunked_arrays::PatchSpec;
-use super::memory::PartHold;
+use super::decode_memory::PartHold;
 use super::value::Value;
 use penstock_dataset::key_names::last_component;
 use penstock_dataset::manifest::{Manifest, RecordFormat, codec_text};

@@ -9,7 +9,7 @@ use penstock_record::npz::Directory;
 use penstock_types::{DType, Error, Result, TensorSpec, with_separators};
 
 use super::{Each, Framing, HeadRows, Record, RecordId};
-use crate::memory::PartHold;
+use crate::decode_memory::PartHold;
 use crate::value::{Array, Value};
 use penstock_dataset::record_index::Span;
 

@@ -13,7 +13,7 @@ use penstock_record::parquet::{Element, Table as File, Values};
 use penstock_types::{Error, Result};
 
 use super::{Each, EachRow, Framing, Record, RecordId, Table, TrailerCount};
-use crate::value::nested::Nested;
+use crate::value::nested_lists::Nested;
 use crate::value::{Array, Value};
 use penstock_dataset::record_index::Span;
 

@@ -10,11 +10,11 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::super::batch_rows::Rows;
 use super::super::decode::fill;
+use super::super::decode_memory::PartMemory;
 use super::super::format::RecordId;
-use super::super::memory::PartMemory;
 use super::super::timing::Trace;
-use super::state::Shared;
-use super::window::Window;
+use super::object_stream::Window;
+use super::shared_state::Shared;
 
 /// Decoding job: records of one window that belong to the same batch.
 pub(super) struct Job {

@@ -18,8 +18,8 @@ use super::super::epoch_iter::{Delivered, EpochIter, EpochSource, Next};
 use super::super::on_error::ErrorLog;
 use super::super::timing::{Busy, Trace};
 use super::decode_workers::work;
-use super::state::{Open, Shared};
-use super::stream_feeder::Feeder;
+use super::row_assignment::Feeder;
+use super::shared_state::{Open, Shared};
 use super::{Position, Unindexed};
 
 /// A running epoch of an unindexed dataset.
@@ -88,8 +88,8 @@ impl EpochSource for Shared {
         &self.busy
     }
 
-    fn mending(&self) -> &ErrorLog {
-        &self.mending
+    fn error_log(&self) -> &ErrorLog {
+        &self.error_log
     }
 }
 

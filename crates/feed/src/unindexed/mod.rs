@@ -8,9 +8,9 @@
 
 mod decode_workers;
 mod epoch_run;
-mod state;
-mod stream_feeder;
-mod window;
+mod object_stream;
+mod row_assignment;
+mod shared_state;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -28,7 +28,7 @@ use crate::memory_budget::MemoryBudget;
 use penstock_dataset::order::{Counts, Order, Permutation, Shuffle};
 
 pub use epoch_run::UnindexedRun;
-use window::{PARTS_AHEAD, WINDOW};
+use object_stream::{PARTS_AHEAD, WINDOW};
 
 /// Maximum number of objects that are streamed concurrently.
 const MAX_AHEAD: usize = 16;

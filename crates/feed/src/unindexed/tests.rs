@@ -15,10 +15,10 @@ use proptest::prelude::*;
 use tokio::runtime::Runtime;
 
 use super::super::batch_rows::Rows;
+use super::super::decode_memory::Values;
 use super::super::epoch_iter::EpochSource;
-use super::super::memory::Values;
 use super::super::{Next, OnError};
-use super::state::{Open, Shared};
+use super::shared_state::{Open, Shared};
 use super::*;
 use penstock_dataset::manifest::index;
 

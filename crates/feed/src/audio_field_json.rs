@@ -46,13 +46,3 @@ impl AudioDocument {
         }
     }
 }
-
-/// Property of a recording that is delivered as a field of its own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum AudioFact {
-    /// For each sample of a clip: true if the sample comes from the recording, false if it is padding.
-    Mask,
-    /// Sample rate of the file, in Hz.
-    Rate,
-}

@@ -5,8 +5,7 @@ use penstock_record::image::{Augment, BoxFormat, BoxesSpec, Crop, ImageSpec, Key
 use penstock_types::{DType, Error, Result};
 use serde::{Deserialize, Serialize};
 
-use super::audio_documents::AudioFact;
-use super::follows::Annotation;
+use super::annotation_kind::{Annotation, AudioFact};
 
 /// Specification of an image field, in the JSON that Python writes.
 #[derive(Debug, Serialize, Deserialize)]

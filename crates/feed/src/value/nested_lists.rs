@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use penstock_record::tf_example::Feature;
 use penstock_types::{TensorSpec, with_separators};
 
-use crate::value::{Value, json_lists};
+use crate::value::{Value, json_nested_lists};
 
 /// A list of lists. Its depth is `ends.len() + 1`.
 #[derive(Debug, Clone, PartialEq)]
@@ -140,7 +140,7 @@ impl<'a> Value<'a> {
                 let shape = item.map_or(&[][..], |item| &item.shape);
                 let text = self.text()?;
                 let text = std::str::from_utf8(&text).map_err(|error| error.to_string())?;
-                let lists = json_lists::parse(text, depth + shape.len(), item.map(|item| item.dtype));
+                let lists = json_nested_lists::parse(text, depth + shape.len(), item.map(|item| item.dtype));
                 let (bytes, ends) = lists.map_err(|why| self.unlike_why(&want(), &why))?;
                 let mut nested = Nested { ends, items: Box::new(Value::Null) };
                 nested.check_shape(shape).map_err(|why| self.unlike_why(&want(), &why))?;

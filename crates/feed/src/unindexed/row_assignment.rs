@@ -12,12 +12,12 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::JoinHandle;
 
 use super::super::batch_rows::Rows;
-use super::super::memory::Values;
+use super::super::decode_memory::Values;
 use super::super::on_error::{OnError, is_about_data};
 use super::super::timing::Trace;
 use super::decode_workers::{Held, Job};
-use super::state::{Open, Shared};
-use super::window::{Window, windows};
+use super::object_stream::{Window, windows};
+use super::shared_state::{Open, Shared};
 use super::{MAX_AHEAD, Position, Turns, stream_bytes};
 use crate::memory_budget::Reservation;
 
@@ -93,7 +93,7 @@ impl Feeder {
                         return Err(error);
                     }
                     // Skip the rest of the object. The number of skipped records is unknown.
-                    self.shared.mending.skipped(&error);
+                    self.shared.error_log.skipped(&error);
                 }
                 None => {
                     ahead.pop_front();

@@ -41,13 +41,13 @@ pub struct Shared {
     state: Mutex<State>,
     pub(super) wake: Condvar,
     pub(super) busy: Busy,
-    pub(super) mending: ErrorLog,
+    pub(super) error_log: ErrorLog,
 }
 
 impl Shared {
     pub(super) fn new(feed: Arc<Unindexed>, epoch: u64) -> Self {
         let (state, wake) = (Mutex::default(), Condvar::new());
-        Self { feed, epoch, state, wake, busy: Busy::default(), mending: ErrorLog::default() }
+        Self { feed, epoch, state, wake, busy: Busy::default(), error_log: ErrorLog::default() }
     }
 
     pub(super) fn locked(&self) -> MutexGuard<'_, State> {
@@ -60,7 +60,7 @@ impl Shared {
         let Some(open) = state.open.get_mut(&batch) else { return };
         for (row, error) in bad {
             if self.feed.settings.on_error == OnError::Skip && is_about_data(&error) {
-                self.mending.skipped(&error);
+                self.error_log.skipped(&error);
                 open.dead.push(row);
             } else if open.error.as_ref().is_none_or(|(known, _)| row < *known) {
                 open.error = Some((row, error));

@@ -2,8 +2,7 @@
 //! Kinds of annotations: fields that follow an image, boxes or audio. Contains only data types.
 
 use penstock_record::image::{BoxesSpec, KeypointsSpec, MaskSpec};
-
-use super::audio_documents::AudioFact;
+use serde::{Deserialize, Serialize};
 
 /// Kind of an annotation.
 #[derive(Debug, Clone, PartialEq)]
@@ -27,4 +26,14 @@ pub struct Follows {
     pub field: usize,
     /// Kind of the annotation.
     pub annotation: Annotation,
+}
+
+/// Property of a recording that is delivered as a field of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AudioFact {
+    /// For each sample of a clip: true if the sample comes from the recording, false if it is padding.
+    Mask,
+    /// Sample rate of the file, in Hz.
+    Rate,
 }

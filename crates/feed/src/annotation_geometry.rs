@@ -10,8 +10,8 @@ use std::borrow::Cow;
 use penstock_record::image::{Boxes, Geometry, Labels, Mask, MaskSpec};
 use penstock_types::{DType, Error, Result, TensorSpec};
 
+use super::annotation_kind::{Annotation, Follows};
 use super::field::{Field, Kind};
-use super::follows::{Annotation, Follows};
 use super::format::{Record, RecordId};
 use super::record_values::{in_record, named};
 use super::value::{Array, Value, convert};

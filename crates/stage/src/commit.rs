@@ -66,7 +66,7 @@ impl Committer {
 
     fn commit(&mut self, batch: Vec<Finished>) -> Result<()> {
         let lines: Vec<Line> = batch.iter().map(|finished| finished.line.clone()).collect();
-        // Compute this before the append, because the journal then also contains the lines of this batch.
+        // Compute this before the append, because the append adds the lines of this batch to the journal.
         let replaces: Vec<Replace> = lines.iter().map(|line| self.replaces(&line.target)).collect();
         let places = self.journal.append(&lines)?;
         drop(lines);
@@ -151,7 +151,7 @@ pub(crate) fn is_fatal(error: &Error) -> bool {
     }
 }
 
-/// Temporary name of an object. The name is a hash, because a key may be longer than the longest file name.
+/// Temporary name of an object. The name is a hash, because a key may be longer than the maximum length of a file name.
 pub(crate) fn temporary_name(target: &Key, kind: &str) -> String {
     format!("{:032x}.{kind}", xxhash_rust::xxh3::xxh3_128(target.as_bytes()))
 }

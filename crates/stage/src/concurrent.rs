@@ -15,8 +15,8 @@ use penstock_dataset::manifest::Entry;
 /// Limits for concurrent objects.
 pub(crate) struct Concurrency {
     pub most: usize,
-    /// Time limit of one object. At the limit, only this object fails. The bytes that it received stay on disk, and the
-    /// next run continues from there.
+    /// Time limit of one object. At the limit, only this object fails. The received bytes of the object stay on disk,
+    /// and the next run continues from there.
     pub limit: Option<Duration>,
     pub cancelled: watch::Receiver<bool>,
 }

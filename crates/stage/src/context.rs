@@ -55,7 +55,7 @@ impl StateDir {
     }
 }
 
-/// Returns the JSON list of objects that could not be staged, one per line, each with its reason.
+/// Returns the JSON list of objects that could not be staged, one per line, each with the reason.
 fn residue_json(source: &str, failures: &[Failure]) -> Result<Vec<u8>> {
     let bug = |error: serde_json::Error| Error::bug(error.to_string());
     let mut out =

@@ -23,8 +23,8 @@ pub(crate) struct DestDir {
 }
 
 impl DestDir {
-    /// Opens the folder; creates it and its parents if needed. The folder itself may be a link, because its owner chose
-    /// the path.
+    /// Opens the folder; creates it and its parents if needed. The folder itself may be a link, because the user chose
+    /// the path of the folder.
     pub fn open(path: &Path) -> Result<Self> {
         let io = |error: std::io::Error| match error.kind() {
             std::io::ErrorKind::AlreadyExists | std::io::ErrorKind::NotADirectory => {
@@ -56,7 +56,7 @@ impl DestDir {
     }
 
     /// Opens the regular file at a key for reading. Returns `NotFound` if nothing exists at the key, and `KeyRefused`
-    /// if it is not a regular file or a link is on the path.
+    /// if the entry is not a regular file or a link is on the path.
     pub fn open_file(&self, relative: &[u8]) -> Result<File> {
         let (folder, name) = split(relative);
         if matches!(name, b"" | b"." | b"..") {
@@ -262,7 +262,7 @@ pub(crate) fn open_direct(folder: &OwnedFd, name: &str) -> std::io::Result<Optio
 }
 
 /// Reserves disk space for the first `bytes` of a file without changing its size. If the file system does not support
-/// reservations, it allocates the space as bytes are written.
+/// reservations, the space is allocated as bytes are written.
 pub(crate) fn reserve(file: &File, bytes: u64) -> std::io::Result<()> {
     match rustix::fs::fallocate(file, FallocateFlags::KEEP_SIZE, 0, bytes) {
         Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(()),

@@ -38,8 +38,8 @@ impl ContentDigest {
     }
 }
 
-/// Digests of stored bytes: CRC-32C and XXH3, and the CRC that the store reports if it is of another kind. An MD5 or a
-/// SHA-256 is computed only if the store reports no CRC.
+/// Digests of stored bytes: CRC-32C and XXH3. If the store reports a CRC of another kind, this CRC is computed too. An
+/// MD5 or a SHA-256 is computed only if the store reports no CRC.
 #[derive(Clone)]
 pub(crate) struct StoredDigests {
     pub seal: ContentDigest,

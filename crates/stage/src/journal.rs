@@ -32,7 +32,7 @@ const JOURNAL_VERSION: u32 = 2;
 /// mtime that marks a line as the retraction of an earlier line.
 const RETRACTED: i64 = i64::MIN;
 
-/// One finished object.
+/// A finished object.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Line {
     /// Key of the file below the destination.

@@ -23,7 +23,8 @@ use crate::ofd_lock::{Mode, is_locked, try_lock};
 use crate::status_record::{FOLDER, HEARTBEAT, Identity, LOOK, Process, Record, State, WireError, read_record};
 use crate::summary::Summary;
 
-/// If a waiting rank has seen the leader alive, and the lock is then free for this long, the leader counts as dead.
+/// If a waiting rank has seen the leader alive, and the leader's lock is then free for this long, the leader counts as
+/// dead.
 const DEAD_AFTER: Duration = Duration::from_secs(2);
 
 /// Leader of a node: holds the stage's own folder in a destination, the node's lock, and the heartbeat task.

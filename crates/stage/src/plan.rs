@@ -228,7 +228,7 @@ fn target_of<'a>(entry: &'a Entry, options: &StageOptions) -> Cow<'a, [u8]> {
 }
 
 /// Number of requests that read an object. An object that is read in parts needs one request per part and one for the
-/// checksum; any other object needs one.
+/// checksum; any other object needs one request.
 fn requests_of(size: u64, is_busy: bool) -> u64 {
     if size <= PART_BYTES || (is_busy && size <= MAX_STREAMED) { 1 } else { size.div_ceil(PART_BYTES) + 1 }
 }
@@ -241,9 +241,9 @@ fn check_key(key: &Key, place: &str) -> Result<()> {
     check_name(key.as_bytes()).map_err(|reason| refuse(key, place, reason))
 }
 
-/// True for a name that a case-insensitive file system could treat as one of Penstock's own. Such file systems (ext4
-/// and F2FS with `casefold`, HFS+) also ignore zero-width code points. The comparison therefore skips every non-ASCII
-/// letter except the two that fold to ASCII.
+/// True for a name that a case-insensitive file system could treat as the name of one of Penstock's own files. Such
+/// file systems (ext4 and F2FS with `casefold`, HFS+) also ignore zero-width code points. The comparison therefore
+/// skips every non-ASCII letter except the two that fold to ASCII.
 fn is_own_name(part: &[u8]) -> bool {
     let text = String::from_utf8_lossy(part);
     let folded = text.chars().filter_map(|letter| match letter {

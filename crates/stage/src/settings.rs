@@ -171,8 +171,8 @@ impl VerifySettings {
     }
 }
 
-/// Store settings for copies, in which every byte is verified. Enables MD5 checks for stores without a CRC, and checks
-/// of composite multipart checksums, unless the environment overrides them.
+/// Store settings for copies, in which every byte is verified. Unless the environment overrides these settings, enables
+/// MD5 checks for stores without a CRC, and checks of composite multipart checksums.
 fn checksum_settings(env: &HashMap<String, String>, retry_timeout_s: Option<f64>) -> Result<StoreSettings> {
     let mut settings = StoreSettings::from_env(env)?.with_retry_timeout(retry_timeout_s)?;
     settings.s3.verifies_md5 |= !env.contains_key("PENSTOCK_S3_MD5");

@@ -174,8 +174,8 @@ pub(crate) fn read(dest_dir: &DestDir) -> Result<Option<Inventory>> {
     Ok(Some(Inventory { records, unfinished: unfinished(&stages) }))
 }
 
-/// Shares with missing objects. If a later launch of the same source on another number of nodes is complete, it
-/// replaces earlier launches.
+/// Shares with missing objects. If a later launch of the same source on another number of nodes is complete, the later
+/// launch replaces the earlier ones.
 fn unfinished(stages: &[LastStage]) -> Vec<Unfinished> {
     let nodes = |stage: &LastStage| stage.share.split_once("-of-").map(|(_, nodes)| nodes.to_owned());
     let is_replaced = |stage: &LastStage| {

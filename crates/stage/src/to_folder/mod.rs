@@ -111,7 +111,7 @@ fn record_staged(
     let place = dest_dir.place(format!(".penstock/{name}").as_bytes());
     let io = |error: &std::io::Error| dest_dir.io_error(name.as_bytes(), error, 0);
     replace_own_with(&own, &name, io, |file| write(file, format, &head, entries, &place))?;
-    // An earlier stage of another number of objects may have left a manifest in the other format.
+    // An earlier stage with more or fewer objects may have left a manifest in the other format.
     for other in [ManifestFormat::Json, ManifestFormat::Parquet].into_iter().filter(|other| *other != format) {
         owned::remove_file(&own, manifest_name(&share, other), Proof::Covered).map_err(|errno| io(&errno.into()))?;
     }

@@ -261,7 +261,8 @@ impl ResumableDownload<'_> {
         Ok(Verified { digests: have[..2].to_vec(), checked, encoding: known.encoding.clone() })
     }
 
-    /// Uses the data file of the parts as the final file. Releases the core before the sync, which does not need it.
+    /// Uses the data file of the parts as the final file. Releases the core before the sync, which does not need a
+    /// core.
     fn adopt(&self, seen: Verified, seal: ContentDigest, core: OwnedSemaphorePermit) -> Result<Finished> {
         drop(core);
         // After a failed write-back, the page cache still shows the data as written, and the next sync succeeds. Remove
@@ -274,7 +275,7 @@ impl ResumableDownload<'_> {
         Ok(Finished { line, temporary: self.partial.data.clone(), parts: Some(self.partial.files()) })
     }
 
-    /// Writes the final file from the parts, and decompresses or compresses the content, or both.
+    /// Decompresses, compresses or recompresses the parts, and writes the final file.
     fn change(&self, known: WholeMeta, core: OwnedSemaphorePermit) -> Outcome {
         let Self { context, item, entry, partial, .. } = self;
         let mut stored = StoredDigests::new(&known.digests);

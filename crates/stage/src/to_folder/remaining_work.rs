@@ -156,9 +156,9 @@ pub(crate) fn remaining_work(
     Ok(RemainingWork { journal, parts, missing, done, manifest })
 }
 
-/// Removes files that killed runs left behind. If other nodes share the folder, removes only files of finished objects;
-/// otherwise, of any object. Does not remove files that another process has locked, or files whose names Penstock did
-/// not create.
+/// Removes files that killed runs left behind. If other nodes share the folder, only files of finished objects are
+/// removed; otherwise, files of any object are removed. Does not remove files that another process has locked, or files
+/// whose names Penstock did not create.
 pub(crate) fn sweep<'a>(parts: &Arc<OwnedFd>, is_alone: bool, items: impl Iterator<Item = &'a Item>) {
     let Ok(mut left) = names_in(parts) else { return };
     left.retain(|name| is_temporary_name(name));

@@ -79,7 +79,7 @@ impl<'a> Sink<'a> {
         }
     }
 
-    /// Writes the complete content; the caller already knows its digests.
+    /// Writes the complete content; the caller already knows the digests of the content.
     pub fn take_sealed(mut self, content: &[u8], seal: ContentDigest) -> Result<ContentDigest> {
         self.out.reserve(content)?;
         content.chunks(WRITE_BYTES).try_for_each(|piece| self.out.place(piece))?;

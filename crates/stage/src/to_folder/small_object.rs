@@ -29,7 +29,8 @@ use penstock_dataset::manifest::{Entry, OWN_PREFIX};
 
 /// Maximum content size that is decompressed in memory; larger content is streamed to the file.
 const MAX_WHOLE: u64 = 512 << 20;
-/// Minimum stored size at which the check whether an object has several frames pays off.
+/// Minimum stored size of an object that is checked for several frames. For a smaller object, the check does not pay
+/// off.
 const MIN_PARALLEL: usize = 1 << 20;
 
 impl DownloadContext {

@@ -21,8 +21,8 @@ use crate::to_folder::context::DownloadContext;
 use crate::to_folder::multipart_download;
 use penstock_dataset::manifest::Manifest;
 
-/// Maximum number of objects that are being decompressed, written or synced, in addition to those with requests in
-/// flight.
+/// Maximum number of objects that are being decompressed, written or synced, in addition to the objects with requests
+/// in flight.
 const BEHIND: usize = 32;
 
 /// Download workers of one source.
@@ -90,7 +90,7 @@ impl Workers {
         let outcome = concurrency.run(objects, make).await;
         drop(finished);
         let journal = committed.await.map_err(|join| Error::bug(format!("the committer ended: {join}")))?;
-        // The committer's error takes precedence, because it caused the closing of the channel.
+        // The committer's error takes precedence, because this error is the reason why the channel was closed.
         match (journal, outcome) {
             (Err(error), _) | (Ok(_), Err(error)) => Err(error),
             (Ok(journal), Ok(())) => Ok(journal),

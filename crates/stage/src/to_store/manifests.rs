@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Manifests in a destination store. A stage reads them at the start, and writes one at the end.
+//! Manifests in a destination store. A stage reads the manifests at the start, and writes one at the end.
 
 use std::sync::Arc;
 
@@ -146,7 +146,7 @@ pub(crate) async fn write_manifest(to: &Target, staged: Manifest, share: &str, d
             Err(Error::Precondition { .. }) => continue,
             put => put?,
         };
-        // An earlier stage of another number of objects may have left a manifest in the other format.
+        // An earlier stage with more or fewer objects may have left a manifest in the other format.
         let others = mine.iter().filter(|document| document.format != format);
         let others: Vec<Key> = others.map(|document| key(node, document.format)).collect();
         if !others.is_empty() {

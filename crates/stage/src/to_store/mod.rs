@@ -41,7 +41,7 @@ use crate::to_store::target::Target;
 use crate::to_store::upload_types::{UploadContext, UploadItem};
 use penstock_dataset::manifest::Manifest;
 
-/// Maximum number of objects in progress in addition to those with requests in flight.
+/// Maximum number of objects in progress, in addition to the objects with requests in flight.
 const BEHIND: usize = 16;
 /// Maximum number of objects whose journal lines are written with one sync.
 const BATCH: usize = 256;
@@ -126,7 +126,7 @@ async fn work(
     drop(finished);
     let journal = scribe.await.map_err(|join| Error::bug(format!("the journal's thread ended: {join}")))?;
     match (journal, outcome) {
-        // The journal's error takes precedence, because it caused the closing of the channel.
+        // The journal's error takes precedence, because this error is the reason why the channel was closed.
         (Err(error), _) => Err(error),
         (Ok(journal), outcome) => Ok((journal, outcome)),
     }

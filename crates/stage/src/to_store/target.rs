@@ -33,7 +33,7 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// Opens a store to read from.
+    /// Opens a store for reading.
     pub fn to(url: &Url, settings: &StoreSettings, metrics: &Arc<Metrics>) -> Result<Self> {
         let folder = url.as_folder();
         let opened = penstock_store::open(&folder, settings, metrics.clone())?;
@@ -45,7 +45,7 @@ impl Target {
         Self { store: Arc::new(LimitStore::new(self.store, governor.clone())), ..self }
     }
 
-    /// Opens a store to write to.
+    /// Opens a store for writing.
     pub fn open(
         url: &Url,
         settings: &StoreSettings,

@@ -4,8 +4,8 @@
 //!
 //! The file has a header line and one line per part. The mode of the file is 0600, because in some stores the upload id
 //! grants write access. The file is not synced: if a power failure destroys lines, the parts on these lines are sent
-//! again. A listed part is used only if the store still holds it. If an object differs from the header, its upload
-//! starts again.
+//! again. A listed part is used only if the store still holds it. If an object differs from the header, the upload of
+//! the object starts again.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};

@@ -119,8 +119,8 @@ impl UploadContext {
         upload.existing.is_none() || upload.is_ours || self.options.overwrite
     }
 
-    /// Returns the metadata of the existing object if its size and digests are equal. Otherwise returns an error,
-    /// because an object of another source must not be replaced.
+    /// Returns the metadata of the existing object if the object has this size and these digests. Otherwise returns an
+    /// error, because an object of another source must not be replaced.
     pub async fn adopted(&self, item: &Item, size: u64, digests: &[Digest]) -> Result<Meta> {
         let existing = self.to.store.head(&self.to.key(&item.target), self.reader.deadline).await?;
         let both = |have: &&Digest| digests.iter().any(|want| want.algorithm == have.algorithm);

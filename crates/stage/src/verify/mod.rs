@@ -2,8 +2,8 @@
 //! Verifies a staged folder: reads its files from disk, bypassing the page cache, and compares them with the records of
 //! the stage.
 //!
-//! Reports every wrong file. Also lists files that no stage wrote, but does not count them as errors. Writes nothing;
-//! only `repair` does.
+//! Reports every wrong file. Also lists files that no stage wrote, but does not count them as errors. Only `repair`
+//! writes files.
 
 pub(crate) mod repair;
 pub(crate) mod store;
@@ -239,8 +239,8 @@ async fn check_all(
     Ok(found)
 }
 
-/// Checks one file. Returns `None` if it is correct, otherwise the kind of damage and a description. An error ends the
-/// verification.
+/// Checks one file. Returns `None` if the file is correct, otherwise the kind of damage and a description. An error
+/// ends the verification.
 fn check(
     dest_dir: &DestDir,
     record: &Record,
@@ -317,7 +317,7 @@ pub(crate) fn only<R>(select: &KeyFilter, mut records: Vec<R>, place: &str, targ
 }
 
 /// Returns the selected files in the folder that have no record: the names of at most [`MAX_UNEXPECTED_LISTED`] files,
-/// and the number of all files. Does not follow links; treats an unreadable folder as empty.
+/// and the number of all such files. Does not follow links; treats an unreadable folder as empty.
 fn unexpected(dest_dir: &DestDir, records: &[Record], select: &KeyFilter) -> Result<(Vec<String>, u64)> {
     let root = dest_dir.path();
     let (mut named, mut count, mut folders) = (Vec::new(), 0, vec![root.to_owned()]);

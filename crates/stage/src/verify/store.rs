@@ -289,7 +289,7 @@ fn problem_of(entry: &Entry, meta: &Meta) -> Problem {
 }
 
 /// Returns the selected objects in the destination that no manifest lists: the names of at most
-/// [`MAX_UNEXPECTED_LISTED`] objects, and the number of all objects.
+/// [`MAX_UNEXPECTED_LISTED`] objects, and the number of all such objects.
 async fn unexpected(
     to: &Target,
     records: &[Record],

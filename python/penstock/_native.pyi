@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias, final
 
 from typing_extensions import Buffer
 
-# A contiguous buffer, such as a NumPy array. Its type is Any, because NumPy's stubs lack the buffer protocol before
+# A contiguous buffer, such as a NumPy array. The type is Any, because NumPy's stubs lack the buffer protocol before
 # Python 3.12.
 _Memory: TypeAlias = Any
 
@@ -66,13 +66,13 @@ def encode_tfrecord(
     codec: Literal["none", "gzip", "zstd", "lz4"] = "none",
     level: int | None = None,
 ) -> bytes:
-    """Encode `features`, in their order, as one tf.Example in one compressed TFRecord frame. The output is
-    deterministic.
+    """Encode `features`, in the given order, as one tf.Example in one compressed TFRecord frame. Equal arguments give
+    equal bytes.
 
     Args:
-        features: `bytes` and `list[bytes]` become a bytes_list, `list[float]` and buffers of float32 a
-            float_list, `list[int]` an int64_list.
-        level: Compression level: 0 to 12 for gzip (default 6); any zstd level for zstd (default 3).
+        features: `bytes` and `list[bytes]` become a bytes_list, `list[float]` and buffers of float32 a float_list, and
+            `list[int]` an int64_list.
+        level: Compression level: 0 to 12 for gzip (default 6), or any level of zstd (default 3).
     Raises:
         ConfigError: A value, codec or level is invalid.
     """
@@ -85,19 +85,19 @@ def decode_tfrecord(
     Args:
         codec: Compression; None detects it from the first bytes.
     Raises:
-        Corrupt: The data are not a TFRecord of tf.Examples, or are damaged or truncated.
+        Corrupt: The data is not a TFRecord of tf.Examples, or is damaged or truncated.
     """
 
 def crc32c(data: _Memory) -> int:
-    """CRC-32C (Castagnoli) of a buffer of bytes."""
+    """Return the CRC-32C (Castagnoli) of a buffer of bytes."""
 
-# Statistics: count, number of NaN, minimum, maximum, sum.
+# Statistics of a field: count, number of NaN, minimum, maximum and sum.
 _Statistics: TypeAlias = tuple[int, int, float, float, float]
 
 @final
 class ShardBuffer:
-    """A shard in memory, with statistics of `fields` fields. Kinds of values are `bytes`, `bytes_list`, `int`, `float`,
-    `ints` (a buffer of int64), `floats` (a buffer of float32), or a dtype (its elements as a buffer of bytes).
+    """A shard in memory, with statistics of `fields` fields. The kind of a value is `bytes`, `bytes_list`, `int`,
+    `float`, `ints` (a buffer of int64), `floats` (a buffer of float32), or a dtype (elements as a buffer of bytes).
     """
 
     def __new__(cls, fields: int, is_tar: bool, memory: ShardMemory) -> ShardBuffer: ...
@@ -108,24 +108,24 @@ class ShardBuffer:
     def add_example(self, features: list[tuple[int, str, str, Any]]) -> None:
         """Append a TFRecord with a tf.Example of these features: (field, name, kind, value)."""
     def add_members(self, members: list[tuple[int, str, bytes, str, Any]]) -> None:
-        """Append tar members: (field, name, head, kind, value). The content is the head, then the value."""
+        """Append tar members: (field, name, head, kind, value). The content of a member is the head, then the value."""
     def note(self, field: int, value: float) -> None:
-        """Add a number to the statistics of a field whose values are stored as text."""
+        """Add a number to the statistics of a field whose numbers are stored as text."""
     def last_crc32c(self) -> int: ...
     def statistics(self) -> list[tuple[_Statistics, _Statistics]]:
-        """For each field, the statistics of its sizes in bytes and of its values."""
+        """Return the statistics of each field: first of its sizes in bytes, then of its values."""
     def finish(self, codec: Literal["none", "gzip", "zstd"], level: int | None) -> ShardBytes:
         """End the shard, compress it and empty this buffer."""
 
 @final
 class ShardMemory:
-    """Memory of stored shards, which later shards use again."""
+    """Memory of shards that are already stored. Later shards use this memory again."""
 
     def __new__(cls) -> ShardMemory: ...
 
 @final
 class ShardBytes:
-    """Stored bytes of a shard, readable through the buffer protocol."""
+    """Compressed bytes of a shard, readable through the buffer protocol."""
 
     @property
     def crc32c(self) -> int: ...
@@ -134,11 +134,11 @@ class ShardBytes:
         def __buffer__(self, flags: int, /) -> memoryview: ...
 
 def tar_member(name: str, data: bytes) -> bytes:
-    """Encode one tar member, without a time and an owner."""
+    """Encode one tar member without time and owner."""
 
 def record_offsets(path: str | PathLike[str], name: str) -> bytes:
-    """Entry of the file in the log of record offsets (`.penstock/records-*.bin`). Empty if its records have no
-    offsets.
+    """Return the file's entry in the log of record offsets (`.penstock/records-*.bin`). The entry is empty if the records
+    of the file have no offsets.
     """
 
 @final
@@ -176,7 +176,7 @@ class Emulator:
 # Version of the sample order. Every state contains it.
 ORDER_VERSION: int
 
-# One fixed-shape field of a delivered batch. Shares its memory through the buffer protocol and DLPack.
+# A field of fixed shape in a delivered batch. Shares its memory through the buffer protocol and DLPack.
 @final
 class Tensor:
     @property
@@ -200,16 +200,16 @@ class Tensor:
     ) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
-# CUDA device with which batch memory is registered. Each memory block is registered once in its lifetime. `hold`
-# returns False for a block of unusual size, because its registration would serve only one batch.
+# CUDA device with which the memory of batches is registered. Each block of memory is registered once. `hold` returns
+# False for a block of unusual size, because it would be used for only one batch.
 @final
 class CudaDevice:
     def __new__(cls, number: int) -> CudaDevice: ...
     def hold(self, tensor: Tensor) -> bool: ...
 
-# A field of a delivered batch whose samples vary in length: row i is values[offsets[0][i]:offsets[0][i + 1]]. Nested
-# lists have one more level of offsets for each further level of lists, and byte strings have one more for the strings.
-# Then row i consists of the lists (or strings) j in range(offsets[0][i], offsets[0][i + 1]) of the next level.
+# A field of a delivered batch whose samples vary in length: row i is values[offsets[0][i]:offsets[0][i + 1]]. Each
+# additional level of lists has its own offsets, and so have the strings in a list. Row i then consists of the lists (or
+# strings) j of the next level, for j in range(offsets[0][i], offsets[0][i + 1]).
 @final
 class RaggedTensor:
     @property
@@ -227,25 +227,26 @@ class RaggedTensor:
 
 @final
 class BytePairs:
-    """A byte-level BPE tokenizer, all of whose steps the core supports."""
+    """A byte-level BPE tokenizer in the core."""
 
     @staticmethod
     def of_json(json: str) -> BytePairs | None:
-        """Read a tokenizer from its JSON. None if the core does not support all of its steps."""
+        """Read a tokenizer from its JSON. Return None if the core does not support all steps of the tokenizer."""
     def encode(
         self, values: _Memory, offsets: _Memory, before: Sequence[int], after: Sequence[int], threads: int
     ) -> tuple[bytes, bytes, list[int]]:
-        """Encode the texts between consecutive `offsets` (int64) of `values` (UTF-8), each with the tokens `before` and
-        `after` it.
+        """Encode texts, and add the tokens `before` and `after` to each. Text i is the UTF-8 between `offsets[i]` and
+        `offsets[i + 1]` (int64) of `values`.
 
-        Returns the tokens of all texts and the number of tokens of each (both uint32), and the numbers of the texts
-        that only the tokenizer itself can encode, which get no tokens here.
+        Returns the tokens of all texts, the number of tokens of each text (both uint32), and the numbers of the texts
+        that the core cannot encode. These texts get no tokens.
 
         Raises:
-            ValueError: The offsets are not ascending, or beyond the values.
+            ValueError: The offsets are not ascending, or are beyond the values.
         """
 
-# Listing of a dataset: names, sizes, versions and format. It has no connection and can be pickled.
+# Listing of a dataset: names, sizes and versions of the objects, and the format. It has no connection to the store, and
+# can be pickled.
 @final
 class Source:
     @staticmethod
@@ -273,8 +274,8 @@ class Source:
     @property
     def routes(self) -> str | None: ...
     def schema(self, env: Mapping[str, str]) -> tuple[str, list[str], list[tuple[str, str]]]: ...
-    # Indices of the entries of `wanted` (alternative names of one value) that no object has. Empty for formats that do
-    # not list their names.
+    # Indexes of the entries of `wanted` that no object has. An entry lists alternative names of one value. The list is
+    # empty for formats whose objects do not contain names.
     def unknown_columns(self, wanted: Sequence[Sequence[str]], env: Mapping[str, str]) -> list[int]: ...
     @property
     def format(self) -> str: ...
@@ -335,7 +336,7 @@ class Counted:
     def window(self, seed: int) -> int: ...
     def records(self) -> list[int]: ...
 
-# Record counts that grow while objects are scanned. `so_far` treats all objects but the given ones as empty.
+# Record counts that grow while objects are scanned. In the counts of `so_far`, all but the given objects are empty.
 @final
 class PartialCounts:
     def __new__(
@@ -380,7 +381,7 @@ class Sampler:
     ) -> Sampler: ...
     @staticmethod
     def mix(courses: Sequence[Sampler], schedule: Sequence[tuple[int, Sequence[int]]], samples: int) -> Sampler: ...
-    # The uint32 value of the sample at each position; `values` has one array per dataset, in stored order.
+    # Return, for each position, the uint32 value of the sample. `values` has one array per dataset, in stored order.
     def values(self, epoch: int, values: Sequence[Buffer]) -> bytes: ...
     def listed(self, positions: Buffer) -> Sampler: ...
     def range(self, start: int, stop: int) -> Sampler: ...
@@ -395,7 +396,7 @@ class Sampler:
     def sources(self) -> list[Source]: ...
     def places(self, epoch: int, positions: Sequence[int]) -> list[tuple[int, int, int]]: ...
 
-# Rule for the batches of a sampler, as JSON, with a uint32 array of lengths per dataset, in stored order.
+# Rule for the batches of a sampler. `rule` is JSON. `lengths` has one uint32 array per dataset, in stored order.
 @final
 class BatchBy:
     def __new__(
@@ -485,12 +486,12 @@ class Files:
 
 @final
 class SegyFile:
-    """The SEG-Y file `name` in a folder, pinned to its current version. `overrides` is JSON: format, byte_order,
-    samples, allow_trailing.
+    """The current version of the SEG-Y file `name` in a folder. `overrides` is JSON with format, byte_order, samples
+    and allow_trailing.
 
     Raises:
         NotFound: The object does not exist.
-        Corrupt: The object is not SEG-Y, or it ends inside a trace.
+        Corrupt: The object is not SEG-Y, or ends inside a trace.
     """
 
     def __new__(
@@ -510,17 +511,18 @@ class SegyFile:
         end: int = 0,
         threads: int = 1,
     ) -> bytes:
-        """Read `traces` (uint64, indexes in file order) into `headers` (240 bytes each) and `samples` (`first` to `end`
-        of each).
+        """Read `traces` (uint64, indexes in file order). `headers` gets 240 bytes per trace, and `samples` gets the
+        samples `first` to `end` - 1 of each trace.
 
         Returns:
-            IBM words that float32 cannot represent, 20 bytes each: trace (uint64), sample (uint64), word (uint32).
+            IBM words that float32 cannot represent, with 20 bytes per word: trace (uint64), sample (uint64), word
+            (uint32).
         """
     def stats(self) -> dict[str, int]: ...
 
 @final
 class ChunkedArray:
-    """A chunked array. A read fetches each chunk once; nearby chunks share a request."""
+    """A chunked array. A read fetches each chunk once. Neighbouring chunks in an object share a request."""
 
     @staticmethod
     def zarr(url: str, metadata: bytes, env: Mapping[str, str], *, timeout_s: float = 600.0) -> ChunkedArray: ...
@@ -542,12 +544,12 @@ class ChunkedArray:
     @property
     def chunk_shape(self) -> list[int]: ...
     def read_many(self, boxes: Sequence[Sequence[tuple[int, int]]], out: _Memory, *, threads: int = 1) -> None:
-        """Read boxes into `out`, one after another in C order. Each box is a (start, end) pair per axis."""
+        """Read boxes into `out`, one after another in C order. A box has one (start, end) pair per axis."""
     def stats(self) -> dict[str, int]: ...
 
 @final
 class ZarrWriter:
-    """Writes the objects (chunks or shards) of the Zarr array at `url` with the given metadata (JSON)."""
+    """Writes the objects (chunks or shards) of the Zarr array at `url`. `metadata` is JSON."""
 
     def __new__(cls, url: str, metadata: str, env: Mapping[str, str], *, timeout_s: float = 600.0) -> ZarrWriter: ...
     def key(self, cell: Sequence[int]) -> str: ...
@@ -555,9 +557,10 @@ class ZarrWriter:
         """Encode a chunk or shard and write it as one object.
 
         Args:
-            data: Bytes of the object; the last axis is contiguous. At the array's edge it may be smaller than an object.
+            data: Elements of the object. The last axis is contiguous. At the edge of the array, `data` can be smaller
+                than an object.
         Returns:
-            The object's size in bytes. If all elements are the fill value, stores nothing and returns 0.
+            The stored size in bytes. If all elements are the fill value, no object is stored and the result is 0.
         """
 
 @final
@@ -587,7 +590,7 @@ def encode_traces(
     *,
     header_bytes: int = 240,
 ) -> None:
-    """Encode traces into `out` in the form in which a SEG-Y file with sample format `code` stores them.
+    """Encode traces into `out`, in the form of a SEG-Y file with the sample format `code`.
 
     Raises:
         ConfigError: A sample does not fit into three bytes (formats 7 and 15).
@@ -605,12 +608,12 @@ def write_traces(
     first_trace: int,
     header_bytes: int = 240,
 ) -> None:
-    """Write traces into the open file `fd` as a SEG-Y file of sample format `code` stores them.
+    """Write traces into the open file `fd`, in the form of a SEG-Y file with the sample format `code`.
 
     Args:
-        place: Path of the file, for errors.
+        place: Path of the file, for error messages.
         numbers: Number of each trace in the file, int64 [traces].
-        first_trace: Offset of trace 0 in bytes.
+        first_trace: Offset of trace 0 in the file, in bytes.
     Raises:
         ConfigError: A sample does not fit into three bytes (formats 7 and 15).
         NoSpace, SystemFault: The file cannot be written.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lazy arrays on any store, with NumPy's indexing, named dimensions, coordinates and read counters."""
+"""Lazy arrays on any store, with indexing as in NumPy, named dimensions, coordinates and read counters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Array", "Coordinate"]
 
 @dataclass(frozen=True)
 class Coordinate:
-    """Values along one or several dimensions, with their unit in `attrs["units"]`."""
+    """Coordinate: values along one or several dimensions, with the unit in `attrs["units"]`."""
 
     dims: tuple[str, ...]
     values: np.ndarray[Any, Any]
@@ -38,7 +38,7 @@ class Array:
         dims: Names of the dimensions.
         coords: Coordinates, as a mapping from their names.
         attrs: Attributes from the file.
-        reopens: Function that opens the same array again, also in another process. `open` sets it.
+        reopens: Function that opens the same array again, for example in another process. `open` sets this function.
     """
 
     def __init__(
@@ -118,17 +118,19 @@ class Array:
         results = []
         for selection in selections:
             whole = selection.assemble([next(parts) for _ in selection.boxes])
-            # Copy each result, so that it does not keep the whole batch in memory or share memory with another result.
+            # Copy each result, because a view would keep the whole batch in memory, and share memory with other
+            # results.
             results.append(whole if np.ndim(whole) == 0 or len(boxes) == 1 else np.ascontiguousarray(whole))
         return results
 
     @property
     def has_headers(self) -> bool:
-        """True if `headers` returns trace headers."""
+        """True if the array has trace headers, which `headers` returns."""
         return self._headers is not None
 
     def headers(self, key: Any = ...) -> np.ndarray[Any, Any]:
-        """Trace headers at an index of the survey's grid, as a structured array with the fields of the SEG-Y standard.
+        """Return the trace headers at an index of the survey's grid, as a structured array with the fields of the SEG-Y
+        standard.
 
         Raises:
             Unsupported: The file has no trace headers.
@@ -146,8 +148,8 @@ class Array:
         return self._backend.stats()
 
     def to_dask(self, chunks: Any = None) -> Any:
-        """Convert to a dask array. By default, a task reads one chunk, or several small chunks of about 64 MiB in
-        total.
+        """Convert to a dask array. By default, a task reads one chunk, or several small chunks with a total size of
+        about 64 MiB.
 
         Raises:
             MissingPackage: dask is not installed.
@@ -184,7 +186,9 @@ class Array:
         return found.chunk(wanted)
 
     def _task_chunks(self) -> tuple[int, ...]:
-        """Chunk shape of a dask task: the file's chunks, doubled along the last dimensions up to about 64 MiB."""
+        """Return the chunk shape of a dask task: the chunk shape of the file, doubled along the last dimensions up to
+        about 64 MiB.
+        """
         sides = [min(chunk, side) or 1 for chunk, side in zip(self.chunks, self.shape, strict=True)]
         for axis in reversed(range(self.ndim)):
             while sides[axis] < self.shape[axis] and 2 * int(np.prod(sides)) * self.dtype.itemsize <= 64 << 20:
@@ -202,7 +206,7 @@ def _lazy(array: Array) -> Any:
     from xarray.core import indexing
 
     class Lazy(BackendArray):
-        """Lazy data for xarray: an index is read only when xarray needs it."""
+        """Lazy data for xarray. An index is read only when xarray needs its values."""
 
         shape, dtype = array.shape, array.dtype
 

@@ -26,7 +26,7 @@ class Difference:
 
     Attributes:
         problems: Descriptions of differences in shape, type, dimensions and coordinates.
-        samples: Number of samples that differ by more than the tolerance, or are missing in one volume only.
+        samples: Number of samples that differ by more than the tolerance, or are missing in only one volume.
         largest: Largest absolute difference.
         first: Index of the first sample that differs.
     """
@@ -42,18 +42,18 @@ class Difference:
         return not self.problems and not self.samples
 
     def to_json(self) -> str:
-        """The result as one JSON line."""
+        """Return the result as one line of JSON."""
         return json.dumps({"schema_version": 1, **asdict(self), "is_same": self.is_same})
 
 
 def compare(
     a: Array, b: Array, *, tolerance: float = 0.0, progress: Callable[[int, int], None] | None = None
 ) -> Difference:
-    """Compare two volumes, in blocks of 64 MiB to limit memory.
+    """Compare two volumes block by block. A block has 64 MiB, to limit memory.
 
     Args:
         tolerance: Largest absolute difference of two samples that counts as equal.
-        progress: Called with the number of compared blocks and the total.
+        progress: Function that is called with the number of compared blocks and the total number.
     """
     found = Difference([])
     if a.shape != b.shape:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes an array as a new volume in SEG-Y, Zarr or HDF5.
 
-`convert` copies existing trace headers. For SEG-Y, this module creates them from the coordinates: grid numbers,
-positions, times and trace numbers.
+For SEG-Y, this module creates trace headers from the coordinates: grid numbers, positions, times and trace numbers.
+(`convert` copies existing trace headers instead.)
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ SEGY_FORMATS = {
     1: "float32", 2: "int32", 3: "int16", 5: "float32", 6: "float64", 8: "int8", 9: "int64", 10: "uint32", 11: "uint16",
     12: "uint64", 16: "uint8",
 }  # fmt: skip
-"""Sample formats of SEG-Y that can be written, with the type of a sample in memory. 1 is IBM floating point."""
+"""Sample formats of SEG-Y that can be written, each with the type of a sample in memory. Format 1 is IBM floating
+point.
+"""
 
 _BY_DTYPE = {name: code for code, name in SEGY_FORMATS.items() if code != 1}
 
@@ -51,7 +53,7 @@ _FIELDS = {
     "inline": "inline", "crossline": "crossline", "cdp": "cdp", "offset": "offset", "shot": "field_record",
     "channel": "channel", "trace": "trace_in_line",
 }  # fmt: skip
-"""Header field that numbers each dimension."""
+"""For each dimension, the header field that numbers it."""
 
 _POSITIONS = ("cdp_x", "cdp_y", "source_x", "source_y", "receiver_x", "receiver_y")
 _METRES = {"m": 1.0, "km": 1000.0, "metre": 1.0, "meter": 1.0, "metres": 1.0, "meters": 1.0}
@@ -59,19 +61,20 @@ _MILLISECONDS = {"ms": 1.0, "s": 1000.0, "us": 0.001, "µs": 0.001}
 _BLOCK_BYTES = 16 << 20
 
 _MAX_PUTS = 16
-"""Maximum number of objects that are written at a time. Each is in memory twice."""
+"""Maximum number of objects that are written at a time. Memory is needed for two copies of each object."""
 
 _NO_EXCEPTIONS = np.empty(0, dtype=EXCEPTION)
 
 
 @dataclass(frozen=True)
 class SegyLayout:
-    """Description of a SEG-Y file that was written.
+    """Result of `create_segy`: description of the file.
 
     Attributes:
         size_bytes: Size of the file.
-        dims: Names of the dimensions that the header fields number.
-        options: Arguments with which `penstock.arrays.open` reads the file in this grid, even if the grid is small.
+        dims: Names of the dimensions, which are numbered by header fields.
+        options: Arguments with which `penstock.arrays.open` always reads the file in the same grid, even a small grid
+            whose geometry would not be detected.
     """
 
     size_bytes: int
@@ -129,21 +132,21 @@ def create_volume(
     is_sharded: bool = True,
     format: int | None = None,  # noqa: A002 - the standard's word
 ) -> dict[str, Any]:
-    """Write an array as a volume. A killed write to Zarr continues when the same call is repeated.
+    """Write an array as a volume. To continue a killed write to Zarr, repeat the same call.
 
     Args:
         values: The samples; the last dimension is vertical.
         dims: Names of the dimensions.
         coords: Coordinates, as a mapping from their names, with their unit in `attrs["units"]`.
         to: `zarr`, `hdf5` or `segy`.
-        codec: Zarr: none, lz4 (default), zstd, blosc-zstd, gzip. HDF5: none (default) or gzip.
-        access, chunks, is_sharded: Zarr and HDF5, see `choose`.
+        codec: For Zarr: none, lz4 (default), zstd, blosc-zstd or gzip. For HDF5: none (default) or gzip.
+        access, chunks, is_sharded: Only for Zarr and HDF5; see `choose`.
         format: Sample format of SEG-Y; by default the format that matches the array's type.
     Returns:
         Arguments with which `penstock.arrays.open` reads this volume.
     Raises:
         ConfigError: An argument is invalid.
-        Mismatch, PreconditionFailed: The destination exists, or another writer has created it in the meantime.
+        Mismatch, PreconditionFailed: The destination exists, or another writer has created it during this call.
         Unsupported: The format cannot represent the values.
     """
     if to not in FORMATS:
@@ -209,25 +212,26 @@ def create_segy(
 ) -> SegyLayout:
     """Write an array as a SEG-Y file, with trace headers made from its dimensions and coordinates.
 
-    Dimensions named inline, crossline, cdp, offset, shot, channel and trace go to the header fields of these names.
-    Others become cdp, or inline and crossline. The file is big-endian and of revision 1, or of revision 2.1 if revision
-    1 cannot represent the number of samples or their interval. The file gets its final name when it is complete.
+    Dimensions with the names inline, crossline, cdp, offset, shot, channel and trace are stored in the header fields of
+    the same names. Other dimensions become cdp, or inline and crossline. The file is big-endian and of revision 1, or
+    of revision 2.1 if revision 1 cannot represent the number of samples or their interval. The file gets its final name
+    when it is complete.
 
     Args:
         values: An array, or any object that is indexed like an array. The values are read in blocks of about 16 MiB.
-        dims: Names of the dimensions; the last is `time` or `depth` (or `t`, `z`).
-        coords: Grid numbers of the dimensions, which must be whole (1, 2, ... by default). Times in s, ms or us, or
-            depths in m or km (by default samples are 1 ms or 1 m apart). Positions cdp_x, cdp_y, source_x, source_y,
-            receiver_x and receiver_y, in m or km. Without cdp_x, the coordinates of the dimensions x and y are the
-            trace positions.
-        format: Sample format; by default 5 (IEEE) for float32, and the matching one for other types. 1 is IBM floating
-            point, which keeps 21 to 24 bits of the mantissa.
+        dims: Names of the dimensions; the last one is `time` (or `t`) or `depth` (or `z`).
+        coords: Coordinates by name: grid numbers of the dimensions, which must be whole (by default 1, 2, ...); times
+            in s, ms or us, or depths in m or km (by default, samples are 1 ms or 1 m apart); and the positions cdp_x,
+            cdp_y, source_x, source_y, receiver_x and receiver_y in m or km. Without cdp_x, the coordinates of the
+            dimensions x and y are the trace positions.
+        format: Sample format; by default 5 (IEEE) for float32, and the matching format for other types. Format 1 is IBM
+            floating point, which keeps 21 to 24 bits of the mantissa.
         text: Lines of the textual header.
-        kept: Trace headers to copy: a structured array with the shape of `values` without the last dimension, and the
-            field names of the standard. The number of samples, their interval and their start are not copied. A header
-            of zeros means that the trace is missing; the written trace is marked as dead.
-        replaces: Replace an existing file.
-        progress: Called with the number of written traces and the total.
+        kept: Trace headers to copy: a structured array with the field names of the standard, and the shape of `values`
+            without the last dimension. The number of samples, their interval and their start are not copied. A header
+            of zeros means that the trace is missing; this trace is then written and marked as dead.
+        replaces: Whether an existing file is replaced.
+        progress: Function that is called with the number of written traces and the total number.
     Raises:
         ConfigError: A dimension, coordinate or format is invalid.
         Unsupported: The format would round the values, or a header field cannot represent its value.
@@ -291,7 +295,7 @@ def create_segy(
 
 @dataclass(frozen=True)
 class _Block:
-    """Traces with consecutive numbers, in file order; headers and samples as bytes."""
+    """Yield groups of traces with consecutive numbers, in file order, with headers and samples as bytes."""
 
     numbers: np.ndarray[Any, Any]
     headers: np.ndarray[Any, Any]
@@ -307,7 +311,7 @@ def _write_file(
     *,
     replaces: bool,
 ) -> None:
-    """Write a local file with a thread for each core; it appears when it is complete."""
+    """Write a local file with one thread per core. The file appears when it is complete."""
     threads = len(os.sched_getaffinity(0))
     try:
         location.path.parent.mkdir(parents=True, exist_ok=True)
@@ -370,8 +374,8 @@ def _stored_bytes(code: int) -> int:
 
 
 def _spatial(dims: Sequence[str]) -> tuple[str, ...]:
-    """SEG-Y names of the dimensions before the last: their own names if these are names of header fields, otherwise
-    default names.
+    """Return SEG-Y names for all dimensions except the last. A dimension keeps its name if this is the name of a header
+    field; otherwise, it gets a default name.
     """
     if all(dim in _FIELDS for dim in dims) and len(set(dims)) == len(dims):
         return tuple(dims)
@@ -385,7 +389,7 @@ def _spatial(dims: Sequence[str]) -> tuple[str, ...]:
 
 
 def _vertical(coordinate: Coordinate | None, samples: int, vertical: str) -> tuple[float, int]:
-    """Returns the sample interval in µs (for depths, in mm) and the start in ms (for depths, in m)."""
+    """Return the sample interval in µs (for depths, in mm) and the start in ms (for depths, in m)."""
     units = _MILLISECONDS if vertical == "time" else _METRES
     if coordinate is None:
         return 1000.0, 0
@@ -413,7 +417,7 @@ def _vertical(coordinate: Coordinate | None, samples: int, vertical: str) -> tup
 def _columns(
     names: Sequence[str], dims: Sequence[str], shape: Sequence[int], coords: dict[str, Coordinate]
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """Returns a mapping from each header field to its values, one per trace."""
+    """Return a mapping from each header field to its values, one per trace."""
     columns: dict[str, np.ndarray[Any, Any]] = {}
     for axis, (name, dim) in enumerate(zip(names, dims, strict=True)):
         numbers = np.arange(1, shape[axis] + 1)
@@ -495,11 +499,11 @@ def _keep(headers: np.ndarray[Any, Any], kept: np.ndarray[Any, Any]) -> None:
     is_missing = ~np.any([kept[name] != 0 for name in names], axis=0) if names else np.zeros(len(kept), np.bool_)
     for name in names:
         headers[name] = np.where(is_missing, headers[name], kept[name])
-    headers["trace_id"][is_missing] = 2  # dead
+    headers["trace_id"][is_missing] = 2  # the code of a dead trace
 
 
 def _short(interval: float) -> int:
-    """Value of the two-byte interval field; 0 if the interval is in the extended field of revision 2."""
+    """Return the value of the two-byte interval field; 0 if the interval is in the extended field of revision 2."""
     return int(interval) if interval == int(interval) and interval < 2**16 else 0
 
 

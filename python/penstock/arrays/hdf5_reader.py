@@ -25,7 +25,7 @@ _MAX_COORDINATE = 64 << 20
 
 
 def open_hdf5(location: Location, *, array: str | None = None) -> Array:
-    """Open a dataset of a file: `array`, or the largest numeric dataset.
+    """Open a dataset of a file: the dataset `array` or, by default, the largest numeric dataset.
 
     Raises:
         ConfigError: The dataset does not exist.
@@ -82,7 +82,9 @@ def _describe(file: Any, wanted: str | None, place: str) -> dict[str, Any]:
 
 
 def _coordinates(data: Any) -> tuple[tuple[str, ...], dict[str, Coordinate]]:
-    """Returns names of the dimensions and their coordinates, from HDF5's dimension scales, which NetCDF-4 also uses."""
+    """Return the names of the dimensions and their coordinates from HDF5's dimension scales, which NetCDF-4 also
+    uses.
+    """
     dims: list[str] = []
     coords: dict[str, Coordinate] = {}
     for axis in range(data.ndim):

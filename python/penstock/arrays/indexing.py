@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts NumPy's indexes to boxes to read: integers, slices with steps, `...`, and one list or mask."""
+"""Converts indexes to boxes to read. An index can contain integers, slices with steps, `...`, and one list or mask, as
+in NumPy.
+"""
 
 from __future__ import annotations
 
@@ -21,20 +23,20 @@ Box = tuple[tuple[int, int], ...]
 @dataclass(frozen=True)
 class _Axis:
     runs: list[tuple[int, int]]
-    """Ranges to read, ascending and not adjacent."""
+    """Ranges to read along this axis, ascending and not adjacent."""
     picks: Any
-    """Index (an integer, a slice or positions) into the concatenated ranges, which selects the wanted elements."""
+    """Index (an integer, a slice or positions) that selects the wanted elements from the concatenated ranges."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Boxes that an index needs, in C order, and how to assemble the result from them."""
+    """Boxes that an index needs, in C order. Also assembles the result from the contents of the boxes."""
 
     boxes: list[Box]
     _axes: list[_Axis]
     _moves: int | None = None
-    """Axis that NumPy moves to the front of the result: the axis of the list, if a slice is between the list and an
-    integer.
+    """Axis that NumPy moves to the front of the result. This is the axis of the list if a slice is between the list and
+    an integer.
     """
 
     def assemble(self, parts: Sequence[np.ndarray[Any, Any]]) -> Any:
@@ -51,7 +53,7 @@ class Selection:
                     for begins, number in zip(starts, at, strict=True)
                 )
                 whole[place] = part
-        # Slices and lists are applied first, one axis at a time. Integers follow, because they remove their axes.
+        # Apply slices and lists first, one axis at a time, and then integers, because integers remove their axes.
         for number, axis in enumerate(self._axes):
             if not isinstance(axis.picks, int):
                 whole = whole[(*[slice(None)] * number, axis.picks)]
@@ -60,7 +62,7 @@ class Selection:
 
 
 def select(key: Any, shape: Sequence[int], chunk_shape: Sequence[int]) -> Selection:
-    """Convert an index of an array of `shape` to boxes. Gaps shorter than a chunk are read, too.
+    """Convert an index of an array of `shape` to boxes. Gaps that are shorter than a chunk are read, too.
 
     Raises:
         IndexError: An index is out of bounds, or of a kind that is not supported.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Leases: a lease is an object in a store that names the owner of a resource, and the time at which the lease expires.
 
-A create-only write makes the lease exclusive, and the owner renews the lease. Another process may take over a lease
-that has expired, or whose owner was a process on this machine that has ended. This write is conditional on the version
-that was read, so only one of several processes succeeds.
+A create-only write makes the lease exclusive, and the owner renews the lease. Another process can take over a lease
+that has expired, or whose owner was a process on the same machine that has ended. The write that takes over a lease
+succeeds only if the version of the lease did not change, so only one of several processes succeeds.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ class Holder:
 
 
 def _host() -> str:
-    """Identifies this machine, its current boot and the pid namespace; a pid is meaningful only within these."""
+    """Return an identifier of this machine, its current boot and the pid namespace. Two pids can be compared only if
+    this identifier is equal.
+    """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         space = os.readlink("/proc/self/ns/pid")  # noqa: PTH115 - not a path
@@ -64,8 +66,8 @@ class Lease:
     """A lease on `name` below a location. A thread renews it until it is released.
 
     Args:
-        term_s: Time after which a lease that is not renewed may be taken over.
-        on_loss: Called in that thread if another process has taken the lease over.
+        term_s: Time in seconds after which another process can take over a lease that is not renewed.
+        on_loss: Function that the thread calls if another process has taken over the lease.
     """
 
     def __init__(
@@ -80,7 +82,7 @@ class Lease:
         self.is_lost = False
 
     def acquire(self) -> Holder | None:
-        """Acquire the lease. If it was taken over, return the previous holder, otherwise None.
+        """Acquire the lease. If the lease was taken over, return its previous owner, otherwise None.
 
         Raises:
             Busy: Another process holds the lease.

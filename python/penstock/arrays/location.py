@@ -16,7 +16,7 @@ __all__ = ["Entry", "Location"]
 
 
 _TEMPORARY = ".penstock-tmp-"
-"""Prefix of the names of temporary files, to which the core's local store writes."""
+"""Prefix of the names of the temporary files that the core's local store writes."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,12 @@ class Location:
 
     @property
     def is_local(self) -> bool:
-        """True if the location is a local path."""
+        """True if the location is a path on a local file system."""
         return "://" not in self.url
 
     @property
     def path(self) -> Path:
-        """The path of a local location."""
+        """Path of a local location."""
         return Path(self.url)
 
     @property
@@ -72,7 +72,7 @@ class Location:
 
     @cached_property
     def files(self) -> _native.Files:
-        """Access to the objects below this location."""
+        """Return access to the objects below this location."""
         return _native.Files(self.url + "/", self.variables, timeout_s=self.timeout_s)
 
     @cached_property
@@ -80,7 +80,7 @@ class Location:
         return _native.Files(self.folder, self.variables, timeout_s=self.timeout_s)
 
     def entry(self) -> Entry | None:
-        """The object at this location; None if it does not exist."""
+        """Return the object at this location; None if it does not exist."""
         try:
             name, size, version, _ = self._beside.head(self.name)
         except (NotFound, IsADirectoryError):
@@ -88,8 +88,8 @@ class Location:
         return Entry(os.fsdecode(name), size, version)
 
     def list(self, prefix: str = "") -> list[Entry]:
-        """List the objects below this location whose names begin with `prefix`, sorted by their bytes. Temporary
-        objects of killed writers are left out.
+        """List the objects below this location whose names begin with `prefix`, sorted by the bytes of their names.
+        Temporary objects of killed writers are left out.
         """
         found = self.files.described(os.fsencode(prefix))
         entries = [Entry(os.fsdecode(name), size, version) for name, size, version, _ in found]
@@ -104,7 +104,7 @@ class Location:
         return self.files.read(os.fsencode(name), [(0, size)], version=version)[0] if size else b""
 
     def read_range(self, start: int, count: int, version: str | None = None) -> bytes:
-        """Read `count` bytes of the object, or fewer at its end. If `version` is given, of this version."""
+        """Read `count` bytes of the object, or fewer at its end. If `version` is given, read only this version."""
         return self._beside.read(self.name, [(start, count)], version=version)[0]
 
     def head(self, count: int) -> bytes:

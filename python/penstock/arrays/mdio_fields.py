@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names in MDIO v1 (package `multidimio`): header fields, dimensions, coordinates and survey templates.
 
-Source: groups that multidimio 1.2.3 writes from SEG-Y of revision 1. `headers` in such a group is an array of
-structures of the fields below, without gaps. The fields cover bytes 1 to 232 of a trace header, in this machine's byte
-order.
+Source: groups that multidimio 1.2.3 creates from SEG-Y files of revision 1. In such a group, `headers` is an array of
+structures, which contain the fields below without gaps. The fields cover bytes 1 to 232 of a trace header, in the byte
+order of the machine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.arrays.segy.header_fields import TRACE_FIELDS
 __all__ = ["API_VERSION", "BINARY_FIELDS", "COORDINATES", "DIMENSIONS", "HEADER_FIELDS", "TEMPLATES", "standard_names", "struct_dtype"]  # fmt: skip
 
 API_VERSION = "1.2.3"
-"""Version of multidimio whose groups `--layout mdio` writes."""
+"""Version of multidimio whose group format `--layout mdio` writes."""
 
 _NAMES = [
     "trace_seq_num_line", "trace_seq_num_reel", "orig_field_record_num", "trace_num_orig_record",
@@ -41,7 +41,7 @@ _NAMES = [
     "source_measurement_unit",
 ]  # fmt: skip
 
-# MDIO splits each of the two six-byte fields into two fields. All its fields are signed.
+# MDIO splits each of the two six-byte fields into two fields. All fields of MDIO are signed.
 _PLACES = [
     *[(byte, kind.replace("u", "i")) for byte, kind in TRACE_FIELDS.values() if byte < 219],
     *[(219, "i4"), (223, "i2"), (225, "i4"), (229, "i2"), (231, "i2")],
@@ -81,11 +81,13 @@ TEMPLATES: dict[tuple[str, ...], tuple[str, str, str, tuple[int, ...]]] = {
     ("cdp", "offset"): ("CdpOffsetGathers2D", "2D", "cdp", (16, 64, 1024)),
     ("shot_point", "channel"): ("StreamerShotGathers2D", "2D", "common_source", (16, 32, 2048)),
 }
-"""For the dimensions before the vertical one: name of MDIO's template, survey type, gather type and chunks."""
+"""For each tuple of dimensions before the vertical dimension: name of MDIO's template, survey type, gather type and
+chunks.
+"""
 
 
 def struct_dtype(data_type: Any) -> np.dtype[Any] | None:
-    """NumPy type of a structure or of raw bytes, little-endian; None for any other type.
+    """Return the little-endian NumPy type of a structure or of raw bytes; None for any other type.
 
     Args:
         data_type: `data_type` of Zarr version 3 (`struct`, or `structured` of zarr-python before 3.2; `raw_bytes`), or
@@ -114,6 +116,6 @@ def _packed(fields: list[Any]) -> np.dtype[Any] | None:
 
 
 def standard_names(names: tuple[str, ...]) -> dict[str, str]:
-    """Maps MDIO's names of header fields to Penstock's names. Fields outside the standard keep MDIO's name."""
+    """Map MDIO's names of header fields to Penstock's names. Fields that are not in the standard keep MDIO's name."""
     ours = {byte: name for name, (byte, kind) in TRACE_FIELDS.items() if not kind.startswith("S")}
     return {name: ours.get(HEADER_FIELDS[name][0], name) if name in HEADER_FIELDS else name for name in names}

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generates model volumes for experiments: seismic that resembles recorded data, velocity layers, or a constant."""
+"""Generates model volumes for experiments: seismic amplitudes that resemble recorded data, velocity layers, or a
+constant.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ KINDS = ("seismic", "layered", "constant")
 
 _FREQUENCY_HZ = 25.0
 _NOISE = 0.2
-"""Noise of `seismic`, as a share of its standard deviation. The volume then compresses 1.1 to 1.2 times, like
-recorded data.
+"""Noise of `seismic`, as a share of its standard deviation. The compression ratio is then 1.1 to 1.2, as for recorded
+data.
 """
 
 _SPACING_M = 12.5
@@ -29,7 +31,7 @@ _SPACING_M = 12.5
 def model_volume(
     kind: str, shape: Sequence[int], *, interval_ms: float = 4.0, seed: int = 0
 ) -> tuple[np.ndarray[Any, Any], tuple[str, ...], Mapping[str, Coordinate], dict[str, Any]]:
-    """Generate a volume [inline, crossline, time] or [inline, crossline, depth] of float32 in memory.
+    """Generate a float32 volume [inline, crossline, time] or [inline, crossline, depth] in memory.
 
     Args:
         kind: `seismic` (layers convolved with a 25 Hz Ricker wavelet, gently folded, with 20 % noise), `layered`

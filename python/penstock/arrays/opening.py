@@ -37,23 +37,25 @@ def open(  # noqa: A001 - the field's word
     progress: Callable[[int, int], None] | None = None,
     timeout_s: float = 600.0,
 ) -> Array:
-    """Open a SEG-Y, HDF5, NetCDF-4, Zarr or MDIO volume on any store as a lazy array, which reads only when indexed.
+    """Open a SEG-Y, HDF5, NetCDF-4, Zarr or MDIO volume on any store as a lazy array, which reads samples only when it
+    is indexed.
 
     Args:
         url: A file, or the folder of a Zarr group or array. The kind is detected from the content.
-        array: Which array of an HDF5 file or a Zarr group; by default its main or largest one.
+        array: Name of the array in an HDF5 file or a Zarr group; by default the main or the largest array.
         map: SEG-Y: header fields that number the dimensions, such as `inline=189:i4,crossline=193:i4`; by default the
             geometry that fits the headers best.
         vertical: SEG-Y: name of the last dimension, `time` or `depth`.
         format, byte_order, samples: SEG-Y: values that replace wrong values of the binary header.
         allow_trailing: SEG-Y: accept bytes after the last whole trace.
-        progress: SEG-Y: called with the number of scanned traces and the total.
-        timeout_s: Limit of each request.
+        progress: SEG-Y: function that is called with the number of scanned traces and the total number.
+        timeout_s: Time limit of each request, in seconds.
 
     Raises:
         NotFound: Nothing exists at the URL.
         Unsupported: The file is of another kind.
-        Corrupt: The file is damaged or contradicts itself. The message names the arguments to pass.
+        Corrupt: The file is damaged, or its headers contradict each other. The message names the arguments with which
+            it can be read.
     """
     location = Location(os.fspath(url), timeout_s)
     options = {
@@ -106,5 +108,5 @@ def kind_of(location: Location) -> str:
             where=location.url,
             hint="unzip the file into a folder",
         )
-    # SEG-Y has no signature. Its reader checks the headers, and its errors explain which values are wrong.
+    # SEG-Y has no signature. The SEG-Y reader checks the headers, and its errors explain which values are wrong.
     return "segy"

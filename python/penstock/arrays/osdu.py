@@ -4,8 +4,8 @@
 Source: the schemas that the OSDU Data Definition Group publishes: Manifest 1.0.0,
 work-product-component--SeismicTraceData 1.6.0, and dataset--FileCollection.SEGY 1.3.0, --FileCollection.TGS.MDIO 1.0.0,
 --File.HDF5 1.1.0 and --FileCollection.Generic 1.1.0. FileCollection.Generic describes Zarr groups, for which OSDU has
-no specific kind. This module sends nothing to an OSDU instance. It leaves out facts that the volume does not contain
-(coordinate reference system, survey, processing).
+no specific kind. This module sends nothing to an OSDU instance. The manifest leaves out facts that the volume does not
+contain (coordinate reference system, survey, processing).
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class OsduSettings:
     """Settings that every record of an OSDU instance needs.
 
     Attributes:
-        partition: Data partition; the ids of the records begin with its name.
-        owners, viewers: E-mail addresses of the groups that own the records, and that can view them.
+        partition: Name of the data partition, with which the ids of the records begin.
+        owners, viewers: E-mail addresses of the groups that own the records, and of the groups that can view them.
         legal_tags: Legal tags.
         countries: Two-letter codes of the relevant countries.
 
@@ -93,7 +93,7 @@ _EXAMPLE = (
 
 
 def parse_settings(texts: Iterable[str]) -> OsduSettings:
-    """Parse settings from `NAME=VALUE,..` texts; a name may be repeated.
+    """Parse settings from texts of the form `NAME=VALUE,..`. A name can be repeated.
 
     Raises:
         ConfigError: A name is unknown or missing, or OSDU does not accept the form of a value.
@@ -234,7 +234,7 @@ def _component(location: Location, array: Array, facts: dict[str, Any], partitio
 
 
 def _vertical(array: Array, vertical: str, reference: Any) -> dict[str, Any]:
-    """Returns interval, start, end and length of the traces, in the unit that `TraceDomainUOM` names."""
+    """Return the interval, start, end and length of the traces, in the unit that `TraceDomainUOM` names."""
     found = array.coords.get(vertical)
     unit = None if found is None else found.attrs.get("units")
     if found is None or unit not in ("ms", "s", "m", "ft", "km"):

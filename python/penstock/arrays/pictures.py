@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 __all__ = ["picture", "place_of"]
 
 _CLIP = 99.0
-"""Percentile of the amplitudes at which the colour scale ends."""
+"""Percentile of the absolute amplitudes at which the colour scale ends."""
 
 _VERTICAL = ("time", "depth")
 
 
 def place_of(array: Array, at: Mapping[str, float]) -> tuple[Any, ...]:
-    """Index of a slice: for each named dimension, the position whose coordinate is nearest to the given number.
+    """Return the index of a slice: for each named dimension, the position whose coordinate is nearest to the given
+    number.
 
     Raises:
         ConfigError: A dimension does not exist, or a number is outside the range of its coordinate.
@@ -45,7 +46,8 @@ def place_of(array: Array, at: Mapping[str, float]) -> tuple[Any, ...]:
 
 
 def picture(array: Array, at: Mapping[str, float]) -> bytes:
-    """Draw a slice as PNG, in seismic colours around 0 if samples have both signs, else on a sequential colour scale.
+    """Draw a slice as PNG. If samples have both signs, the colours are seismic colours around 0, otherwise a sequential
+    colour scale.
 
     Args:
         at: Coordinate of each fixed dimension. Exactly two dimensions must not be fixed.
@@ -95,7 +97,7 @@ def picture(array: Array, at: Mapping[str, float]) -> bytes:
 
 
 def _ends(array: Array, dim: str) -> tuple[float, float]:
-    """Outer edges of the first and the last cell along a dimension."""
+    """Return the outer edges of the first and the last cell along a dimension."""
     found = array.coords.get(dim)
     numbers = (
         np.arange(array.shape[array.dims.index(dim)]) if found is None else np.asarray(found.values, dtype=np.float64)

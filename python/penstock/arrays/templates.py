@@ -6,8 +6,8 @@ corrections).
     vertical = "depth"
     format = 5
 
-Keys are the long flags of `penstock array`. The template NAME is the file `templates/NAME.toml` beside the user's
-settings.
+Keys have the names of the long flags of `penstock array`. The template NAME is the file `templates/NAME.toml` in the
+folder of the user's settings.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LIMIT_BYTES = 100_000
 
 @dataclass(frozen=True)
 class Template:
-    """Content of a template. With None (or False for `allow_trailing`), the value in the file is used.
+    """Content of a template. For a value of None (or False for `allow_trailing`), the value in the SEG-Y file is used.
 
     Attributes:
         map: Header fields that number the dimensions, such as `inline=189:i4,crossline=193:i4`.
@@ -64,12 +64,12 @@ class Template:
                 raise ConfigError(f"{name.replace('_', '-')}: `{value}` is not one of {', '.join(allowed)}", where=name)
 
     def options(self) -> dict[str, Any]:
-        """The values that are set, as arguments of `penstock.arrays.open` and `convert`."""
+        """Return the values that are set, as arguments of `penstock.arrays.open` and `convert`."""
         found = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: value for name, value in found.items() if value not in (None, False)}
 
     def to_toml(self) -> str:
-        """As TOML."""
+        """Return the template as TOML."""
         return "".join(
             f"{name.replace('_', '-')} = {json.dumps(value, ensure_ascii=False)}\n"
             for name, value in self.options().items()
@@ -77,7 +77,8 @@ class Template:
 
 
 def template_path(environment: Mapping[str, str], name: str) -> Path:
-    """Path of a template: `name` itself if it contains `/` or ends with `.toml`, else a file of the user's templates.
+    """Return the path of a template: `name` itself if it contains `/` or ends with `.toml`, otherwise a file of the
+    user's templates.
 
     Raises:
         ConfigError: The name is invalid, or neither HOME nor XDG_CONFIG_HOME is set, so the user's folder is unknown.
@@ -131,7 +132,7 @@ _ARTICLES = {str: "a string", int: "a whole number", bool: "true or false"}
 
 
 def save_template(environment: Mapping[str, str], name: str, template: Template) -> Path:
-    """Write a template, and replace an existing one of this name. Returns the path of the file."""
+    """Write a template. An existing template with this name is replaced. Returns the path of the file."""
     path = template_path(environment, name)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as out:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets many processes write one Zarr array at the same time. Each write covers whole objects, so no write overwrites
-another.
+"""Lets many processes write one Zarr array at the same time. Each write covers whole objects, so writes of different
+boxes never overwrite each other.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class ArrayWriter:
     """A Zarr array, open for writing. `writer[inlines, crosslines] = values` writes whole objects (shards, or chunks).
 
     A box that covers only a part of an object is rejected, because two processes that write different parts of an
-    object would overwrite each other. A writer can be pickled. `dask.array.store(x, writer, lock=False)` is safe: it
-    raises an error unless dask's chunks are whole objects.
+    object would overwrite each other. A writer can be pickled. `dask.array.store(x, writer, lock=False)` is safe,
+    because it raises an error if dask's chunks are not whole objects.
     """
 
     def __init__(self, location: Location, document: Mapping[str, Any]) -> None:
@@ -54,7 +54,9 @@ class ArrayWriter:
         return len(self.shape)
 
     def regions(self, rank: int = 0, world: int = 1) -> Iterator[tuple[slice, ...]]:
-        """Boxes of whole objects that this rank of `world` should write. Together, the ranks cover the array once."""
+        """Return the boxes of whole objects that this rank of `world` should write. Together, the ranks cover the array
+        once.
+        """
         grid = [range(0, side, part) for side, part in zip(self.shape, self.objects, strict=True)]
         for number, starts in enumerate(product(*grid)):
             if number % world == rank:
@@ -66,7 +68,8 @@ class ArrayWriter:
     def __setitem__(self, key: Any, values: Any) -> None:
         box = self._box(key)
         sides = tuple(end - start for start, end in box)
-        # Python numbers are converted to the array's type. The type of other values must convert to it without loss.
+        # Python numbers are converted to the array's type. Other values must have a type that converts to the array's
+        # type without loss.
         values = np.asarray(values) if not isinstance(values, int | float) else np.asarray(self.dtype.type(values))
         values = np.broadcast_to(values, sides)
         if not np.can_cast(values.dtype, self.dtype, "safe"):
@@ -129,7 +132,8 @@ def create_array(
     """Create a Zarr array (version 3, in shards of about 64 MiB) and open it for writes.
 
     Args:
-        access: Access pattern for which chunks and shards are chosen, unless given; see `penstock array convert`.
+        access: Access pattern for which chunks and shards are chosen if they are not given; see
+            `penstock array convert`.
 
     Raises:
         Mismatch: The array exists.

@@ -66,11 +66,13 @@ class ZarrNode:
 
     @property
     def structure(self) -> np.dtype[Any] | None:
-        """Element type if it is a structure or raw bytes, else None."""
+        """Element type if it is a structure or raw bytes, otherwise None."""
         return struct_dtype(self.document.get("data_type", self.document.get("dtype")))
 
     def open(self) -> Backend:
-        """Open the array with the core's reader, or with zarr-python if the core does not support a codec."""
+        """Open the array with the core's reader or, if the core does not support a codec of the array, with
+        zarr-python.
+        """
         if self.shape and (structure := self.structure) is not None:
             return _Structures(self, structure)
         try:
@@ -84,8 +86,8 @@ class ZarrNode:
 
 
 class _Structures:
-    """An array of structures. The core reads the array as uint8, with the last dimension multiplied by the structure's
-    size.
+    """An array of structures. The core reads it as an array of uint8, whose last dimension is multiplied by the size of
+    a structure.
     """
 
     def __init__(self, node: ZarrNode, structure: np.dtype[Any]) -> None:
@@ -111,7 +113,7 @@ class _Structures:
 
 
 class _MissingAsNan:
-    """Samples of a lossy array. Missing traces are stored as zeros, and returned as NaN."""
+    """Samples of a lossy array. Missing traces are stored as zeros and returned as NaN."""
 
     def __init__(self, samples: Backend, trace_index: ZarrNode) -> None:
         self._samples, self._node = samples, trace_index
@@ -134,7 +136,7 @@ class _MissingAsNan:
 
 
 class _ZarrPython:
-    """An array that zarr-python reads through Penstock's stores."""
+    """An array that zarr-python decodes, reading through Penstock's stores."""
 
     def __init__(self, node: ZarrNode, refused: Unsupported) -> None:
         try:
@@ -150,7 +152,7 @@ class _ZarrPython:
         store = zarr.storage.FsspecStore(_asynchronous(FileSystem()), path=url, read_only=True)
         try:
             with warnings.catch_warnings():
-                # Ignore zarr-python's warning that other implementations may lack the codec.
+                # Ignore zarr-python's warning that other Zarr implementations may not support the codec.
                 warnings.filterwarnings("ignore", "Numcodecs codecs are not in the Zarr version 3", UserWarning)
                 self._array: Any = zarr.open_array(store, mode="r")
         except (ValueError, KeyError, TypeError) as error:
@@ -177,7 +179,7 @@ def _asynchronous(files: Any) -> Any:
 
 
 def find_node(location: Location) -> str | None:
-    """`group` or `array` if the folder contains Zarr metadata, otherwise None."""
+    """Return `group` or `array` if the folder contains Zarr metadata, otherwise None."""
     for name in ("zarr.json", ".zgroup", ".zarray"):
         if (found := location.read(name)) is not None:
             if name == "zarr.json":
@@ -187,8 +189,8 @@ def find_node(location: Location) -> str | None:
 
 
 def open_zarr(location: Location, *, array: str | None = None) -> Array:
-    """Open an array, or an array of a group: `array` if given, otherwise the group's default array, otherwise the
-    largest one.
+    """Open an array, or an array of a group. In a group, this is `array` if given, otherwise the group's default array
+    if it has one, otherwise the largest array.
 
     Raises:
         ConfigError: The group has no such array.
@@ -232,7 +234,7 @@ def open_zarr(location: Location, *, array: str | None = None) -> Array:
 
 
 def _nodes(location: Location) -> tuple[dict[str, ZarrNode], dict[str, Any]]:
-    """Returns the arrays below a location, as a mapping from their names, and the attributes of the group."""
+    """Return the arrays below a location, as a mapping from their names, and the attributes of the group."""
     if (root := location.read("zarr.json")) is not None:
         document = _parsed(root, location, "zarr.json")
         attrs = document.get("attributes", {})
@@ -310,8 +312,8 @@ def _coordinates(chosen: ZarrNode, nodes: Mapping[str, ZarrNode]) -> dict[str, C
 
 
 def _headers(nodes: Mapping[str, ZarrNode], group_attrs: Mapping[str, Any], chosen: ZarrNode) -> Any:
-    """Returns a function that returns the trace headers at an index, with the standard's field names; None without
-    trace headers.
+    """Return a function that returns the trace headers at an index, with the standard's field names; None if the group
+    has no trace headers.
     """
     if "penstock_segy" in group_attrs:
         from penstock.arrays.segy.header_fields import trace_dtype

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lossless, resumable conversion of volumes between SEG-Y, Zarr and HDF5. It moves a volume block by block."""
+"""Lossless, resumable conversion of volumes between SEG-Y, Zarr and HDF5, block by block."""

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 __all__ = ["SHARD_BYTES", "Chunking", "choose", "parse_shape", "whole_traces"]
 
 CHUNK_BYTES = 1 << 20
-"""Target size of a chunk: small enough for slices, and large enough to be efficient as one request with a latency of 20
-ms and a rate of 90 MB/s.
+"""Target size of a chunk in bytes. A chunk is small enough for slices, and large enough for efficient requests at a
+latency of 20 ms and a rate of 90 MB/s.
 """
 
 SHARD_BYTES = 64 << 20
-"""Target size of a shard. A shard is one object, and has one writer."""
+"""Target size of a shard in bytes. A shard is one object, and has one writer."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Chunking:
 
     @property
     def objects(self) -> tuple[int, ...]:
-        """Shape of an object: of a shard, or of a chunk if there are no shards."""
+        """Shape of an object: a shard or, without shards, a chunk."""
         return self.shards or self.chunks
 
     @property
@@ -44,7 +44,9 @@ class Chunking:
         return tuple(ceil(side / part) for side, part in zip(self.shape, self.objects, strict=True))
 
     def slices(self) -> list[dict[str, Any]]:
-        """Cost of a slice across each dimension: size of the slice, size of its chunks, and number of objects."""
+        """Return the cost of a slice across each dimension: size of the slice, size of the chunks that it needs, and
+        number of objects.
+        """
         rows = []
         for axis, dim in enumerate(self.dims):
             rest = [side for at, side in enumerate(self.shape) if at != axis]
@@ -91,7 +93,7 @@ class Chunking:
 
 
 def parse_shape(text: str, ndim: int, what: str) -> tuple[int, ...]:
-    """Parse `64,64,64` or `64x64x64`.
+    """Parse a shape such as `64,64,64` or `64x64x64`.
 
     Raises:
         ConfigError: The text does not have one whole number above 0 for each dimension.
@@ -107,10 +109,10 @@ def parse_shape(text: str, ndim: int, what: str) -> tuple[int, ...]:
 def whole_traces(
     dims: Sequence[str], shape: Sequence[int], itemsize: int, chunks: Sequence[int] | None = None
 ) -> Chunking:
-    """Blocks of about 64 MiB, for a file that is not chunked. They contain whole traces.
+    """Return the shape of blocks of about 64 MiB, for a file that is not chunked. Blocks contain whole traces.
 
     Args:
-        chunks: Chunk shape of the source. A block consists of whole chunks, unless it would be above 256 MiB.
+        chunks: Chunk shape of the source. A block consists of whole chunks, unless such a block would exceed 256 MiB.
     """
     block = [*map(min, chunks[:-1], shape), shape[-1]] if chunks else []
     if not block or prod(block) * itemsize > 4 * SHARD_BYTES:
@@ -134,9 +136,9 @@ def choose(
     """Choose chunks and shards.
 
     Args:
-        access: Dimensions across which slices are read (`inline`), or `balanced` (all dimensions), `shots` (whole
-            gathers: the last two dimensions), or `train` (boxes).
-        chunks, shards: Shapes to use, instead of chosen ones.
+        access: Dimensions across which slices are read, such as `inline`; or `balanced` (all dimensions), `shots`
+            (whole gathers: the last two dimensions), or `train` (boxes).
+        chunks, shards: Shapes to use; by default, they are chosen.
         is_sharded: False stores each chunk as an object.
 
     Raises:
@@ -172,8 +174,8 @@ def _chunks(dims: Sequence[str], shape: Sequence[int], itemsize: int, access: Se
     across = [axis for axis, dim in enumerate(dims) if dim in access]
     if not across or "train" in access or "balanced" in access:
         across = list(range(len(shape)))
-    # A chunk is thin along the dimensions in `access`, across which slices are read. With only one such dimension, it
-    # is thinnest.
+    # Slices are read across the dimensions in `access`, so a chunk is thin along these dimensions. It is thinnest if
+    # there is only one such dimension.
     sides = [1] * len(shape)
     thin = (
         3
@@ -183,7 +185,8 @@ def _chunks(dims: Sequence[str], shape: Sequence[int], itemsize: int, access: Se
     for axis in across:
         sides[axis] = min(1 << thin, shape[axis])
     grows = [axis for axis in range(len(shape)) if axis not in across] or across
-    # Of equal sizes, the last dimension grows first, because its samples are contiguous in every format.
+    # If several dimensions have the same size, the last one grows first, because its samples are contiguous in every
+    # format.
     while prod(sides) * 2 <= elements:
         open_axes = [axis for axis in grows if sides[axis] < shape[axis]] or [
             a for a in range(len(shape)) if sides[a] < shape[a]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """HDF5 destination of a conversion: writes samples, coordinates (as dimension scales) and SEG-Y headers with h5py.
 
-Only one process writes the file. A killed conversion cannot be resumed, because HDF5 does not keep an incomplete file
-consistent. The file is written beside the destination (in `TMPDIR` for a store), and gets its final name when it is
-complete.
+Only one process writes the file. A killed conversion cannot be resumed, because an incomplete HDF5 file can be
+inconsistent. The file is written beside the destination (for an object store, in `TMPDIR`), and gets its final name
+when it is complete.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CODECS: dict[str, dict[str, Any]] = {
 
 
 class Hdf5Destination:
-    """See the module."""
+    """HDF5 destination of a conversion; see the module."""
 
     def __init__(self, location: Location, source: Source, chunking: Chunking | None, codec: str) -> None:
         require("HDF5 files", "hdf5")
@@ -139,10 +139,10 @@ class Hdf5Destination:
         """Do nothing, because a conversion to HDF5 cannot be resumed."""
 
     def finish(self) -> None:
-        """Write the data outside the blocks, close the file, and rename or upload it.
+        """Write the data that is not in blocks, close the file, and rename or upload it.
 
         Raises:
-            Mismatch: Another process has created a file of that name in the meantime.
+            Mismatch: Another process has created a file with this name during the conversion.
         """
         kept = [
             name for name in ("headers_raw", "trace_index", "segy_file_header", "segy_trailer") if name in self._file

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MDIO v1 destination of a conversion: a Zarr group with structured `headers`, `trace_mask`, and MDIO's names.
+"""MDIO v1 destination of a conversion: a Zarr group with structured `headers`, a `trace_mask`, and the names of MDIO.
 
 The subgroup `penstock` stores data for which MDIO does not define an array. MDIO's readers ignore this subgroup. The
-conversion back to SEG-Y uses it and `raw_headers` to restore the same bytes.
+conversion back to SEG-Y restores the original bytes from this subgroup and `raw_headers`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TIMES = {"ms": "ms", "s": "s"}
 _LENGTHS = ("m", "ft", "km")
 _POSITIONS = ("cdp_x", "cdp_y", "source_x", "source_y")
 _ALONG = {"cdp": ("inline", "crossline", "cdp"), "source": ("shot",)}
-"""Dimensions along which MDIO stores each kind of position."""
+"""For each kind of position, the dimensions along which MDIO stores it."""
 
 
 @dataclass
@@ -68,31 +68,31 @@ class MdioSource:
 
     @property
     def chunks(self) -> tuple[int, ...] | None:
-        """Chunk shape of the volume, see `Source`."""
+        """Chunk shape of the volume; see `Source`."""
         return self.inner.chunks
 
     def read(
         self, box: Box, headers: np.ndarray[Any, Any] | None, out: np.ndarray[Any, Any] | None = None
     ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Read the samples of a box, see `Source`."""
+        """Read the samples of a box; see `Source`."""
         return self.inner.read(box, headers, out)
 
     def duplicates(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Read the duplicate traces, see `Source`."""
+        """Read the duplicate traces; see `Source`."""
         return self.inner.duplicates()
 
 
 def mdio_chunks(source: MdioSource) -> tuple[int, ...] | None:
-    """Chunk shape of MDIO's template for these dimensions; None if MDIO has no such template."""
+    """Return the chunk shape of MDIO's template for the source's dimensions; None if MDIO has no such template."""
     found = TEMPLATES.get(source.dims[:-1])
     return None if found is None else tuple(map(min, found[3], source.shape))
 
 
 class MdioDestination(ZarrDestination):
-    """See the module."""
+    """MDIO v1 destination of a conversion; see the module."""
 
-    # The state is stored in the subgroup. If it were in the group itself, zarr-python would warn about a folder that is
-    # not a Zarr node.
+    # The state is stored in the subgroup, because zarr-python would warn about a folder in the group that is not a Zarr
+    # node.
     state = f"{_FOLDER}{STATE}"
 
     def __init__(self, location: Location, source: MdioSource, chunking: Chunking, codec: str) -> None:
@@ -104,7 +104,7 @@ class MdioDestination(ZarrDestination):
         self._order = _byte_order(self._fields, self._facts.layout["byte_order"])
 
     def prepare(self, plan: str) -> bool:
-        """Create the arrays, see `ZarrDestination`."""
+        """Create the arrays; see `ZarrDestination`."""
         if super().prepare(plan):
             return True
         self.location.write(f"{_FOLDER}zarr.json", json.dumps(_folder_document()).encode())
@@ -125,7 +125,7 @@ class MdioDestination(ZarrDestination):
         attrs = {"coordinates": " ".join(extra)} if extra else {}
         shape, chunks = self._source.shape[:-1], self._chunking.objects[:-1]
         documents = {}
-        # zarr-python before 3.2 cannot open `struct`, the newer name of this type.
+        # Do not use the newer name `struct` of this type, because zarr-python before 3.2 cannot open it.
         fields = [[name, _ZARR_TYPES[kind]] for name, (_, kind) in self._fields.items()]
         structure = {"name": "structured", "configuration": {"fields": fields}}
         raw = {"name": "raw_bytes", "configuration": {"length_bytes": segy.header_bytes}}
@@ -143,7 +143,7 @@ class MdioDestination(ZarrDestination):
             shape, np.dtype(np.bool_), spatial, chunks=[max(1, side) for side in shape], codecs=parse_codec("zstd", 1),
             fill=False, attrs=attrs,
         )  # fmt: skip
-        # A scalar array with the fill value as its only element. Only its attributes are used.
+        # A scalar array, whose only element is the fill value. Only the attributes of the array are used.
         documents["segy_file_header"] = {
             **array_document((), np.dtype(np.uint8), (), chunks=(), attrs=_file_header_attributes(segy)),
             "data_type": {"name": "fixed_length_utf32", "configuration": {"length_bytes": 4}}, "fill_value": "",
@@ -155,7 +155,7 @@ class MdioDestination(ZarrDestination):
         document = self._documents[name]
         if name not in ("headers", "raw_headers"):
             return document
-        # The core writes the same bytes as uint8. The last dimension is multiplied by the element size.
+        # The core writes the same bytes as an array of uint8, whose last dimension is multiplied by the element size.
         size = self._header_kind.itemsize if name == "headers" else self._facts.header_bytes
         chunks = [*self._chunking.objects[:-2], self._chunking.objects[-2] * size]
         grid = {"name": "regular", "configuration": {"chunk_shape": chunks}}
@@ -188,15 +188,15 @@ def _folder_document() -> dict[str, Any]:
 
 
 def _header_codecs(size: int) -> list[dict[str, Any]]:
-    """Codec of headers, as in MDIO: Blosc, with a byte shuffle over whole headers if Blosc supports this header
-    size.
+    """Return the codec of headers: Blosc, as in MDIO. The byte shuffle is over whole headers if Blosc supports this
+    header size.
     """
     return parse_codec("blosc-zstd", size if size < 256 else 1)
 
 
 def _header_fields(segy: SegyFacts) -> dict[str, tuple[int, str]]:
-    """Fields of `headers`. As MDIO specifies, fields that number a dimension have the dimension's name and are the last
-    fields.
+    """Return the fields of `headers`. As MDIO specifies, fields that number a dimension have the name of the dimension,
+    and are the last fields.
     """
     stated = segy.layout.get("map", "")
     numbering = {
@@ -213,7 +213,7 @@ def _header_fields(segy: SegyFacts) -> dict[str, tuple[int, str]]:
 
 
 def _byte_order(fields: Mapping[str, tuple[int, str]], byte_order: str) -> np.ndarray[Any, Any]:
-    """For each byte of the little-endian structure, its position in the stored trace header."""
+    """Return, for each byte of the little-endian structure, its position in the stored trace header."""
     order: list[int] = []
     for byte, kind in fields.values():
         places = range(byte - 1, byte - 1 + int(kind[1]))
@@ -237,7 +237,7 @@ def _file_header_attributes(segy: SegyFacts) -> dict[str, Any]:
 
 
 def _coordinate(name: str, found: Coordinate) -> Coordinate:
-    """Convert a coordinate to MDIO's form: whole numbers as int32, and positions without redundant dimensions."""
+    """Convert a coordinate to MDIO's form: whole numbers become int32, and positions lose redundant dimensions."""
     values, own = np.asarray(found.values), found.dims
     attrs = dict(found.attrs)
     unit = attrs.get("units")
@@ -256,8 +256,8 @@ def _coordinate(name: str, found: Coordinate) -> Coordinate:
 
 
 def _without_last(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
-    """Return the values without the last dimension if they do not change along it, otherwise None. Missing traces are
-    ignored.
+    """If the values do not change along the last dimension, return them without this dimension, otherwise None. Missing
+    traces are ignored.
     """
     if not values.size:
         return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a conversion: plans blocks, and copies them with threads. Several processes can share a conversion to Zarr."""
+"""Runs a conversion: plans blocks, and copies them in threads. Several processes can share a conversion to Zarr."""
 
 from __future__ import annotations
 
@@ -69,13 +69,15 @@ class ConversionReport:
     cpu_seconds: float = 0.0
     is_complete: bool = False
     map: str | None = None
-    """Geometry of a source with trace headers; empty if traces are in file order."""
+    """Geometry of a source with trace headers, as for `--map`; empty if traces are in file order."""
     lossy: dict[str, Any] | None = None
-    """Codec, setting and error of lossy compression, here or in an earlier conversion to the source."""
+    """Codec, setting and error of lossy compression, in this conversion or in an earlier conversion that wrote the
+    source.
+    """
     explanation: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the result as JSON."""
         return asdict(self)
 
 
@@ -99,7 +101,8 @@ def convert(
     progress: Callable[[str, int, int], None] | None = None,
     **overrides: Any,
 ) -> ConversionReport:
-    """Convert a volume without loss. SEG-Y to Zarr or HDF5 and back gives the same bytes.
+    """Convert a volume without loss, unless `codec` is lossy. A conversion from SEG-Y to Zarr or HDF5 and back gives
+    the same bytes.
 
     If a conversion to Zarr or SEG-Y is killed, repeat the same call to resume it. Several ranks of one launch can share
     a conversion to Zarr. Each rank writes different whole objects.
@@ -107,17 +110,19 @@ def convert(
     Args:
         to: `zarr`, `segy` or `hdf5`; by default from the destination's suffix.
         layout: Layout of a Zarr group: `plain` (default), or `mdio` (default for the suffix `.mdio`). MDIO v1 can open
-            the layout `mdio`, which has MDIO's names, `headers`, `trace_mask` and chunks, and no shards unless they are
-            given.
+            the layout `mdio`, which has the names, `headers`, `trace_mask` and chunks of MDIO. It has shards only if
+            `shards` is given.
         access: Access pattern for which chunks are chosen: dimensions across which slices are read, or `balanced`,
-            `shots`, `train`.
-        chunks, shards: Shapes to use (`64,64,64`); `shards="none"` stores each chunk as an object.
-        codec: `none`, `lz4` (Zarr's default), `zstd`, `blosc-zstd`, `gzip`, with `:LEVEL`; for HDF5 `none` or `gzip`.
-            Lossy codecs, for Zarr only: `zfp:tolerance=X`, `zfp:precision=BITS`, `zfp:rate=BITS`.
-        threads: Number of blocks in flight, by default one per core. Each needs about 128 MiB of memory (two blocks).
+            `shots` or `train`.
+        chunks, shards: Shapes to use, such as `64,64,64`. `shards="none"` stores each chunk as an object.
+        codec: Codec, with an optional `:LEVEL`. For Zarr: `none`, `lz4` (default), `zstd`, `blosc-zstd` or `gzip`; for
+            HDF5: `none` or `gzip`. Lossy codecs, only for Zarr: `zfp:tolerance=X`, `zfp:precision=BITS` or
+            `zfp:rate=BITS`.
+        threads: Number of threads, by default one per core. Each thread needs about 128 MiB of memory (two blocks).
         rank: Rank of this process, if a launch has several.
-        dry_run: Plan only.
-        progress: Called with the phase (`scan`, `convert`), the number of finished units and the total.
+        dry_run: Only plan the conversion, and write nothing.
+        progress: Function that is called with the phase (`scan` or `convert`), the number of finished units and the
+            total number.
         overrides: `format`, `byte_order`, `samples` and `allow_trailing`, for a SEG-Y source with a wrong header.
 
     Raises:
@@ -199,7 +204,7 @@ def convert(
 
 
 def format_of(location: Location, stated: str | None) -> str:
-    """Format of a destination: the given one, or the one that matches the suffix.
+    """Return the format of a destination: the given format, or the format of the suffix.
 
     Raises:
         ConfigError: The suffix is not known.
@@ -306,7 +311,7 @@ def _carry(
             stored += target.write(cell, place, samples[..., first - start : last - start], headers, own)
         return stored, len(exceptions)
 
-    # Each thread has one column in flight, so the number of threads limits the memory.
+    # Each thread processes one column at a time, so the number of threads limits the memory.
     with ThreadPoolExecutor(threads, thread_name_prefix="penstock-convert") as pool:
         waiting: dict[Future[tuple[int, int]], list[tuple[int, ...]]] = {}
         todo = iter(left)
@@ -333,7 +338,9 @@ def _carry(
 
 
 class _Scratch(threading.local):
-    """Buffers of a thread, reused for each block, because page faults of new memory cost more than the copy into it."""
+    """Buffers of a thread. They are reused for each block, because the page faults of new memory take longer than the
+    copy into it.
+    """
 
     def take(self, name: str, shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
         """Return a buffer of this shape with arbitrary content. The next call with the same name reuses it."""
@@ -365,8 +372,8 @@ def _await_plan(target: ZarrDestination, plan: str, timeout_s: float) -> None:
 
 
 def _await_ranks(target: ZarrDestination, chunking: Chunking, stop: threading.Event) -> None:
-    """Wait until all objects are written. Raise an error if none is written for 300 s, because a rank has then ended
-    early.
+    """Wait until all objects are written. If no object is written for 300 s, raise an error, because a rank has
+    probably ended early.
     """
     total, quiet_s, last = prod(chunking.grid), 0.0, -1
     while (count := len(target.done())) < total and not stop.is_set():

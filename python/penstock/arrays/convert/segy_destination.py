@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """SEG-Y destination of a conversion: writes each trace to its position in the file, and restores the original bytes.
 
-Blocks are written in any order to a temporary file beside the destination. The file gets its final name when it is
+Blocks are written in any order to a temporary file beside the destination, which gets its final name when it is
 complete. A journal lists the finished blocks, so that a killed conversion can be resumed. For an object store, the file
 is first written on this machine (in `TMPDIR`), and then uploaded in parts.
 """
@@ -58,7 +58,7 @@ def encode_block(
 
 
 class SegyDestination:
-    """See the module."""
+    """SEG-Y destination of a conversion; see the module."""
 
     def __init__(self, location: Location, source: Source, facts: SegyFacts) -> None:
         self.location, self._source, self._facts = location, source, facts
@@ -70,7 +70,7 @@ class SegyDestination:
         self._log: Any = None
 
     def prepare(self, plan: str) -> bool:
-        """Create the file in its full size, or resume an existing file of the same plan.
+        """Create the file with its full size, or resume an existing file of the same plan.
 
         Raises:
             Mismatch: The destination exists.
@@ -102,7 +102,7 @@ class SegyDestination:
         return False
 
     def done(self) -> set[tuple[int, ...]]:
-        """Finished blocks."""
+        """Return the finished blocks."""
         return set(self._known)
 
     def write(
@@ -113,7 +113,7 @@ class SegyDestination:
         headers: np.ndarray[Any, Any] | None,
         exceptions: np.ndarray[Any, Any],
     ) -> int:
-        """Write the traces of a block. Returns the bytes written."""
+        """Write the traces of a block. Returns the number of bytes that were written."""
         if headers is None:
             raise Bug("no trace headers were given for a SEG-Y file")
         numbers = self._facts.trace_index[tuple(slice(*side) for side in box[:-1])].reshape(-1)
@@ -135,7 +135,7 @@ class SegyDestination:
         return len(numbers) * int(layout["trace_bytes"])
 
     def mark(self, cell: tuple[int, ...]) -> None:
-        """Record a finished block in the journal, after its bytes are on the disk."""
+        """Record a finished block in the journal, after the bytes of the block are synced to disk."""
         os.fdatasync(self._file)
         self._log.write(".".join(map(str, cell)) + "\n")
         self._log.flush()
@@ -159,10 +159,10 @@ class SegyDestination:
             raise SystemFault(f"{self._part}: {error.strerror}", where=str(self._part)) from None
 
     def finish(self) -> None:
-        """Write the data outside the blocks, and rename or upload the file.
+        """Write the data that is not in blocks, and rename or upload the file.
 
         Raises:
-            Mismatch: Another process has created a file of that name in the meantime.
+            Mismatch: Another process has created a file with this name during the conversion.
         """
         facts = self._facts
         self._write_at(memoryview(facts.file_header.tobytes()), 0)
@@ -193,7 +193,7 @@ class SegyDestination:
         remove_file(self._journal)
 
     def close(self) -> None:
-        """Close the files, but keep them, so that the conversion can be resumed."""
+        """Close the files without deleting them, so that the conversion can be resumed."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

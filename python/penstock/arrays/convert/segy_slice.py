@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a slice of a volume as a SEG-Y file. Copies the trace headers if the volume has them, else creates new ones.
+"""Writes a slice of a volume as a SEG-Y file. Copies the trace headers of the volume, or creates new trace headers if
+the volume has none.
 
-Traces keep their file order. If several traces share a grid position, the slice contains only the first.
+Traces keep their file order. If several traces have the same grid position, the slice contains only the first of them.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ def write_segy_slice(location: Location, volume: Source, array: Array, key: Sequ
     """Write a slice of a volume as SEG-Y. Returns the number of traces.
 
     Args:
-        volume: The volume as the source of a conversion. Trace headers are read from it.
-        array: The same volume as an array. Samples and coordinates are read from it if `volume` has no trace headers.
-        key: An index or a whole slice for each dimension. In a slice at a fixed time or depth, each trace has one
-            sample.
+        volume: The volume as the source of a conversion, from which trace headers are read.
+        array: The same volume as an array. If `volume` has no trace headers, samples and coordinates are read from the
+            array.
+        key: For each dimension, an index, or a slice over the whole dimension. At a fixed time or depth, each trace has
+            one sample.
     Raises:
         Mismatch: The file exists.
         Unsupported: SEG-Y cannot represent the slice, or the slice contains no trace.
@@ -76,8 +78,8 @@ def write_segy_slice(location: Location, volume: Source, array: Array, key: Sequ
 def _create(location: Location, array: Array, box: Sequence[tuple[int, int]]) -> int:
     """Write a slice of a volume without stored SEG-Y headers.
 
-    The headers are made from the fields of MDIO's trace headers if the volume has them, otherwise from the coordinates.
-    The headers also contain the numbers of the fixed dimensions.
+    Headers are created from the fields of MDIO's trace headers or, if the volume has none, from the coordinates. They
+    also contain the grid numbers of the fixed dimensions.
     """
     values = array[tuple(slice(*side) for side in box)]
     kept = None
@@ -122,7 +124,7 @@ class _Slice:
     def read(
         self, box: Box, headers: np.ndarray[Any, Any] | None, out: np.ndarray[Any, Any] | None = None
     ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """See `Source`. If traces are cut, their headers get the new length and start."""
+        """Read a box; see `Source`. If traces are cut, their headers get the new length and start."""
         whole = tuple((start + a, start + b) for (start, _), (a, b) in zip(self._box, box, strict=True))
         samples, exceptions = self._volume.read(whole, headers, out)
         if headers is not None and self._is_cut:
@@ -136,7 +138,7 @@ class _Slice:
         return samples, exceptions
 
     def duplicates(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Empty arrays: a slice has no duplicate traces."""
+        """Return empty arrays, because a slice has no duplicate traces."""
         empty = np.empty((0, self.segy.header_bytes), np.uint8), np.empty((0, self.shape[-1]), self.dtype)
         return (*empty, self._volume.read(tuple((0, 0) for _ in self._box), None)[1])
 
@@ -152,12 +154,12 @@ class _Slice:
         return int(value)
 
     def _file_header(self, facts: SegyFacts, layout: Mapping[str, Any]) -> np.ndarray[Any, Any]:
-        """The file header of the volume, with the slice's number of traces and samples."""
+        """Return the file header of the volume, with the slice's numbers of traces and samples."""
         header = facts.file_header.copy().reshape(1, -1)
         if self._is_cut:
             _put(header, 3221, self._order + "u2", self.shape[-1])
         if layout["revision"][0] >= 2:
-            # Revision 2 also stores the numbers of samples (optional), traces and trailer stanzas.
+            # Revision 2 also has fields for the numbers of samples (optional), traces and trailer stanzas.
             if self._is_cut and header[0, 3268:3272].any():
                 _put(header, 3269, self._order + "u4", self.shape[-1])
             _put(header, 3313, self._order + "u8", layout["traces"])
@@ -166,6 +168,6 @@ class _Slice:
 
 
 def _put(rows: np.ndarray[Any, Any], byte: int, kind: str, value: int) -> None:
-    """Write a header field into each row. `byte` is the field's first byte, counted from 1."""
+    """Write a header field into each row of bytes. `byte` is the first byte of the field, counted from 1."""
     content = np.frombuffer(np.asarray(value, dtype=kind).tobytes(), np.uint8)
     rows[:, byte - 1 : byte - 1 + len(content)] = content

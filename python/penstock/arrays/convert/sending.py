@@ -18,7 +18,7 @@ _PIECE_BYTES = 16 << 20
 
 
 def send(path: Path, location: Location) -> None:
-    """Upload a file to a store in parts. The object must not exist.
+    """Upload a file to an object store in parts. The object must not exist.
 
     Raises:
         PreconditionFailed: The object exists.

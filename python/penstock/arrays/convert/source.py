@@ -35,12 +35,14 @@ SEGY_ARRAYS = (
     "duplicate_index",
     "ibm_words",
 )
-"""Arrays that are stored in addition to the samples, so that the SEG-Y file can be restored byte for byte."""
+"""Names of the arrays that are stored in addition to the samples, so that the SEG-Y file can be restored byte for
+byte.
+"""
 
 
 @dataclass(frozen=True)
 class SegyFacts:
-    """The parts of a SEG-Y file other than the samples and trace headers in its grid."""
+    """All parts of a SEG-Y file except the samples and trace headers in its grid."""
 
     layout: Mapping[str, Any]
     file_header: np.ndarray[Any, Any]
@@ -50,7 +52,7 @@ class SegyFacts:
     trace_index: np.ndarray[Any, Any]
     """For each grid position, the number of its trace in file order; -1 if the trace is missing."""
     duplicate_index: np.ndarray[Any, Any]
-    """Numbers of the traces that share a grid position with an earlier trace, in file order."""
+    """Numbers, in file order, of the traces that have the same grid position as an earlier trace."""
 
     @property
     def header_bytes(self) -> int:
@@ -71,11 +73,13 @@ class Source(Protocol):
 
     @property
     def segy(self) -> SegyFacts | None:
-        """Parts of a SEG-Y file other than its samples; None if the volume has no trace headers."""
+        """Parts of a SEG-Y file except its samples; None if the volume has no trace headers."""
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """Facts that identify this version of the volume. If they change, a conversion cannot be resumed."""
+        """Return the facts that identify this version of the volume. If these facts change, a conversion cannot be
+        resumed.
+        """
 
     @property
     def name(self) -> str:
@@ -103,8 +107,8 @@ class Source(Protocol):
         """Read a box. Returns its samples, and the `EXCEPTION`s among them.
 
         Args:
-            headers: Filled with the trace headers, [..., header_bytes], if given.
-            out: Memory that may be used for the samples.
+            headers: If given, an array [..., header_bytes], which is filled with the trace headers.
+            out: Memory that can be used for the samples.
         """
 
     def duplicates(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -112,7 +116,7 @@ class Source(Protocol):
 
 
 def fill_of(dtype: np.dtype[Any]) -> Any:
-    """Value of the samples at a grid position without a trace."""
+    """Return the value of the samples at a grid position without a trace."""
     return np.nan if dtype.kind == "f" else 0
 
 
@@ -129,7 +133,7 @@ class _SegySource:
 
     @property
     def facts(self) -> SegyFacts:
-        """`segy`, which is never None for a SEG-Y file."""
+        """The value of `segy`, which is never None for a SEG-Y file."""
         assert self.segy is not None
         return self.segy
 
@@ -155,7 +159,7 @@ class _SegySource:
         if there.all():
             exceptions = self.file.read(numbers, first, end, headers=headers, samples=samples)
         else:
-            # The existing traces are read into a dense array, then copied to their grid positions.
+            # Read the existing traces into a dense array, then copy them to their grid positions.
             found = np.empty((int(there.sum()), end - first), dtype=self.dtype)
             found_headers = None if headers is None else np.empty((len(found), headers.shape[-1]), dtype=np.uint8)
             exceptions = self.file.read(numbers[there], first, end, headers=found_headers, samples=found)
@@ -254,7 +258,9 @@ def open_source(
     progress: Callable[[int, int], None] | None = None,
     **overrides: Any,
 ) -> Source:
-    """Open a volume to convert: a SEG-Y file, of which all trace headers are scanned, or an array of Zarr or HDF5."""
+    """Open a volume to convert: a SEG-Y file, or an array of Zarr or HDF5. All trace headers of a SEG-Y file are
+    scanned.
+    """
     kind = kind_of(location)
     if kind != "segy":
         return _ArraySource(location, open_array(location.url, array=array, timeout_s=location.timeout_s))

@@ -46,13 +46,15 @@ class Certificate:
     """Digest of the SEG-Y file that the reverse conversion produces."""
     is_identical: bool
     first_difference: int | None
-    """First byte at which the result of the reverse conversion differs from the source."""
+    """Offset of the first byte at which the result of the reverse conversion differs from the source."""
     lossy: dict[str, Any] | None = None
-    """For a lossy volume, which is never certified: codec and setting, `max_error` and `rms_error` against the source
-    (as measured now), the number of compared `samples`, and `headers_are_identical`. None for a lossless volume."""
+    """Errors of a lossy volume, which is never certified: codec and setting, `max_error` and `rms_error` (measured
+    against the source by this call), the number of compared `samples`, and `headers_are_identical`. None for a lossless
+    volume.
+    """
 
     def to_json(self) -> str:
-        """The certificate as one JSON line."""
+        """Return the certificate as one line of JSON."""
         return json.dumps(asdict(self))
 
 
@@ -65,10 +67,10 @@ def verify(
 ) -> Certificate:
     """Convert `target` back to SEG-Y in memory, and compare the result with the SEG-Y file `source`, byte by byte.
 
-    Reads every byte of both. Uses the memory of a few blocks of 64 MiB.
+    Reads every byte of both volumes, with memory for only a few blocks of 64 MiB.
 
     Args:
-        progress: Called with the number of compared bytes and the total.
+        progress: Function that is called with the number of compared bytes and the total number.
 
     Raises:
         NotFound: The source or the target does not exist.
@@ -130,7 +132,9 @@ class _Loss:
     def count(
         self, numbers: np.ndarray[Any, Any], headers: np.ndarray[Any, Any], samples: np.ndarray[Any, Any]
     ) -> None:
-        """Compare traces, given as [n, header_bytes] and [n, samples], with the same traces of the source."""
+        """Compare traces with the same traces of the source. The arrays are headers, [n, header_bytes], and samples,
+        [n, samples].
+        """
         numbers = numbers[numbers < self._file.traces]
         there, its = np.empty_like(headers[: len(numbers)]), np.empty_like(samples[: len(numbers)])
         self._file.read(numbers, 0, self._file.samples, headers=there, samples=its)
@@ -142,7 +146,7 @@ class _Loss:
 
 
 class _Pieces:
-    """Reads an object from start to end."""
+    """Reads an object sequentially."""
 
     def __init__(self, location: Location, size: int, version: str | None) -> None:
         self._location, self._size, self._version = location, size, version
@@ -178,7 +182,7 @@ def _round_trip(volume: Source, facts: SegyFacts, loss: _Loss | None) -> Iterato
         samples = np.empty((len(numbers), volume.shape[-1]), dtype=volume.dtype)
         words = []
         if gridded.any():
-            # Read boxes of whole rows along the first dimension that contain these traces.
+            # Read boxes that contain these traces. A box consists of whole rows along the first dimension.
             firsts = np.unique(places[gridded] // chunk)
             for low, high in _runs(firsts, max(1, per_block // chunk)):
                 box = ((int(low), int(high)), *[(0, side) for side in shape[1:]], (0, volume.shape[-1]))
@@ -203,7 +207,7 @@ def _round_trip(volume: Source, facts: SegyFacts, loss: _Loss | None) -> Iterato
 
 
 def _runs(firsts: np.ndarray[Any, Any], most: int) -> Iterator[tuple[int, int]]:
-    """Split ascending numbers into ranges of at most `most` consecutive numbers."""
+    """Split ascending numbers into groups of at most `most` consecutive numbers."""
     for part in np.split(firsts, np.flatnonzero(np.diff(firsts) != 1) + 1):
         for low in range(int(part[0]), int(part[-1]) + 1, most):
             yield low, min(low + most, int(part[-1]) + 1)

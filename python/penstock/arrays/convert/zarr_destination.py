@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Zarr destination of a conversion. Each object has one writer, and a create-only marker when it is finished.
+"""Zarr destination of a conversion. Each object has one writer. When an object is finished, a marker for it is created,
+which cannot be overwritten.
 
 The metadata of the arrays is written first, and the metadata of the group last, so that an incomplete group cannot be
 opened. The folder `.penstock/`, which Zarr's readers ignore, contains the state: the plan, the markers of finished
@@ -36,7 +37,7 @@ _SIDE_BYTES = 4 << 20
 
 
 class ZarrDestination:
-    """See the module."""
+    """Zarr destination of a conversion; see the module."""
 
     state = STATE
     """Folder of the state, relative to the group."""
@@ -49,10 +50,10 @@ class ZarrDestination:
         self._writers: dict[str, _native.ZarrWriter] = {}
 
     def check(self) -> None:
-        """Check that the destination does not exist, or belongs to a conversion, before anything is written.
+        """Before anything is written, check that the destination does not exist, or belongs to a conversion.
 
         Raises:
-            Mismatch: The destination exists, but no conversion has created it.
+            Mismatch: The destination exists, but was not created by a conversion.
         """
         is_taken = self.location.entry() is not None or any(
             self.location.read(name) is not None for name in ("zarr.json", ".zgroup", ".zarray")
@@ -65,8 +66,8 @@ class ZarrDestination:
             )
 
     def prepare(self, plan: str) -> bool:
-        """Create the arrays, unless a conversion with the same plan has created them. Return True if that conversion is
-        complete.
+        """Create the arrays, unless a conversion with the same plan has already created them. Return True if that
+        conversion is complete.
 
         Raises:
             Mismatch: The destination has a different plan.
@@ -98,7 +99,7 @@ class ZarrDestination:
         return False
 
     def done(self) -> set[tuple[int, ...]]:
-        """Finished objects."""
+        """Return the finished objects."""
         names = [entry.name.rpartition("/")[2] for entry in self.location.list(f"{self.state}/done/")]
         return {tuple(int(part) for part in name.split(".")) for name in names}
 
@@ -152,24 +153,24 @@ class ZarrDestination:
         self.location.write("zarr.json", json.dumps(self._group()).encode())
 
     def lossy(self) -> dict[str, Any] | None:
-        """Compression error of a finished lossy array; None for a lossless array."""
+        """Return the compression error of a finished lossy array; None for a lossless array."""
         if self._zfp is None:
             return None
         return lossy_of(json.loads(self.location.read(f"{self._source.name}/zarr.json") or b"{}").get("attributes", {}))
 
     def _error(self) -> ErrorSum:
-        """Compression error of all objects, summed from their markers."""
+        """Return the compression error of all objects, computed from their markers."""
         whole = ErrorSum()
         for entry in self.location.list(f"{self.state}/done/"):
             whole.add(ErrorSum(**json.loads(self.location.read(entry.name) or b"{}")["error"]))
         return whole
 
     def _side_name(self, name: str) -> str:
-        """Path in the group of an array that only the conversion back to SEG-Y needs."""
+        """Return the path, in the group, of an array that only the conversion back to SEG-Y needs."""
         return name
 
     def _header_documents(self, segy: SegyFacts) -> dict[str, dict[str, Any]]:
-        """Metadata of the arrays that contain trace headers."""
+        """Return the metadata of the arrays that contain trace headers."""
         return {
             "headers_raw": array_document(
                 (*self._source.shape[:-1], segy.header_bytes), np.dtype(np.uint8), (*self._source.dims[:-1], "header_byte"),
@@ -182,11 +183,11 @@ class ZarrDestination:
         return self._put("headers_raw", (*cell[:-1], 0), headers)
 
     def _encoded_as(self, name: str) -> dict[str, Any]:
-        """Metadata that the core uses to encode an array."""
+        """Return the metadata that the core uses to encode an array."""
         return self._documents[name]
 
     def _group(self) -> dict[str, Any]:
-        """Metadata of the group."""
+        """Return the metadata of the group."""
         return group_document(self._documents, self._attributes())
 
     def _attributes(self) -> dict[str, Any]:
@@ -251,7 +252,7 @@ class ZarrDestination:
 
 
 def byte_box(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """View a box as bytes, for `_native.ZarrWriter`. The box is copied if its last axis is not contiguous."""
+    """Return a box as bytes, for `_native.ZarrWriter`. The box is copied if its last axis is not contiguous."""
     if not values.ndim or values.strides[-1] != values.itemsize:
         values = np.ascontiguousarray(values)
     return values.view(np.uint8)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds metadata documents of Zarr version 3 that zarr-python and xarray can read without a plug-in."""
+"""Builds metadata documents of Zarr version 3. zarr-python and xarray can read the arrays without a plug-in."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ CODECS = {
     "blosc-zstd": [{"name": "blosc", "configuration": {"cname": "zstd", "clevel": 5}}],
     "gzip": [{"name": "gzip", "configuration": {"level": 5}}],
 }
-"""Codecs and their names; `lz4` and `blosc-zstd` are Blosc with its byte shuffle. NAME:LEVEL sets the level."""
+"""Zarr's codecs by Penstock's names. `lz4` and `blosc-zstd` are Blosc with a byte shuffle. NAME:LEVEL sets the
+level.
+"""
 
 Document = dict[str, Any]
 
 
 def parse_codec(text: str, itemsize: int) -> list[Document]:
-    """Parse a codec such as `lz4` or `zstd:9`. Returns the codecs that follow `bytes` in Zarr's metadata.
+    """Parse the name of a codec, such as `lz4` or `zstd:9`. Returns the codecs that follow `bytes` in Zarr's metadata.
 
     Raises:
         ConfigError: The codec does not exist, or does not have this level.
@@ -65,8 +67,8 @@ def array_document(
     fill: Any = 0,
     attrs: Mapping[str, Any] | None = None,
 ) -> Document:
-    """Metadata of an array. `codecs` follow `bytes` or the `serializer`. In an array with shards, they encode
-    chunks.
+    """Return the metadata of an array. `codecs` follow `bytes` or the `serializer`. In an array with shards, `codecs`
+    encode the chunks.
     """
     plain = {"name": "bytes", **({"configuration": {"endian": "little"}} if dtype.itemsize > 1 else {})}
     inner: list[Document] = [serializer or plain, *codecs]
@@ -98,7 +100,9 @@ def array_document(
 
 
 def group_document(arrays: Mapping[str, Document], attrs: Mapping[str, Any]) -> Document:
-    """Metadata of a group. It includes the metadata of the arrays, so that one request is enough to open the group."""
+    """Return the metadata of a group. It includes the metadata of the arrays, so that a reader needs one request to
+    open the group.
+    """
     return {
         "zarr_format": 3,
         "node_type": "group",

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lossy compression with zfp, if requested: writes objects of a Zarr array with the codec `numcodecs.zfpy`.
+"""Lossy compression with zfp, only on request: writes objects of a Zarr array with the codec `numcodecs.zfpy`.
 
-zarr-python can read these objects if `zfpy` is installed. Each written chunk is decoded again to measure the
-compression error. The marker of each object contains its error, so that a resumed conversion reports the error of the
-whole volume.
+zarr-python can read these objects if `zfpy` is installed. Each encoded chunk is decoded again to measure the
+compression error. The marker of each object contains the error of the object, so that a resumed conversion reports the
+error of the whole volume.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 __all__ = ["LOSSY", "ErrorSum", "ZfpSettings", "ZfpWriter", "lossy_of", "parse_zfp"]
 
 LOSSY = "penstock_lossy"
-"""Attribute of a lossy array. It contains the codec, its setting, and the largest and RMS error."""
+"""Name of an attribute of lossy arrays. The attribute contains the codec, its setting, the largest error and the RMS
+error.
+"""
 
 # Numbers of zfp's modes, from `zfp_mode` in zfp.h.
 _MODES = {"rate": 2, "precision": 3, "tolerance": 4}
@@ -47,12 +49,12 @@ class ZfpSettings:
     value: float
 
     def document(self) -> dict[str, Any]:
-        """The codec as a document for Zarr's metadata."""
+        """Return the codec as JSON for Zarr's metadata."""
         return {"name": "numcodecs.zfpy", "configuration": {"mode": _MODES[self.mode], self.mode: self.number}}
 
     @property
     def number(self) -> float | int:
-        """The value of the setting; an int for `precision`."""
+        """Return the value of the setting, which is an int for `precision`."""
         return int(self.value) if self.mode == "precision" else self.value
 
 
@@ -71,22 +73,23 @@ class ErrorSum:
         self.samples += other.samples
 
     def count(self, samples: np.ndarray[Any, Any], stored: np.ndarray[Any, Any]) -> None:
-        """Count these samples."""
+        """Add the error of these samples."""
         gap = np.abs(samples.astype(np.float64) - stored.astype(np.float64))
         if gap.size:
             self.add(ErrorSum(float(gap.max()), float(np.square(gap).sum()), gap.size))
 
     def describe(self) -> dict[str, Any]:
-        """`max_error`, `rms_error` (in the unit of the samples) and `samples`."""
+        """Return `max_error` and `rms_error` (in the unit of the samples), and `samples`."""
         rms = sqrt(self.squares / self.samples) if self.samples else 0.0
         return {"max_error": self.largest, "rms_error": rms, "samples": self.samples}
 
 
 def parse_zfp(text: str, dtype: np.dtype[Any], ndim: int) -> ZfpSettings | None:
-    """Parse `zfp:tolerance=0.01`, `zfp:precision=16` or `zfp:rate=8`. Returns None for another codec.
+    """Parse a codec such as `zfp:tolerance=0.01`, `zfp:precision=16` or `zfp:rate=8`. Returns None for codecs other
+    than zfp.
 
     Raises:
-        ConfigError: The setting is missing, or zfp does not have it.
+        ConfigError: The setting is missing or unknown.
         Unsupported: zfp does not support this sample type or this number of dimensions.
         MissingPackage: zfpy is not installed.
     """
@@ -117,7 +120,7 @@ def parse_zfp(text: str, dtype: np.dtype[Any], ndim: int) -> ZfpSettings | None:
 
 
 def lossy_of(attrs: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Codec, setting and error from the attributes of a lossy array; None for a lossless array."""
+    """Return codec, setting and error from the attributes of a lossy array; None for a lossless array."""
     stated = attrs.get(LOSSY)
     found: dict[str, Any] | None = json.loads(stated) if isinstance(stated, str) else stated
     return found
@@ -171,7 +174,7 @@ class ZfpWriter:
         return found
 
     def _there(self, box: Box) -> np.ndarray[Any, Any]:
-        """For each trace of a box: True if the trace exists."""
+        """Return, for each trace of a box, whether the trace exists."""
         spatial = box[:-1]
         if self._source.segy is None:
             return np.ones([end - start for start, end in spatial], dtype=np.bool_)
@@ -179,5 +182,5 @@ class ZfpWriter:
         return found
 
     def describe(self, error: ErrorSum) -> dict[str, Any]:
-        """Value of the attribute `LOSSY`."""
+        """Return the value of the attribute `LOSSY`."""
         return {"codec": "zfp", self.settings.mode: self.settings.number, **error.describe(), "missing_traces_are": 0}

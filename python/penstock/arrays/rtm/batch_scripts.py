@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes job scripts for Slurm and PBS job arrays, and programs that run a migration with Dask on Slurm or PBS.
 
-Each array task runs one worker until no shots remain, so it compiles the operators only once. The number of tasks may
-be smaller or larger than the number of shots.
+Each task of a job array runs one worker until no shots remain, so the task compiles the operators only once. The number
+of tasks can be smaller or larger than the number of shots.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ __all__ = ["SCHEDULERS", "ScriptRequest", "batch_script"]
 SCHEDULERS = ("slurm", "pbs", "dask-slurm", "dask-pbs")
 
 _NOTICE_S = 120
-"""A worker stops taking shots this many seconds before the end of its task."""
+"""Number of seconds before the end of its task at which a worker stops claiming shots."""
 
 _PASSED = ("DEVITO_", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE")
-"""Prefixes of variables that the script exports. Secrets are not exported: nodes read them from their own files."""
+"""Prefixes of the environment variables that the script exports. Secrets are not exported; nodes read them from their
+own files.
+"""
 
 
 @dataclass(frozen=True)
@@ -33,18 +35,18 @@ class ScriptRequest:
 
     Attributes:
         job_url: The migration job.
-        tasks: Workers.
-        cores: Cores of each task.
-        memory_gb: Memory of each task, GB; None uses the site's default.
-        limit_s: Time limit of a task, s.
+        tasks: Number of workers.
+        cores: Number of cores of each task.
+        memory_gb: Memory of each task in GB; None uses the site's default.
+        limit_s: Time limit of a task, in seconds.
         concurrent: Maximum number of tasks that run at a time; None means no limit.
-        queue, account: Queue or partition, and account; None is the user's default.
+        queue, account: Queue (or partition), and account; None uses the user's default.
         stage, term_s: See `Worker`.
         local_dir: Folder on a fast local disk of each node, for compiled code and snapshots.
         keeps_snapshots: Store snapshots in a file below `local_dir`, instead of in memory.
         program: Command that starts Penstock on a node.
-        setup: Lines that run first (`module load ...`).
-        variables: Environment variables, of which the script exports Devito's settings and the store's address.
+        setup: Shell lines that run first, such as `module load ...`.
+        variables: Environment variables. The script exports only those with Devito's settings and the store's address.
     """
 
     job_url: str
@@ -98,8 +100,8 @@ def _slurm(request: ScriptRequest, _scheduler: str) -> str:
     options += [] if request.memory_gb is None else [f"--mem={request.memory_gb * 1000:.0f}M"]
     options += [f"--partition={request.queue}"] if request.queue else []
     options += [f"--account={request.account}"] if request.account else []
-    # Slurm signals the batch shell, which forwards the signal to the worker and waits. The worker finishes its shot and
-    # exits with code 143.
+    # Slurm sends a signal to the batch shell, which forwards the signal to the worker and waits. The worker finishes
+    # its shot, and exits with code 143.
     body = f"""
 {_command(request)} &
 worker=$!
@@ -160,7 +162,7 @@ def _variables(request: ScriptRequest) -> dict[str, str]:
 def _dask(request: ScriptRequest, scheduler: str) -> str:
     minutes = request.limit_s / 60
     cluster = "SLURMCluster" if scheduler == "dask-slurm" else "PBSCluster"
-    # Let workers end before the batch system kills them, and at different times.
+    # Workers end before the batch system would kill them, and at different times.
     lifetime = [f"{minutes - 10 if minutes > 20 else minutes / 2:.0f}m", f"{min(4, minutes / 8):.0f}m"]
     prologue = [
         *request.setup,

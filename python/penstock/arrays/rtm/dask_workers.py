@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a migration with Dask. Dask starts workers and distributes shots; markers in the store record finished shots.
 
-Tasks are functions of this module, so that each worker process builds its operators once. A task returns only its
+Tasks call a function of this module, so that each worker process builds its operators only once. A task returns only an
 outcome, not the image.
 """
 
@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["ALLOWED_FAILURES", "run_with_dask", "shot_task"]
 
 ALLOWED_FAILURES = 20
-"""Number of workers that may die during a task before Dask gives up on it.
-
-Dask's default is 3, which is too low for a queue whose jobs are often preempted.
+"""Number of workers that can die during a task before Dask gives up on the task. Dask's default, 3, is too low for a
+queue whose jobs are often preempted.
 """
 
 
@@ -78,15 +77,15 @@ def run_with_dask(
     """Compute shots with Dask until all are finished.
 
     Args:
-        job_url: The job. The URL must lead to the same folder on every worker.
-        workers: Number of processes of a `LocalCluster`, which starts if neither `client` nor `address` is given.
+        job_url: URL of the job, which must refer to the same folder on every worker.
+        workers: Number of processes of a `LocalCluster`, which is started if neither `client` nor `address` is given.
         client: Client of an existing cluster.
         address: Address of an existing scheduler, such as tcp://HOST:8786.
         stage, term_s, snapshots_dir: See `Worker`.
-        checks_memory: Compare the memory that workers need with the available memory. For a `LocalCluster`, this is
-            done once for all workers; otherwise, each worker checks its node.
-        on_shot: Called with `{"shot": ..., "outcome": ...}` for each finished shot.
-        timeout_s: Limit of each request.
+        checks_memory: Check that the available memory is sufficient for the workers. For a `LocalCluster`, one check
+            covers all workers; otherwise, each worker checks its node.
+        on_shot: Function that is called with `{"shot": ..., "outcome": ...}` for each finished shot.
+        timeout_s: Time limit of each request, in seconds.
     Raises:
         MissingPackage: distributed is not installed.
         BudgetExceeded: The memory is too small for the workers of a `LocalCluster`.
@@ -155,7 +154,7 @@ def _drain(
                 hint="repeat the command to migrate the remaining shots",
             ) from error
         if outcome in ("held", "lost"):
-            # If the worker that claimed the shot died on another host, its claim is valid until the lease expires.
+            # If the worker that claimed the shot died on another host, the claim is valid until its lease expires.
             time.sleep(0.2)
             completed.add(submit(shot))
             continue

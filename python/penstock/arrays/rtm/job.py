@@ -38,22 +38,22 @@ SURVEY = "survey.json"
 SCHEMA_VERSION = 1
 
 Kind = Literal["model", "migrate"]
-"""Stages of a shot: its gather is modelled, then migrated."""
+"""Stages of a shot: first its gather is modelled, then the gather is migrated."""
 
 ARRAYS: dict[Kind, tuple[str, ...]] = {"model": ("gather",), "migrate": ("image", "illumination")}
-"""Arrays that a stage writes, below `gathers` and `images`."""
+"""Names of the arrays that each stage writes, below `gathers` and `images`."""
 
 _GROUPS: dict[Kind, str] = {"model": "gathers", "migrate": "images"}
 _METHODS = ("snapshots", "revolver")
 
 
 def shot_name(shot: int) -> str:
-    """Name of a shot's claim and markers."""
+    """Return the name of a shot's claim and markers."""
     return f"{shot:06d}"
 
 
 def digest(*arrays: np.ndarray[Any, Any]) -> str:
-    """SHA-256 of the values of arrays, in hexadecimal."""
+    """Return the SHA-256 of the values of arrays, in hexadecimal."""
     found = hashlib.sha256()
     for array in arrays:
         found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
@@ -67,7 +67,7 @@ class Volume:
     Attributes:
         url: URL of the array. A relative path is relative to the job's folder.
         options: Arguments of `penstock.arrays.open`.
-        sha256: Digest of the values; empty if this job has not written them.
+        sha256: Digest of the values; empty if this job has not written the values.
     """
 
     url: str
@@ -77,7 +77,7 @@ class Volume:
 
 @dataclass(frozen=True)
 class Job:
-    """See the module.
+    """A migration job; see the module.
 
     Attributes:
         location: Folder of the job.
@@ -85,7 +85,8 @@ class Job:
         smooth: Velocity model without reflections, for migration.
         velocity: Velocity model with reflections, for modelling; None if the gathers are recorded.
         gathers: Recorded gathers [shot, receiver, time]; None if the gathers are modelled.
-        method: "snapshots", for which a worker may also use a file (method "disk"), or "revolver".
+        method: "snapshots" or "revolver". With "snapshots", a worker can also store snapshots in a file (method
+            "disk").
         aperture_km: Half width of the part of the grid that is computed for a shot, km; None means the whole grid.
     """
 
@@ -155,7 +156,7 @@ class Job:
             raise Corrupt(f"{place} is damaged: {error}", where=place) from None
 
     def to_json(self) -> bytes:
-        """`survey.json`."""
+        """Return the text of `survey.json`."""
         volumes = {"smooth": self.smooth, "velocity": self.velocity, "gathers": self.gathers}
         document = {
             "schema_version": SCHEMA_VERSION,
@@ -172,7 +173,7 @@ class Job:
         return get_args(Kind) if self.gathers is None else ("migrate",)
 
     def at(self, volume: Volume) -> Location:
-        """Location of a volume."""
+        """Return the location of a volume."""
         if "://" in volume.url or volume.url.startswith("/"):
             return Location(volume.url, self.location.timeout_s, self.location.variables)
         return self.location / volume.url
@@ -187,7 +188,7 @@ class Job:
         return open_array((self.location / group).url, array=name, timeout_s=self.location.timeout_s)
 
     def open_gathers(self) -> Array:
-        """Open the gathers, recorded or modelled.
+        """Open the recorded or modelled gathers.
 
         Raises:
             ConfigError: Recorded gathers do not fit the survey.
@@ -205,7 +206,7 @@ class Job:
         return found
 
     def output(self, name: str) -> tuple[Location, dict[str, Any]]:
-        """Location and metadata of an array that the workers write."""
+        """Return the location and the metadata of an array that the workers write."""
         kind = next(kind for kind, names in ARRAYS.items() if name in names)
         return self.location / _GROUPS[kind] / name, self._documents(kind)[name]
 
@@ -225,7 +226,7 @@ class Job:
             dims: tuple[str, ...] = ("shot", "receiver", "time")
         else:
             shape, dims = (survey.shots, *survey.shape), ("shot", *dims_of(survey))
-        # The fill value is NaN: a shot without an image reads as NaN, and `stack` rejects it.
+        # The fill value is NaN, so the image of a shot that is not stored reads as NaN, and `stack` rejects it.
         codecs = parse_codec("lz4", 4)
         return {
             name: array_document(
@@ -236,11 +237,11 @@ class Job:
         }  # fmt: skip
 
     def done(self, kind: Kind) -> set[int]:
-        """Shots whose stage is finished."""
+        """Return the shots whose stage is finished."""
         return self._numbers(f"done/{kind}/")
 
     def claimed(self) -> set[int]:
-        """Shots with a claim, even if the owner of the claim is dead."""
+        """Return the shots with a claim, even if the owner of the claim is dead."""
         return self._numbers("claims/")
 
     def _numbers(self, prefix: str) -> set[int]:
@@ -268,7 +269,7 @@ class Job:
         return found
 
     def mark(self, kind: Kind, shot: int, facts: Mapping[str, Any]) -> bool:
-        """Create a done marker. False if another worker has created it first."""
+        """Create a done marker. Return False if another worker has created it first."""
         try:
             self.location.write(f"done/{kind}/{shot_name(shot)}", json.dumps(facts).encode(), create_only=True)
         except PreconditionFailed:
@@ -287,7 +288,7 @@ class Job:
         self.location.files.delete([os.fsencode(name) for name in names])
 
     def create(self) -> bool:
-        """Write `survey.json`, which completes the creation of the job. False if the same job exists.
+        """Write `survey.json`, which completes the creation of the job. Return False if the same job exists.
 
         Raises:
             Mismatch: A different job exists.
@@ -322,5 +323,5 @@ class Job:
 
 
 def dims_of(survey: Survey) -> tuple[str, ...]:
-    """Names of the axes of a model."""
+    """Return the names of the axes of a model."""
     return ("x", "z") if len(survey.shape) == 2 else ("x", "y", "z")

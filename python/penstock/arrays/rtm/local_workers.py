@@ -31,7 +31,9 @@ _GRACE_S = 8.0
 
 
 def pinned_threads(threads: int) -> dict[str, str]:
-    """Environment variables that limit a worker to this many threads. Variables that the user has set are left out."""
+    """Return environment variables that limit a worker to this number of threads. Variables that the user has set are
+    left out.
+    """
     wanted = {name: str(threads) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
     return {name: value for name, value in wanted.items() if name not in read()}
 
@@ -42,11 +44,11 @@ class LocalWorkers:
     Args:
         job_url: The job.
         workers: Number of processes.
-        threads: Threads of each worker; by default its share of the cores.
+        threads: Number of threads of each worker; by default its share of the cores.
         stage, term_s, waits, snapshots_dir: See `Worker`.
-        checks_memory: Compare the memory that the workers need with the available memory first.
-        on_shot: Called in this process with the done marker of each finished stage of a shot.
-        timeout_s: Limit of each request.
+        checks_memory: Before the start, check that the available memory is sufficient for the workers.
+        on_shot: Function that is called in this process with the done marker of each finished stage of a shot.
+        timeout_s: Time limit of each request, in seconds.
     Raises:
         ConfigError: An argument is invalid.
         BudgetExceeded: The memory is too small for the workers.
@@ -75,7 +77,7 @@ class LocalWorkers:
         self._count, self._on_shot, self._stage = workers, on_shot, stage
         cores = sorted(os.sched_getaffinity(0))
         self._threads = threads or max(1, len(cores) // workers)
-        # Cores of each worker. With more workers than cores, no worker is pinned (see `_pin`).
+        # Cores of each worker. If there are more workers than cores, workers are not pinned (see `_pin`).
         self._cores = [set(cores[at * self._threads : (at + 1) * self._threads]) for at in range(workers)]
         self._argv = [
             sys.executable, "-m", "penstock", "array", "rtm", "shots", self.job.location.url, "--stage", stage,
@@ -87,15 +89,15 @@ class LocalWorkers:
         self._children: list[subprocess.Popen[bytes]] = []
 
     def stop(self) -> None:
-        """Let each worker finish its current shot and end. May be called from another thread or a signal handler."""
+        """Let each worker finish its current shot and end. Another thread or a signal handler can call this method."""
         for child in self._children:
             signal_child(child, signal.SIGUSR1)
 
     def run(self) -> WorkerReport:
-        """Compute shots until all are finished. If a worker dies, the others take over its shot.
+        """Compute shots until all shots are finished. If a worker dies, another worker takes over its shot.
 
         Raises:
-            RankFailed: A worker died or failed, and shots remain. The worker has written its error to stderr.
+            RankFailed: A worker died or failed, and shots remain. The error of the worker is on stderr.
         """
         report, ends = WorkerReport(), queue.SimpleQueue[tuple[int, list[dict[str, Any]]]]()
         shots = self.job.survey.shots
@@ -136,7 +138,7 @@ class LocalWorkers:
         return report
 
     def _pin(self, child: subprocess.Popen[bytes], number: int) -> None:
-        """Pin a child process to its cores, before it starts threads."""
+        """Pin a child process to its cores before it starts threads."""
         if self._cores[number] and self._threads * self._count <= len(os.sched_getaffinity(0)):
             try:
                 os.sched_setaffinity(child.pid, self._cores[number])
@@ -144,16 +146,16 @@ class LocalWorkers:
                 return  # the child has ended, or pinning is forbidden; pinning is optional
 
     def _follow(self, number: int, child: subprocess.Popen[bytes], ends: Any) -> None:
-        """Read a child's output (one JSON line per finished stage, then its report) and forward it."""
+        """Read the output of a child (one line of JSON per finished stage, then a report), and forward it."""
         reports: list[dict[str, Any]] = []
-        assert child.stdout is not None  # a pipe
+        assert child.stdout is not None  # because it is a pipe
         try:
             with child.stdout as lines:
                 for line in lines:
                     try:
                         event = json.loads(line)
                     except ValueError:
-                        continue  # the child has ended within this line
+                        continue  # the child ended before it completed this line
                     if event.get("event") == "shot" and self._on_shot is not None:
                         self._on_shot(event)
                     elif event.get("event") == "report":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that the memory for a job's workers is available, before a shot is claimed."""
+"""Checks, before a shot is claimed, that there is enough memory for a job's workers."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 __all__ = ["check_memory", "memory_available", "worker_bytes"]
 
 PROCESS_BYTES = 200_000_000
-"""Memory of a process with Python and Devito before its first array (reference/arrays, section 5)."""
+"""Memory in bytes of a process with Python and Devito before its first array (reference/arrays, section 5)."""
 
 _MEMINFO, _OWN_GROUPS, _GROUPS = Path("/proc/meminfo"), Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
-# Names of a control group's files or fields in versions 2 and 1: limit, usage, file pages, shared pages.
+# Names of a control group's files or fields (limit, usage, file pages, shared pages), for versions 2 and 1.
 _FILES_V2 = ("memory.max", "memory.current", "file", "shmem")
 _FILES_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache", "total_shmem")
 
 
 def worker_bytes(job: Job, kinds: Sequence[Kind], *, on_disk: bool = False, snapshot_factor: int | None = None) -> int:
-    """Memory that one worker needs for its largest shot, in bytes.
+    """Return the memory that one worker needs for its largest shot, in bytes.
 
     Args:
         job: The job.
         kinds: Stages that the worker computes.
-        on_disk: Snapshots are stored in a file.
-        snapshot_factor: Snapshot factor to use instead of the survey's.
+        on_disk: Whether snapshots are stored in a file.
+        snapshot_factor: Snapshot factor; by default the survey's snapshot factor.
     """
     survey = _largest(job)
     if snapshot_factor is not None:
@@ -48,8 +48,8 @@ def worker_bytes(job: Job, kinds: Sequence[Kind], *, on_disk: bool = False, snap
             needs.append(plan.revolver_memory_bytes)
         else:
             needs.append(plan.disk_memory_bytes if on_disk else plan.memory_bytes)
-    # To set a model, Devito needs three float64 arrays. The results are an image and an illumination of the whole grid,
-    # and two gathers.
+    # Memory in addition to the propagation: Devito needs three float64 arrays to set a model, and the results are an
+    # image and an illumination of the whole grid, and two gathers.
     set_model = 3 * 8 * plan.grid_points
     results = 2 * 4 * math.prod(whole.shape) + 2 * 4 * whole.samples * len(whole.receivers_km)
     return PROCESS_BYTES + max(needs) + set_model + results
@@ -99,10 +99,11 @@ def check_memory(job: Job, kinds: Sequence[Kind], *, workers: int = 1, on_disk: 
 
 
 def memory_available() -> int | None:
-    """Bytes of memory that this process can use: the minimum of what the machine and the control groups allow. None if
-    unknown.
+    """Return the number of bytes of memory that this process can use: the minimum of the limits of the machine and its
+    control groups. None if it is unknown.
 
-    Clean file pages count as available. The core's store crate has the same function, but Python cannot call it.
+    Clean file pages count as available. The core's store crate has the same function, but Python cannot call that
+    function.
     """
     try:
         machine = _fields(_MEMINFO).get("MemAvailable:")
@@ -121,7 +122,7 @@ def _group_bytes(groups: str) -> Iterator[int | None]:
             continue
         root, files = (_GROUPS / "memory", _FILES_V1) if kinds else (_GROUPS, _FILES_V2)
         own = PurePosixPath(path.lstrip("/"))
-        # In a container, this can be the path on the host. Then only the root of the path exists in the container.
+        # In a container, this can be the path on the host, of which only the root exists in the container.
         for folder in (own, *own.parents):
             yield _left(root / folder, files)
 
@@ -138,13 +139,13 @@ def _left(folder: Path, files: tuple[str, str, str, str]) -> int | None:
 
 
 def _fields(file: Path) -> dict[str, int]:
-    """Parse a file of lines `NAME NUMBER ...`."""
+    """Parse a file whose lines have the form `NAME NUMBER ...`."""
     words = [line.split() for line in file.read_text().splitlines()]
     return {each[0]: int(each[1]) for each in words if len(each) > 1 and each[1].isdecimal()}
 
 
 def _largest(job: Job) -> Survey:
-    """Survey of the largest part of the grid that is computed for a shot."""
+    """Return the survey of the largest part of the grid that is computed for a shot."""
     if job.aperture_km is None:
         return job.survey
     grids = (shot_grid(job.survey, shot, job.aperture_km).survey for shot in range(job.survey.shots))

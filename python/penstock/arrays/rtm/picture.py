@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["picture"]
 
 _CLIP = 99.0
-"""Percentile of the amplitudes at which the colour scale ends."""
+"""Percentile of the absolute amplitudes at which the colour scale ends."""
 
 
 def picture(image: NDArray[Any], survey: Survey, *, title: str = "") -> bytes | None:
@@ -29,7 +29,7 @@ def picture(image: NDArray[Any], survey: Survey, *, title: str = "") -> bytes | 
 
     section = image if image.ndim == 2 else image[:, image.shape[1] // 2]
     width, depth = ((side - 1) * survey.spacing_km for side in section.shape)
-    # The top is left out of the colour range, because the sources cause strong amplitudes there.
+    # Leave the top out of the colour range, because the sources cause strong amplitudes there.
     below = section[:, section.shape[1] // 10 :]
     clip = float(np.percentile(np.abs(below), _CLIP)) or float(np.abs(section).max()) or 1.0
     figure = Figure(figsize=(8, max(3.0, min(10.0, 8 * depth / width))), layout="constrained", dpi=120)

@@ -37,7 +37,7 @@ BACKENDS: dict[str, tuple[str, str | None, str]] = {
     "zarr": ("zarr", "none", ".zarr"),
     "zarr-blosc": ("zarr", "lz4", ".zarr"),
 }
-"""Format, codec and suffix of each backend of model volumes. Zarr on S3 is the Zarr backend with an s3:// URL."""
+"""Format, codec and suffix of each backend of model volumes. For Zarr on S3, use the Zarr backend with an s3:// URL."""
 
 _KM = {"km": 1.0, "m": 0.001, "ft": 0.0003048}
 _KM_PER_S = {"km/s": 1.0, "km s-1": 1.0, "m/s": 0.001, "m s-1": 0.001, "ft/s": 0.0003048}
@@ -51,9 +51,10 @@ def read_model(
     Args:
         url: A volume whose last dimension is depth.
         options: Arguments of `penstock.arrays.open`.
-        unit: Unit of the velocities: km/s, m/s or ft/s. By default the unit that the volume states, else km/s.
+        unit: Unit of the velocities: km/s, m/s or ft/s; by default the unit in the volume's attributes, otherwise km/s.
     Returns:
-        Velocities in km/s, and the grid spacing in km from the volume's depths (None without depths).
+        Velocities in km/s, and the grid spacing in km. The spacing is that of the volume's depths, or None without
+        depths.
     Raises:
         ConfigError: The unit is unknown, or the volume does not have 2 or 3 dimensions.
     """
@@ -91,25 +92,26 @@ def prepare(
     snapshot_factor: int | None = None,
     timeout_s: float = 600.0,
 ) -> Job:
-    """Create a job, or return it if the same job exists. After a kill, repeat the same call to continue.
+    """Create a job. If the same job exists, return it. If a call is killed, repeat the same call to continue.
 
     Args:
         job_url: A folder on any store.
         model: Velocities [x, z] or [x, y, z], km/s.
         spacing_km: Grid spacing, km; required without `survey`.
-        shots, frequency_hz, record_s: Settings of a survey with shots and receivers near the surface, see
+        shots, frequency_hz, record_s: Settings of a survey with shots and receivers near the surface; see
             `surface_spread`.
         survey: Survey to use, instead of the settings above.
-        smooth_points: Width of the Gaussian that removes the reflections for migration, samples.
+        smooth_points: Width, in samples, of the Gaussian that removes the reflections for migration.
         backend: Format of the model volumes: segy, hdf5, zarr or zarr-blosc.
         volumes_url: Folder of the model volumes, on any store; by default below the job.
         gathers: Recorded gathers [shot, receiver, time]. By default, gathers are modelled with `model`.
         aperture_km: Half width of the part of the grid that is computed for a shot, km; by default the whole grid.
         method: "snapshots" or "revolver".
-        snapshot_factor: Time steps between two snapshots; by default the survey's.
-        timeout_s: Limit of each request.
+        snapshot_factor: Number of time steps between two snapshots; by default the survey's number.
+        timeout_s: Time limit of each request, in seconds.
     Raises:
-        ConfigError: An argument is invalid, the model does not fit the survey, or a shot has no receiver in its part.
+        ConfigError: An argument is invalid, the model does not fit the survey, or a shot's part of the grid contains no
+            receiver.
         Mismatch: A different job or a different volume exists at the location.
         Busy: Another process is preparing this job.
     """
@@ -162,7 +164,7 @@ def _write(job: Job, volume: Volume, values: NDArray[np.float32], name: str, bac
     except (NotFound, PenstockError):
         existing = None
     if existing is not None:
-        # A killed call may have left an equal volume. Any other volume is an error.
+        # A killed call may have left the same volume. Any other volume is an error.
         if digest(existing) != volume.sha256:
             raise Mismatch(
                 f"{location.url} already contains different velocities",
@@ -178,7 +180,7 @@ def _write(job: Job, volume: Volume, values: NDArray[np.float32], name: str, bac
         for dim, side in zip(dims, survey.shape, strict=True)
     }
     attrs = {"units": "km/s", "long_name": f"{name} model"}
-    # Choose chunks for the access of a shot, which reads the full depth below its part of the surface.
+    # Choose chunks for the access pattern of a shot, which reads the full depth below its part of the surface.
     access = dims[:-1]
     create_volume(
         location, values, dims, coords, to=to, name=name, attrs=attrs, codec=codec, access=access, is_sharded=False

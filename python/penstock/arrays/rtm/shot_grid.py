@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Part of the grid that is computed for a shot (its aperture), with the receivers in this part."""
+"""Part of the grid that is computed for a shot (the aperture of the shot), with the receivers in this part."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ShotGrid:
     receivers: NDArray[np.int64]
 
     def placed(self, values: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-        """Place values of the part in a whole grid of zeros."""
+        """Return the values of the part in a whole grid that is otherwise zero."""
         if values.shape == shape:
             return values
         whole = np.zeros(shape, dtype=values.dtype)
@@ -45,7 +45,7 @@ class ShotGrid:
 
 
 def shot_grid(survey: Survey, shot: int, aperture_km: float | None) -> ShotGrid:
-    """The part of the grid within a horizontal distance of a shot.
+    """Return the part of the grid within a horizontal distance from a shot.
 
     Args:
         survey: The whole survey.

@@ -46,7 +46,7 @@ class StackReport:
         picture_url: PNG file of the image; None without matplotlib.
         sha256: Digest of the image's values.
         shots: Number of shots.
-        was_complete: True if the stack of these images existed before the call.
+        was_complete: True if the stack of the same images existed before the call.
     """
 
     image_url: str
@@ -72,13 +72,13 @@ def stack_images(
 ) -> StackReport:
     """Stack the images of all shots, compensated for illumination, and write the result as Zarr, SEG-Y and PNG.
 
-    After a kill, repeat the call. If a stack of the same images exists, nothing is done.
+    If a call is killed, repeat it. If a stack of the same images exists, the call does nothing.
 
     Args:
         job_url: A job whose shots are all migrated.
-        progress: Called with the number of arrays that were read and the total. Each shot has two arrays, image and
-            illumination.
-        timeout_s: Limit of each request.
+        progress: Function that is called with the number of arrays that were read and the total number. Each shot has
+            two arrays, image and illumination.
+        timeout_s: Time limit of each request, in seconds.
     Raises:
         NotFound: The job does not exist, or shots are missing.
         Corrupt: The digest of an image differs from the digest that its worker recorded.
@@ -191,5 +191,5 @@ def _write_zarr(job: Job, image: NDArray[np.float32], dims: tuple[str, ...], coo
 
 
 def open_stack(job: Job) -> Array:
-    """The stacked image."""
+    """Open the stacked image."""
     return open_array((job.location / _FOLDER / "image.zarr").url, array="image", timeout_s=job.location.timeout_s)

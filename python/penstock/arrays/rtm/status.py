@@ -23,7 +23,9 @@ _PARTS = ("claim_s", "read_s", "compute_s", "write_s")
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim: the shot, the worker, and the seconds until the claim may be taken over (negative if it has expired)."""
+    """A claim: the shot, the worker, and the seconds until another worker can take over the claim (negative if the
+    claim has expired).
+    """
 
     shot: int
     host: str
@@ -39,11 +41,11 @@ class StageStatus:
     Attributes:
         done: Number of finished shots.
         total: Number of all shots.
-        seconds: Median seconds of a shot in each part: claim_s, read_s, compute_s, write_s.
+        seconds: Median seconds that a shot takes for each part of the work: claim_s, read_s, compute_s, write_s.
         cpu_s: Median CPU seconds of a shot; 0 if the workers did not record them.
-        io_share: Share of the time of all finished shots that was spent on I/O (claim, read and write).
+        io_share: Share of the total time of all finished shots that was spent on I/O (claim, read and write).
         stored_bytes: Number of bytes that the shots have stored.
-        shots: For each shot, the seconds in each part.
+        shots: For each shot, the seconds for each part of the work.
     """
 
     done: int
@@ -81,12 +83,12 @@ class JobStatus:
         return all(stage.done == stage.total for stage in self.stages.values())
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the state as JSON."""
         return {**asdict(self), "is_complete": self.is_complete}
 
 
 def status(job_url: str | os.PathLike[str], *, timeout_s: float = 600.0) -> JobStatus:
-    """Read the state of a job: finished shots, claims with their workers, and the time spent in each part.
+    """Read the state of a job: finished shots, claims with their workers, and the time for each part of the work.
 
     Raises:
         NotFound: No job exists at the URL.

@@ -2,8 +2,8 @@
 """Worker that computes shots of a job: it claims a shot, reads, computes and writes, and marks the shot as done.
 
 Any number of workers can share a job through its store. If a worker is killed, only its current shot is lost. Another
-worker takes over the claim when the lease expires, or immediately if it runs on the same host. If two workers compute
-the same shot, their images are equal, and only one of them creates the done marker.
+worker takes over the claim when the lease expires, or immediately if the killed worker was on the same host. If two
+workers compute the same shot, their images are equal, and only one of the workers creates the done marker.
 """
 
 from __future__ import annotations
@@ -40,18 +40,20 @@ Stage = Literal["model", "migrate", "all"]
 STAGES: tuple[Stage, ...] = ("model", "migrate", "all")
 
 Outcome = Literal["done", "present", "held", "lost", "failed"]
-"""Outcome of a shot: computed, already finished, claimed by another worker, taken over by another worker, or failed."""
+"""Outcome of a shot: computed (`done`), already finished (`present`), claimed by another worker (`held`), taken over by
+another worker (`lost`), or failed.
+"""
 
 LEASE_TERM_S = 60.0
-"""Time after which another worker can take over the claim of a worker that died on another host."""
+"""Time in seconds after which a worker can take over the claim of a worker that died on another host."""
 
-# Errors that concern only one shot, while other shots can succeed. Any other error ends the worker.
+# Errors after which other shots can still succeed. Any other error ends the worker.
 _SHOT_FAULTS = (ConfigError, Corrupt, Changed)
 
 
 @dataclass
 class WorkerReport:
-    """Result of a worker, or of several.
+    """Report of one or several workers.
 
     Attributes:
         computed: For each stage, the computed shots in the order in which they were finished.
@@ -61,8 +63,8 @@ class WorkerReport:
         remaining: Number of shots that are not finished when the worker ends.
         without_gather: Number of shots that cannot be migrated, because their gathers are not modelled yet.
         is_stopped: True if the worker was requested to stop.
-        build_s: Seconds to build and compile the operators, which is done once per process.
-        claim_s, read_s, compute_s, write_s: Seconds spent on this part, summed over all shots.
+        build_s: Seconds for building and compiling the operators, which happens once per process.
+        claim_s, read_s, compute_s, write_s: Total seconds for this part of the work, over all shots.
     """
 
     computed: dict[str, list[int]] = field(default_factory=dict)
@@ -89,11 +91,11 @@ class WorkerReport:
         return not (self.failed or self.without_gather or self.is_stopped)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the report as JSON."""
         return {**asdict(self), "is_complete": self.is_complete}
 
     def add(self, other: dict[str, Any]) -> None:
-        """Add the report of another worker, as JSON."""
+        """Add the report of another worker, which is given as JSON."""
         for kind, shots in other["computed"].items():
             self.computed.setdefault(kind, []).extend(shots)
         self.failed |= {int(shot): text for shot, text in other["failed"].items()}
@@ -106,7 +108,7 @@ class WorkerReport:
 
 
 def stage_kinds(job: Job, stage: str) -> tuple[Kind, ...]:
-    """The stages of a shot that `stage` names.
+    """Return the stages of a shot that `stage` names.
 
     Raises:
         ConfigError: The stage is unknown, or it is `model` and the job has recorded gathers.
@@ -122,17 +124,19 @@ def stage_kinds(job: Job, stage: str) -> tuple[Kind, ...]:
 
 
 class Worker:
-    """A worker of a job. It runs in one thread; `stop` and `give_back` may be called from other threads.
+    """A worker of a job. It runs in one thread. Other threads can call `stop` and `give_back`.
 
     Args:
         job: The job.
         stage: "model", "migrate" or "all".
-        term_s: Time after which a claim that is not renewed may be taken over, s.
-        waits: If other workers have claimed all remaining shots, wait, to take over the shots of workers that die.
-        snapshots_dir: Store snapshots in a file in this folder, on a local disk, instead of in memory.
-        checks_memory: Before the first shot, compare the memory that a shot needs with the available memory.
-        first: Shot to begin with; by default a random shot, so that two workers rarely try the same shot.
-        on_shot: Called with the done marker of each finished stage of a shot.
+        term_s: Time in seconds after which another worker can take over a claim that is not renewed.
+        waits: Whether the worker waits while other workers have claimed all remaining shots, to take over the shots of
+            workers that die.
+        snapshots_dir: Folder on a local disk in which snapshots are stored in a file; by default, snapshots are kept in
+            memory.
+        checks_memory: Before the first shot, check that the available memory is sufficient for a shot.
+        first: First shot to try; by default a random shot, so that two workers rarely try the same shot.
+        on_shot: Function that is called with the done marker of each finished stage of a shot.
     Raises:
         ConfigError: An argument is invalid.
     """
@@ -185,7 +189,7 @@ class Worker:
             lease.release()
 
     def run(self) -> WorkerReport:
-        """Compute shots until all are finished, or `stop` is called.
+        """Compute shots until all shots are finished or `stop` is called.
 
         Raises:
             BudgetExceeded: The memory is too small for a shot.
@@ -241,7 +245,7 @@ class Worker:
         return missing
 
     def _left(self) -> list[int]:
-        """Shots to compute, in order from `first`; claimed shots are last."""
+        """Return the shots to compute, in order from `first`, with claimed shots at the end."""
         left = self._unfinished() - self.report.failed.keys()
         if "model" not in self.kinds and "model" in self.job.kinds:
             ready = left & self.job.done("model")
@@ -252,7 +256,9 @@ class Worker:
         return sorted(left, key=lambda shot: (shot in claimed, (shot - self._first) % shots))
 
     def _pass(self, shots: Sequence[int]) -> bool:
-        """Compute shots until the listing is outdated. Return True if a shot was computed, or was already finished."""
+        """Compute shots until the listing of finished shots is outdated. Return True if a shot was computed, or was
+        already finished.
+        """
         is_useful = False
         for shot in shots:
             if self._stop.is_set():
@@ -298,7 +304,8 @@ class Worker:
                     "cpu_s": round(time.process_time() - cpu_begin, 6),
                 }  # fmt: skip
                 if not self.job.mark(kind, shot, facts):
-                    # Another worker took over the claim and finished first. Its result is the same.
+                    # Another worker took over the claim and finished first. Its result is equal to this worker's
+                    # result.
                     self.report.lost.append(shot)
                     return "lost"
                 self.report.computed.setdefault(kind, []).append(shot)
@@ -329,7 +336,9 @@ class Worker:
         return [grid.placed(part, self.job.survey.shape) for part in parts]
 
     def _gather(self, shot: int) -> np.ndarray[Any, Any]:
-        """Traces of a shot [receivers, samples], read from the store unless this worker has just modelled them."""
+        """Return the traces of a shot, [receivers, samples]. They are read from the store unless this worker has just
+        modelled them.
+        """
         if self._modelled is not None and self._modelled[0] == shot:
             return self._modelled[1]
         if self.job.gathers is None and shot not in self._gathers_of:
@@ -345,7 +354,7 @@ class Worker:
         """Read the shot's part of a velocity model."""
         if name not in self._arrays:
             volume = self.job.velocity if name == "velocity" else self.job.smooth
-            assert volume is not None  # a job with stage "model" has one
+            assert volume is not None  # a job with the stage "model" has a velocity model
             found = self.job.open(volume)
             if found.shape != self.job.survey.shape:
                 raise ConfigError(
@@ -367,7 +376,7 @@ class Worker:
 
     @contextmanager
     def _clock(self, name: str, seconds: dict[str, float] | None = None) -> Iterator[None]:
-        """Add the duration of the `with` block to the report and to `seconds`."""
+        """Return a context manager that adds its duration to the report and to `seconds`."""
         begin = time.monotonic()
         try:
             yield
@@ -386,7 +395,7 @@ def run_shots(
     Args:
         job_url: A job that `prepare` has created.
         stage: "model" (gathers), "migrate" (images) or "all".
-        timeout_s: Limit of each request.
+        timeout_s: Time limit of each request, in seconds.
         options: See `Worker`.
     Raises:
         NotFound: No job exists at the URL.

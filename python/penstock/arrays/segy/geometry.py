@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Candidate", "Geometry", "KeyField", "candidates", "describe", "grid", "parse_map", "scaled"]
 
 _SPARSEST = 0.02
-"""Minimum share of grid positions with a trace. A grid of two unrelated header fields is mostly empty."""
+"""Minimum share of grid positions with a trace. If two header fields are unrelated, their grid is mostly empty."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Candidate:
     filled: float
     """Share of grid positions with a trace."""
     duplicates: int
-    """Number of traces at a grid position that another trace already has."""
+    """Number of traces whose grid position is the same as that of an earlier trace."""
     score: float
 
     @property
@@ -90,7 +90,7 @@ class Geometry:
     trace_index: np.ndarray[Any, Any]
     """For each grid position, the number of its trace in file order; -1 if the trace is missing. int64."""
     duplicates: np.ndarray[Any, Any] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    """Numbers of the traces at a grid position that an earlier trace has."""
+    """Numbers of the traces whose grid position is the same as that of an earlier trace."""
 
     @property
     def dims(self) -> tuple[str, ...]:
@@ -99,7 +99,8 @@ class Geometry:
 
 
 def parse_map(text: str) -> tuple[KeyField, ...]:
-    """Parse `inline=189:i4,crossline=193:i4`. A field is given as its first byte, byte and type, or name.
+    """Parse a geometry such as `inline=189:i4,crossline=193:i4`. A field is given as its first byte, as byte and type,
+    or by name.
 
     Raises:
         ConfigError: The text does not have this form.
@@ -123,10 +124,11 @@ def parse_map(text: str) -> tuple[KeyField, ...]:
 
 
 def candidates(scan: HeaderScan) -> list[Candidate]:
-    """Geometries that the headers allow, best first. The last candidate is always the file order.
+    """Return the geometries that the headers allow, the best geometry first. The last candidate is always the file
+    order.
 
-    The score is f u^2 - k / 100: f is the share of grid positions with a trace, u is the share of traces that are not
-    duplicates, and k is the index of the geometry in the list of known geometries.
+    The score is f u^2 - k / 100, where f is the share of grid positions with a trace, u is the share of traces that are
+    not duplicates, and k is the index of the geometry in the list of known geometries.
     """
     found = []
     for rank, keys in enumerate(_KNOWN):
@@ -150,7 +152,9 @@ def candidates(scan: HeaderScan) -> list[Candidate]:
 
 
 def _distinct(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Sorted distinct values, as `np.unique`, but without sorting or hashing when integers have a small range."""
+    """Return the sorted distinct values, as `np.unique` does, but without sorting or hashing if integers have a small
+    range.
+    """
     if values.size and values.dtype.kind in "iu":
         low, high = int(values.min()), int(values.max())
         if high - low < 4 * values.size:
@@ -168,7 +172,8 @@ def _cells(scan: HeaderScan, keys: Sequence[KeyField], sides: Sequence[np.ndarra
 
 
 def grid(scan: HeaderScan, keys: Sequence[KeyField]) -> Geometry:
-    """Assign each trace its grid position. If several traces share one, the later ones become `duplicates`.
+    """Assign each trace its grid position. If several traces have the same position, all but the first become
+    `duplicates`.
 
     Raises:
         ConfigError: The grid would be mostly empty.
@@ -187,7 +192,8 @@ def grid(scan: HeaderScan, keys: Sequence[KeyField]) -> Geometry:
             hint="run penstock array info --scan FILE to list the geometries that fit the headers",
         )
     index = np.full(cells, -1, dtype=np.int64)
-    # If an index occurs several times, NumPy keeps the last value. Reverse the order to keep the first trace.
+    # If an index occurs several times, NumPy keeps the last value. Therefore, reverse the order, to keep the first
+    # trace.
     index[_cells(scan, keys, sides)[::-1]] = np.arange(scan.traces - 1, -1, -1)
     rest = np.ones(scan.traces, dtype=bool)
     rest[index[index >= 0]] = False
@@ -197,13 +203,13 @@ def grid(scan: HeaderScan, keys: Sequence[KeyField]) -> Geometry:
 
 
 def scaled(values: np.ndarray[Any, Any], scalar: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Apply the scalar to coordinates or elevations. A negative scalar divides; 0 counts as 1."""
+    """Apply the scalar to coordinates or elevations. A negative scalar is a divisor; 0 counts as 1."""
     size = np.where(scalar == 0, 1, np.abs(scalar)).astype(np.float64)
     return np.where(scalar < 0, values / size, values * size)
 
 
 def describe(candidate: Candidate) -> Mapping[str, Any]:
-    """A candidate as a JSON object."""
+    """Return a candidate as a JSON object."""
     return {
         "map": candidate.text or None,
         "dims": [key.dim for key in candidate.keys] or ["trace"],

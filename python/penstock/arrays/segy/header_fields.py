@@ -51,7 +51,7 @@ _TYPES = {"i1": 1, "i2": 2, "i4": 4, "i8": 8, "u1": 1, "u2": 2, "u4": 4, "f4": 4
 
 
 def trace_dtype(byte_order: str, header_bytes: int = 240) -> np.dtype[np.void]:
-    """NumPy type of a trace header, with all fields of the standard. `byte_order` is `big` or `little`."""
+    """Return the NumPy type of a trace header, with all fields of the standard. `byte_order` is `big` or `little`."""
     sign = ">" if byte_order == "big" else "<"
     kinds = [kind if kind.startswith("S") else sign + kind for _, kind in TRACE_FIELDS.values()]
     offsets = [byte - 1 for byte, _ in TRACE_FIELDS.values()]
@@ -59,7 +59,7 @@ def trace_dtype(byte_order: str, header_bytes: int = 240) -> np.dtype[np.void]:
 
 
 def parse_field(text: str) -> tuple[int, str]:
-    """Parse a field, given as its name (`cdp`), its first byte (`189`), or byte and type (`189:i4`).
+    """Parse a field, which is given as its name (`cdp`), its first byte (`189`), or its first byte and type (`189:i4`).
 
     Returns:
         First byte and type.

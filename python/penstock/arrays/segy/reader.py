@@ -32,7 +32,7 @@ _LOOK_TRACES = 64
 
 
 class SegyFile:
-    """An open file: its layout and headers, and functions that read traces."""
+    """An open SEG-Y file: its layout and headers, and functions that read traces."""
 
     def __init__(
         self,
@@ -72,21 +72,21 @@ class SegyFile:
         return int(self.layout["samples"])
 
     def file_header(self) -> bytes:
-        """All bytes before the first trace."""
+        """Return all bytes before the first trace."""
         return self.core.read_bytes(0, self.layout["first_trace"])
 
     def trailer(self) -> bytes:
-        """All bytes after the last trace."""
+        """Return all bytes after the last trace."""
         count = self.layout["trailing_bytes"]
         return self.core.read_bytes(self.layout["size"] - count, count) if count else b""
 
     def text_header(self) -> str:
-        """The textual file header and the extended headers, as text lines."""
+        """Return the textual file header and the extended headers as lines of text."""
         header = self.file_header()
         return decode_text_header(header[:3200] + header[3600 : 3600 + 3200 * self.layout["extended_headers"]])
 
     def binary_header(self) -> dict[str, int]:
-        """Values of the binary file header's fields."""
+        """Return the values of the fields in the binary file header."""
         raw = self.file_header()
         sign = ">" if self.layout["byte_order"] == "big" else "<"
         return {
@@ -109,8 +109,8 @@ class SegyFile:
         samples: np.ndarray[Any, Any] | None = None,
         threads: int = 1,
     ) -> np.ndarray[Any, Any]:
-        """Read traces into `headers` and `samples` (contiguous, one row per trace). Returns the samples'
-        `EXCEPTION`s.
+        """Read traces into `headers` and `samples` (contiguous, one row per trace). Returns the `EXCEPTION`s among the
+        samples.
         """
         numbers = np.ascontiguousarray(traces, dtype=np.uint64)
         views = [None if each is None else each.reshape(-1).view(np.uint8) for each in (headers, samples)]
@@ -124,7 +124,7 @@ class SegyFile:
         threads: int = 1,
         progress: Callable[[int, int], None] | None = None,
     ) -> HeaderScan:
-        """Scan all trace headers, or load the scan from the cache if this version was scanned before.
+        """Scan all trace headers. If this version of the file was scanned before, load the scan from the cache.
 
         Raises:
             Unsupported: The traces have different lengths.
@@ -146,11 +146,11 @@ class SegyFile:
         return found
 
     def _find_header_samples(self) -> int | None:
-        """Sample count in the trace headers if it contradicts the binary header; None if it agrees.
+        """Return the sample count in the trace headers if it contradicts the binary header, otherwise None.
 
-        Programs that cut traces often leave the old count in the trace headers. The binary header is correct if the
-        file consists of whole traces of the length that the binary header states, but not of the other length, and the
-        trace headers at these positions all contain the other count.
+        Programs that cut traces often leave the old count in the trace headers. The binary header counts as correct if
+        two conditions hold. The file consists of whole traces of the length in the binary header, but not of whole
+        traces of the other length; and all trace headers at the resulting positions contain the other count.
         """
         if not self.traces or self.overrides["samples"] is not None:
             return None
@@ -175,10 +175,10 @@ class SegyFile:
         return self.raw_headers(traces).reshape(-1).view(self.header_dtype)["samples"]
 
     def _check_format(self) -> None:
-        """Reject IBM samples under a header that states IEEE, and IEEE samples under a header that states IBM.
+        """Reject IBM samples if the header states IEEE, and IEEE samples if the header states IBM.
 
-        In a normalised IBM word, the first hexadecimal digit of the fraction is not zero. In IEEE numbers of many
-        magnitudes, the bits at the same position are zero in 1 of 16 words.
+        In a normalised IBM word, the first hexadecimal digit of the fraction is not zero. If IEEE numbers have many
+        magnitudes, the same four bits are zero in 1 of 16 words.
         """
         if self.layout["format"] not in (1, 5) or not self.traces:
             return
@@ -197,7 +197,7 @@ class SegyFile:
         signs = float(np.mean(words >> 31))
         exponents = np.unique(words >> 23 & 0xFF)
         is_ieee = 0.04 < zeros < 0.12
-        # IEEE numbers of one sign or of few magnitudes (a velocity model) can lack such zeros by chance.
+        # IEEE numbers of one sign or of few magnitudes (for example, a velocity model) can lack such zeros by chance.
         is_ibm = zeros < 1e-4 and 0.2 < signs < 0.8 and len(exponents) >= 8
         if self.layout["format"] == 1 and is_ieee and not _is_wild(values):
             self._refuse("IBM floating point", 1, "IEEE", 5)
@@ -213,7 +213,9 @@ class SegyFile:
 
 
 def _is_wild(values: np.ndarray[Any, Any]) -> bool:
-    """True if the magnitudes are implausible. IBM words that are read as IEEE numbers span all magnitudes."""
+    """True if the magnitudes of IEEE numbers are implausible. IBM words that are read as IEEE numbers have all
+    magnitudes.
+    """
     finite = np.abs(values[np.isfinite(values) & (values != 0)])
     if finite.size < values.size / 2:
         return True
@@ -256,7 +258,9 @@ class SegyBackend:
         ]
 
     def headers(self, key: Any) -> np.ndarray[Any, Any]:
-        """Trace headers at an index of the grid, as a structured array; zeros where a trace is missing."""
+        """Return the trace headers at an index of the grid, as a structured array. The header of a missing trace is
+        zero.
+        """
         index = np.asarray(self.geometry.trace_index[key])
         there = index.reshape(-1) >= 0
         raw = np.zeros((index.size, self.file.layout["header_bytes"]), dtype=np.uint8)
@@ -282,7 +286,7 @@ def open_segy(
         map: Header fields that number the dimensions, such as `inline=189:i4,crossline=193:i4`; by default the geometry
             that fits the headers best.
         vertical: Name of the last dimension: `time` or `depth`.
-        overrides: `format`, `byte_order`, `samples` and `allow_trailing`, for a file whose binary header is wrong.
+        overrides: `format`, `byte_order`, `samples` and `allow_trailing`, for a file with a wrong binary header.
     """
     file = SegyFile(location, **overrides)
     keys = None if map is None else parse_map(map)
@@ -314,7 +318,7 @@ def open_segy(
 
 
 def coordinates(file: SegyFile, headers: HeaderScan, geometry: Geometry, vertical: str) -> Mapping[str, Coordinate]:
-    """Coordinates of a file: grid numbers, times or depths of the samples, and positions in the field."""
+    """Return the coordinates of a file: grid numbers, times or depths of the samples, and positions in the field."""
     coords: dict[str, Coordinate] = {}
     for dim, values in zip(geometry.dims, geometry.axes, strict=True):
         is_length = dim == "offset"

@@ -32,18 +32,20 @@ SCANNED = (
 """Header fields from which geometry and coordinates are derived."""
 
 _BATCH = 1 << 16
-"""Number of traces per read; their headers have 16 MB."""
+"""Number of traces per read. The headers of these traces have 16 MB."""
 
 
 @dataclass(frozen=True)
 class HeaderScan:
-    """Fields of all trace headers, as columns in file order. A field with the same value in all traces is a scalar."""
+    """Fields of all trace headers, as columns in file order. A field whose value is the same in all traces is a
+    scalar.
+    """
 
     traces: int
     columns: Mapping[str, np.ndarray[Any, Any]]
 
     def __getitem__(self, field: str) -> np.ndarray[Any, Any]:
-        """Values of a field, one per trace, as int32, int64 or float64."""
+        """Return the values of a field, one per trace, as int32, int64 or float64."""
         column = self.columns[field]
         return np.broadcast_to(column, (self.traces,)) if column.ndim == 0 else column
 
@@ -64,9 +66,9 @@ def scan(
     """Read the headers of all traces, or load them from the cache.
 
     Args:
-        place: URL of the file. The cache entry is named after the URL and the file's version.
+        place: URL of the file. The name of the cache entry is derived from the URL and the file's version.
         fields: Additional fields, as (first byte, type); their columns are named `BYTE:TYPE`.
-        progress: Called with the number of scanned traces and the total.
+        progress: Function that is called with the number of scanned traces and the total number.
         variables: Environment variables that define the cache folder. If None, the cache is not used.
     """
     layout = json.loads(file.layout())

@@ -3,8 +3,8 @@
 //! no object and lists no folder.
 //!
 //! A pattern that contains a `/` is matched against the whole key; any other pattern is matched against the last
-//! component of the key. `*` and `?` match within a folder, `**` matches across folders, and `[a-z]` matches one character.
-//! `{a,b}` and `{00..99}` match any of their alternatives.
+//! component of the key. `*` and `?` match within a folder, `**` matches across folders, and `[a-z]` matches one
+//! character. `{a,b}` and `{00..99}` match any of their alternatives.
 
 use std::fmt;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! WebP decoding by the crate `image-webp`: lossy and lossless, with or without alpha. For an animation, the first frame
-//! is used.
+//! WebP decoding by the crate `image-webp`: lossy and lossless, with or without alpha. For an animation, the first
+//! frame is used.
 
 use std::io::Cursor;
 

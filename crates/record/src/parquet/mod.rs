@@ -45,8 +45,8 @@ pub struct Values {
     pub data: Vec<u8>,
     /// For byte strings: the start offset of each value, then the end offset of the last one.
     pub strings: Vec<usize>,
-    /// For lists: the index of each row's first item, then the total number of items. An item is a value or, in lists of
-    /// lists, a list.
+    /// For lists: the index of each row's first item, then the total number of items. An item is a value or, in lists
+    /// of lists, a list.
     pub rows: Vec<usize>,
     /// For lists of lists: one entry per level of inner lists, the outermost level first. An entry holds the index of
     /// each list's first item, then the total number of items.

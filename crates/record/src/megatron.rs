@@ -2,7 +2,7 @@
 //! Megatron-LM's `.idx` files. Each one lists the element type, the sequence lengths and the document boundaries of the
 //! `.bin` file of tokens beside it.
 //!
-//! Layout, little-endian:  `MMIDIDX\0\0`, version (u64: 1), type code (u8), number of sequences n (u64), number of
+//! Layout, little-endian: `MMIDIDX\0\0`, version (u64: 1), type code (u8), number of sequences n (u64), number of
 //! document boundaries m (u64), n lengths in tokens (i32), n offsets in bytes (i64), m boundaries (i64: the index of
 //! the first sequence of each document, then n).
 

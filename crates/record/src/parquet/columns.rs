@@ -24,7 +24,7 @@ const MAX_LISTS: usize = 8;
 /// A column of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Column {
-    /// Path of the column, joined with dots, without the two levels that each list adds:  `boxes`, or `people.name` for
+    /// Path of the column, joined with dots, without the two levels that each list adds: `boxes`, or `people.name` for
     /// a list of structs. Columns with equal names are numbered (`s.a#2`).
     pub name: String,
     /// Path of the column as stored (`people.list.element.name`).

@@ -38,7 +38,7 @@ def raise_for_failures(exits: Sequence[Exit], what: str) -> None:
     bad = [ended for ended in exits if ended.fault is not None or ended.code != 0]
     if not bad:
         return
-    # An unreachable node explains more than the commands that failed because of it.
+    # Report an unreachable node first, because it may be the reason why commands failed.
     first = min(bad, key=lambda ended: ended.fault is None)
     more = f" (and {len(bad) - 1} more of {len(exits)})" if len(bad) > 1 else ""
     text = f"{what}: {describe(first)}{more}"

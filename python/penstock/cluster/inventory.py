@@ -37,7 +37,7 @@ _DISKS = {
     "ceph",
     "f2fs",
 }
-# A tmpfs smaller than this is not meant for data; containers have several such mounts.
+# A tmpfs smaller than this size is not meant for data. Containers have several such mounts.
 _MIN_TMPFS_BYTES = 1 << 30
 _COMMAND_TIMEOUT_S = 10
 SYS = Path("/sys")
@@ -196,7 +196,9 @@ def numa() -> list[dict[str, Any]]:
 
 
 def _numa_node(device: Path) -> int | None:
-    """NUMA node of a device, or of its nearest parent that has one; for an NVMe disk, this is the controller."""
+    """NUMA node of a device, or of its nearest parent device that has a NUMA node; for an NVMe disk, this is the
+    controller.
+    """
     try:
         path = device.resolve(strict=True)
     except OSError:

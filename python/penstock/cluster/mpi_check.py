@@ -89,7 +89,7 @@ def _answer(out: bytes) -> dict[str, Any] | None:
 
 
 def _version(program: str) -> str:
-    """Program and first line of its `--version`; for Hydra, the name and the version."""
+    """Name of a program, and the first line of its `--version` output. For Hydra, the name and the version."""
     try:
         done = subprocess.run(
             [program, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=10, check=False

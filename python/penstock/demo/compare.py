@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MeasuredPath", "compare"]
 
-# Loader waits by cause: the name of the wait, and the bottleneck to report if this wait is the longest one of a path.
+# Loader waits by cause: the name of the wait, and the bottleneck to report if this wait is the longest wait of a path.
 _WAITS = {
     "first_byte_s": ("first bytes", "latency: requests without a response yet"),
     "transfer_s": ("bytes in transit", "bytes in transit"),
@@ -48,8 +48,8 @@ _WAITS = {
     "overhead_s": ("not yet requested", "requests not yet sent: too few in flight"),
 }
 _OF_THE_STORE = {"first_byte_s", "transfer_s", "overhead_s"}
-_LIMITED = 0.05  # share of time spent waiting for data; below it, the accelerators are the bottleneck
-_MISSED = 0.20  # relative difference from the model's rate; above it, the report states the reason
+_LIMITED = 0.05  # if the share of time spent waiting for data is lower, the accelerators are the bottleneck
+_MISSED = 0.20  # if the relative difference from the model's rate is larger, the report states the reason
 SCALING_NODES = [1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 25, 26, 28, 30, 32, 36, 40, 44, 48, 52, 56, 60, 64]
 
 
@@ -152,7 +152,7 @@ def _published(key: str | None) -> PublishedFacts | None:
 
 
 def digest(losses: tuple[float, ...]) -> str:
-    """SHA-256 of the losses as doubles. A difference of one bit changes it."""
+    """SHA-256 of the losses as doubles. A difference of one bit changes the digest."""
     return hashlib.sha256(struct.pack(f"<{len(losses)}d", *losses)).hexdigest()
 
 

@@ -71,7 +71,7 @@ def inflate(source: Path, target: Path) -> None:
 
 
 def multiply(folder: Path, distinct: int, wanted: int) -> None:
-    """Give the `distinct` files of a folder further names through hard links, up to `wanted` names."""
+    """Create further names for the `distinct` files of a folder, as hard links, up to `wanted` names."""
     first = sorted(folder.iterdir())
     for i in range(distinct, wanted):
         original = first[i % distinct]

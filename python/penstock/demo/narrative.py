@@ -27,7 +27,7 @@ def _by_name(paths: list[PathFacts]) -> dict[str, PathFacts]:
 
 
 def headline(paths: list[PathFacts]) -> list[str]:
-    """Headline in two sentences: time and cost of the cheapest path (Hot if equally cheap), then of the mount."""
+    """Headline in two sentences: time and cost of the cheapest path (of equally cheap paths, Hot), and of the mount."""
     known = _by_name(paths)
     cheapest = min(paths, key=lambda p: p.predicted.usd)
     hot = known["streamed-hot"]

@@ -163,7 +163,9 @@ def staging(limits: Limits, probe: Probe) -> StagePrediction:
 
 
 def published_job(path: DemoPath, limits: Limits, costs: Costs, probe: Probe, job: TrainingJob = JOB) -> Prediction:
-    """Predict hours and cost of the published job on this path, including the rent of the stored data for that time."""
+    """Predict hours and cost of the published job on this path, including the cost of storing the data for that
+    time.
+    """
     premium = path.tier == "azure-premium"
     job = msgspec.structs.replace(job, account_bytes_per_s=limits.account_bytes_per_s)
     route = _route(
@@ -212,7 +214,9 @@ def scaling(
 
 
 def saturation_nodes(path: DemoPath, limits: Limits, costs: Costs, probe: Probe, most: int = 256) -> int | None:
-    """Smallest number of nodes at which the accelerators no longer limit the path; None if it is above `most`."""
+    """Smallest number of nodes at which the accelerators no longer limit the path; None if this number is above
+    `most`.
+    """
     for nodes, prediction in scaling(path, limits, costs, probe, list(range(1, most + 1))):
         if prediction.limited_by != "compute":
             return nodes

@@ -171,7 +171,8 @@ def _mean_size(folder: Path) -> float:
 def _open(url: str, voxels: int) -> Any:
     import penstock
 
-    # The dataset's publisher states one record per object. Declaring this saves the requests that would determine it.
+    # The dataset's publisher states one record per object. Declaring this number saves the requests that would
+    # determine it.
     return penstock.open(url, records_per_object=1).fields(
         x=penstock.tensor("int16", (voxels, voxels, voxels, 4)), y=penstock.tensor("float32", (4,))
     )

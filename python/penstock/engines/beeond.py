@@ -148,7 +148,7 @@ class BeeondEngine(SharedFolderEngine):
             "unless": "beeond.status",
             "log": "logs/beeond.log",
             "argv": start_line(root, self._settings),
-            # Shorter than the timeout of the request, so that the error names the command that hangs.
+            # This limit is shorter than the timeout of the request, so that the error names the command that hangs.
             "limit_s": max(1.0, 0.8 * (until - time.monotonic())),
         }
         if self._settings["exchanges_keys"]:

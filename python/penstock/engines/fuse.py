@@ -153,7 +153,9 @@ class FuseEngine(AgentManagedEngine):
         return pool
 
     def _states(self, pool: Pool, agents: AgentClient, limit_s: float) -> dict[str, str]:
-        """State of each node. A node is up if the mount point contains a file: without the mount it would be empty."""
+        """State of each node. A node is up if the mount point contains a file, because the mount point is empty without
+        the mount.
+        """
         each = {name: {"patterns": [f"{escape(root)}/mnt/data/*"]} for name, root in pool.facts["roots"].items()}
         answers = agents.try_call("has", limit_s, on=pool.nodes, each=each)
         return node_states(answers, lambda _, is_seen: bool(is_seen))

@@ -2,7 +2,7 @@
 """`local`: one folder per node, which contains the objects staged to that node. Nodes share nothing; no daemon runs.
 
 This engine is the default, because most jobs do not need a shared pool. If a node is lost, its objects are lost, too.
-`heal` cannot list them, but the manifest can.
+`heal` cannot list the lost objects, but the manifest contains them.
 """
 
 from __future__ import annotations

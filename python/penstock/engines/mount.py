@@ -71,13 +71,13 @@ class MountEngine(SharedFolderEngine):
         agents = AgentClient(spec, runner)
         seen = agents.try_call("has", timeout_s / 2, patterns=[])
         reached = [node for node in runner.nodes if not isinstance(seen[node.name], PenstockError)]
-        # All nodes share one folder. The first node that responds removes it for all of them.
+        # All nodes share one folder. The first node that responds removes the folder for all nodes.
         first: dict[str, Any] = {}
         if reached:
             first = down_receipts(
                 agents.try_call("stop", timeout_s / 2, on=reached[:1], lease=lease, keep_data=keep_data)
             )
-        # If that node failed, the folder was not removed, and the result is empty.
+        # If the removal failed on that node, the folder still exists, and the result is empty.
         return {node.name: first.get(node.name, {}) for node in reached if first}
 
 

@@ -25,7 +25,9 @@ _PROBE_TIMEOUT_S = 30.0
 
 
 def unreachable_nodes(cluster: Cluster, bad: Sequence[Exit]) -> list[str]:
-    """Return the nodes of failed ranks that no longer respond. If a node responds, its ranks failed by themselves."""
+    """Return the nodes that have failed ranks and no longer respond. If a node responds, its ranks failed for another
+    reason.
+    """
     names = {ended.node for ended in bad}
     suspects = [node for node in cluster.nodes if node.name in names]
     # A request with stdin contacts nodes one by one. Under a single mpirun or srun, one dead node would end all ranks.

@@ -21,7 +21,8 @@ __all__ = ["provision"]
 
 
 def provision(cluster: Cluster, part: ProvisionSection, start: Callable[[Sequence[Node]], list[Exit]]) -> str:
-    """Copy the script to the nodes that have not run it, and run it on them with `start`; return a status message.
+    """Copy the script to the nodes that have not run it yet, and run the script on these nodes with `start`; return a
+    status message.
 
     Raises:
         NotFound: The script does not exist on this machine.

@@ -61,7 +61,7 @@ class _State(msgspec.Struct):
 
     Attributes:
         job: Hash of the job file's content.
-        lease: Lease of the pool or staged folder that this job created; empty if it created none.
+        lease: Lease of the pool or staged folder that this job created; empty if the job created neither.
         marks: Steps that need not run again, with the inputs of their run.
         steps: Steps that the last run has begun.
     """
@@ -82,7 +82,7 @@ class Execution:
         folder: Contains `job.json` (the state) and `logs/STEP/NODE.log`.
         environment: Additional environment variables for the steps on the nodes, such as credentials of stores.
         on_step: Called when a step begins and when it ends.
-        node_slice: Set if this machine is a single node of the job, and other nodes are started separately.
+        node_slice: Set if this machine is a single node of the job, and all other nodes are started separately.
 
     Raises:
         ConfigError: The job has a pool, which needs all nodes, but `node_slice` is set.
@@ -219,7 +219,7 @@ class Execution:
             self._run_step("pool down", self._pool_down)
 
     def _has_own_pool(self) -> bool:
-        """Whether this job started the pool, in this run or in an earlier run. The lease shows it."""
+        """Whether this job started the pool, in this run or in an earlier run, as the lease shows."""
         return self._pool is not None and self._pool.lease == self._state.lease
 
     def close(self) -> None:
@@ -437,8 +437,8 @@ class Execution:
                     self.cluster, self._pool, section.settings, list(self.lost), self._commands, timeout_s=limit_s
                 )
             except PenstockError as error:
-                # The whole pool may be lost, for example with its first node. Then replace it with a new, empty pool.
-                # A pool that is still running is kept, and the error is raised.
+                # The whole pool may be lost, for example with its first node. In that case, replace the pool with a
+                # new, empty pool. A pool that is still running is kept, and the error is raised.
                 record = lifecycle.find(self.job.name)
                 if record is None or not self._has_own_pool() or self._is_up(record):
                     raise

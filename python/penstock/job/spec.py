@@ -123,7 +123,7 @@ class ContainerSection(_Section, frozen=True):
         binds: `/src:/dst` or `/src:/dst:ro`.
         data_at: Path of the staged dataset inside the container, and the value of `{data}`. If the dataset has a URL,
             `{data}` is that URL.
-        holds_launcher: mpirun also runs in the container, on every node. For images with their own MPI.
+        holds_launcher: mpirun also runs in the container, on every node. Use this for images with their own MPI.
     """
 
     runtime: str
@@ -326,7 +326,9 @@ def _dir_below_disk(name: str) -> str:
 
 
 def staged_leftover(job: Job) -> str | None:
-    """Return the disk with the staged folder that must be removed after this path; None if the job has none."""
+    """Return the disk with the staged folder that must be removed after this path; None if the job has no such
+    folder.
+    """
     there = job.stage.destination if job.stage is not None and job.pool is None else None
     return (
         there.removesuffix(_dir_below_disk(job.name)) if there and there.endswith(_dir_below_disk(job.name)) else None

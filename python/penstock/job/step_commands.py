@@ -98,7 +98,7 @@ class StepCommands:
         section = self._job.archive
         assert section is not None
         to = f"{section.to.rstrip('/')}/{{node}}" if section.on == "all" else section.to
-        # `--nodes 1`: each node copies all of its own outputs; they are not split between the nodes.
+        # `--nodes 1`: each node copies all of its own outputs; the outputs are not split between the nodes.
         return [*self._penstock, "stage", section.source, to, "--node", "0", "--nodes", "1", "--quiet"]
 
     def _rank_prefix(self, data: str, variables: Iterable[str]) -> tuple[RankPrefix | None, str]:

@@ -25,7 +25,7 @@ __all__ = ["plan", "submit", "system_of"]
 _COMMAND_TIMEOUT_S = 60
 # How long to wait for the job id after an interruption, because sbatch may already have submitted the job.
 _LATE_ID_TIMEOUT_S = 5
-# How long to wait for the end of a terminated job, which takes its pool down first.
+# How long to wait for the end of a terminated job, which takes its pool down before it ends.
 _POOL_DOWN_TIMEOUT_S = 180
 # Slurm: `12` or `12;cluster`. PBS: `12.server`, `12[].server`.
 _JOB_ID = re.compile(r"[0-9]+[A-Za-z0-9_.;\[\]-]*")

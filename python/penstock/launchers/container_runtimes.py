@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["apptainer", "charliecloud", "docker", "podman", "pyxis", "singularity"]
 
-# Environment variables that ranks need in a container: rank numbers, and addresses of other ranks. Docker needs each
-# variable name; Podman also accepts these prefixes. Runtimes without a daemon pass on the whole environment.
+# Environment variables that ranks need in a container: rank numbers, and addresses of other ranks. Docker needs the
+# name of each variable; Podman also accepts prefixes of names. Runtimes without a daemon pass on the whole environment.
 _FAMILIES = (
     "OMPI_",
     "PMI_",
@@ -99,8 +99,8 @@ class _Daemon:
     def rank_prefix(self, spec: ContainerSpec) -> RankPrefix:
         name = f"{spec.label}-{{rank}}"
         binds = [f"--volume={src}:{dst}{':ro' if is_read else ''}" for src, dst, is_read in _binds(spec)]
-        # `--env=NAME` without a value copies the client's value. If the client does not have the variable, it is not
-        # set.
+        # `--env=NAME` without a value copies the client's value. If the client does not have the variable, the variable
+        # is not set in the container.
         passed = [f"--env={each}" for each in dict.fromkeys((*self._passed, *spec.env))]
         return RankPrefix(
             (

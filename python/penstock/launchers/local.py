@@ -22,7 +22,7 @@ __all__ = ["LocalLauncher", "launcher"]
 
 
 class LocalLauncher(SubprocessLauncher):
-    """Runs commands on this machine, or in its emulated hosts if `hosts` is given."""
+    """Runs commands on this machine or, if `hosts` is given, on its emulated hosts."""
 
     def __init__(
         self, environment: Mapping[str, str], *, nodes: int, hosts: Hosts | None, first: int = 0, python: str = ""

@@ -70,7 +70,7 @@ class MpiLauncher(MultiRankLauncher):
         hosts = ",".join(f"{node.name}:{request.ranks_per_node}" for node in request.on)
         count = ["-np", str(request.world)]
         if not self._is_open:
-            # A failure of one rank must not end the other ranks; the caller decides what to do.
+            # A failure of one rank must not end the other ranks, because the caller decides what to do.
             own = ["-bind-to", str(request.bind)] if request.bind in (*self.own_bindings, "none") else []
             return [self._program, *count, "-hosts", hosts, "-disable-auto-cleanup", *own, *labels, *self._args, *argv]
         root = ["--allow-run-as-root"] if os.geteuid() == 0 else []

@@ -2,7 +2,8 @@
 """`pbs`: runs commands on the nodes of this PBS job, through ssh or mpirun. The job's node file lists the nodes.
 
 PBS's own `pbsdsh` and `pbs_tmrsh` are not used, because they write the ranks' output to the job's files, where the
-caller cannot read it. Settings: `via` (`ssh` or `mpi`, [ssh]), and all settings of that launcher except `nodes`.
+caller cannot read the output. Settings: `via` (`ssh` or `mpi`, [ssh]), and all settings of that launcher except
+`nodes`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Removes folders and files, unmounts mounts and signals processes, after proof that they belong to Penstock.
 
-No other code of Penstock does this. Each function states its proof; docs/concepts/ownership.md lists the callers. If
-the proof fails, nothing is changed and NotOwned is raised. Uses only the standard library, because
+No other code of Penstock does these operations. Each function states its proof; docs/concepts/ownership.md lists the
+callers. If the proof fails, nothing is changed and NotOwned is raised. Uses only the standard library, because
 `penstock.node_program` sends this package to nodes with the programs that need it.
 """
 

@@ -42,7 +42,7 @@ _MAX_LEASE_BYTES = 1 << 16
 
 
 class NotOwned(PermissionError):
-    """A path that Penstock cannot prove to be its own. The path was left unchanged."""
+    """Penstock cannot prove that a path is its own. The path was left unchanged."""
 
     def __init__(self, text: str, hint: str = "") -> None:
         super().__init__(errno.EPERM, text)
@@ -223,7 +223,8 @@ class OwnedFolder:
         return [path for path in found if unmount(path)]
 
     def remove(self, keep: Collection[str] = ()) -> bool:
-        """Remove the folder's content, and the folder itself if it is then empty; return whether it was removed.
+        """Remove the folder's content, and the folder itself if nothing remains in it; return whether the folder was
+        removed.
 
         Args:
             keep: Names in the folder that are not removed.
@@ -359,7 +360,7 @@ def remove_empty_folder(path: str | os.PathLike[str]) -> bool:
 def remove_flat_folder(path: str, pattern: str) -> bool:
     """Remove a folder that contains only files of this user whose names match `pattern`; return whether it was removed.
 
-    For folders that several processes of this user share. A folder with any other content is left unchanged.
+    Use this for folders that several processes of this user share. A folder with any other content is left unchanged.
     """
     try:
         folder = OwnedFolder(path)

@@ -33,7 +33,9 @@ _REAP_S = 10.0
 
 
 def start_time(pid: int) -> int:
-    """Start time of a process in clock ticks; 0 if the process has ended. Pid and start time identify it uniquely."""
+    """Start time of a process in clock ticks; 0 if the process has ended. Pid and start time identify a process
+    uniquely.
+    """
     try:
         with open(f"/proc/{pid}/stat") as file:
             fields = file.read().rpartition(")")[2].split()
@@ -139,7 +141,7 @@ def wait_unreaped(child: subprocess.Popen[Any], limit_s: float) -> bool:
 
 
 def signal_child(child: subprocess.Popen[Any], number: int) -> None:
-    """Send a signal to a child, or to its process group if it leads one.
+    """Send a signal to a child, or to its process group if the child leads a group.
 
     Proof: the child is not reaped yet, so its pid cannot have been reused.
     """

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 __all__ = ["GROUP", "load", "names"]
 
 GROUP = "penstock.engines"
-# Services that outlive a job. Penstock uses a running one, but does not start it. Each has a hint for the user.
+# Services that outlive a job. Penstock uses such a service if it runs, but does not start it. Each service has a hint
+# for the user.
 _SERVICES = {
     "aistore": "set AWS_ENDPOINT_URL_S3=http://PROXY:51080/s3, and use s3://BUCKET/ as source or destination",
     "juicefs": "use --engine mount --disk /MOUNTED/JUICEFS on nodes that have it mounted",

@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,39}")
-# Maximum clock difference. Beyond it, leases and tokens fail, and timestamps in logs are misleading.
+# Maximum clock difference. With a larger difference, leases and tokens fail, and timestamps in logs are misleading.
 _SKEW_S = 60.0
 _ROLLBACK_S = 25.0
 
@@ -56,8 +56,9 @@ class PoolRecord(msgspec.Struct, kw_only=True):
     Attributes:
         state: `starting` before any node is changed, `up` when the pool is ready, `stopping` before it is taken down.
         launcher, launcher_settings: Launcher that reaches the pool's nodes, and its settings.
-        pool: The running pool; None before it is up.
-        keep_data: True if a `down` with `keep_data` did not finish. Then every later `down` also keeps the data.
+        pool: The running pool; None before the pool is up.
+        keep_data: True if a `down` with `keep_data` did not finish. In this case, every later `down` also keeps the
+            data.
         holder: Folder of the job that started the pool; empty if a user started it.
         stranded: Nodes that were lost under the same lease and could not be cleaned up.
     """
@@ -176,10 +177,11 @@ def up(
     holder: str = "",
     stranded: Sequence[str] = (),
 ) -> tuple[Pool, bool]:
-    """Start the pool; return it, and whether it was up already. On failure, remove only what this call started.
+    """Start the pool; return the pool, and whether it was already up. On failure, remove only what this call started.
 
     Args:
-        lease: Lease of the pool; by default a new one. With the lease of an earlier call, its pool is reused.
+        lease: Lease of the pool; by default a new one. With the lease of an earlier call, the pool of that call is
+            reused.
         holder: Folder of the job that uses the pool. A pool of another job cannot be used.
         stranded: Value for `PoolRecord.stranded`.
 

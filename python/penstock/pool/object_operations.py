@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs object operations on a node of a pool, for callers on other machines (node-loss recovery, `EngineSuite`).
 
-Start it on the node as `penstock pool exec ENGINE NODE REQUESTS`, or with the same arguments as `python -m
+Start this module on the node as `penstock pool exec ENGINE NODE REQUESTS`, or with the same arguments as `python -m
 penstock.pool.object_operations`. The process reads the pool as JSON from stdin. REQUESTS is a JSON list that runs in
 order, such as [["put", "a/b", "/tmp/x"], ["read", "a/b", 0, 100]]. The results are one JSON list on stdout. Bytes are
 returned as length and CRC-32, errors as {"error": code, "text": ...}.

@@ -74,7 +74,7 @@ _BANDWIDTH = {
 
 
 class _Meter(msgspec.Struct, rename="camel"):
-    """The fields of one meter that are used. Others are ignored."""
+    """The fields of one meter that this module uses. All other fields are ignored."""
 
     retail_price: float
     currency_code: str
@@ -174,7 +174,9 @@ class _Client:
                 return body
 
     def _refused(self, error: Any, wait_s: float) -> float:
-        """Wait before the next attempt, and return the wait after that. Errors that a retry cannot fix are raised."""
+        """Wait before the next attempt, and return the duration of the next wait. Raise errors that a retry cannot
+        fix.
+        """
         if error.code not in (429, 500, 502, 503, 504):
             text = error.read(300).decode(errors="replace").strip()
             raise ServerError(f"{self._endpoint} answered {error.code} {error.reason}: {text}")
@@ -295,7 +297,9 @@ def refresh(
 def _prices(
     meters: Iterable[_Meter], item_of: Callable[[_Meter], str | None], region: str, today: dt.date
 ) -> dict[str, Price | str]:
-    """Price of each item, or the reason why it has none. Of several tiers, the first that costs something is taken."""
+    """Price of each item, or the reason why the item has no price. Of several price tiers, the first tier with a price
+    above 0 is used.
+    """
     tiers: dict[str, list[_Meter]] = {}
     for meter in meters:
         item = item_of(meter)

@@ -119,7 +119,7 @@ def _mixed(price: Price) -> ConfigError:
 
 
 class PriceBook(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All prices, in order of precedence: if an item has several prices for a region, the first one applies."""
+    """All prices, in order of precedence: if an item has several prices for a region, the first price applies."""
 
     schema_version: int
     price: tuple[Price, ...] = ()

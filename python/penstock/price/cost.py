@@ -58,7 +58,7 @@ def requests_usd(count: float, usd_per_request: float) -> float:
 
 
 def storage_usd(size_bytes: float, usd_per_gib_month: float, hours: float) -> float:
-    """Cost of storing `size_bytes` for `hours`, in USD. Clouds bill GB-months by the hour; their GB is 2^30 bytes."""
+    """Cost of storing `size_bytes` for `hours`, in USD. Clouds bill GB-months by the hour, with a GB of 2^30 bytes."""
     _not_negative(size_bytes=size_bytes, usd_per_gib_month=usd_per_gib_month, hours=hours)
     return size_bytes / GIB * usd_per_gib_month * hours / HOURS_PER_MONTH
 

@@ -48,7 +48,7 @@ class TransferCost(msgspec.Struct, frozen=True):
 
 
 class EpochsCost(msgspec.Struct, frozen=True):
-    """Transfer cost of a training: `streamed` without a node cache, `cached` with one."""
+    """Transfer cost of a training: `streamed` without a node cache, `cached` with a node cache."""
 
     epochs: int
     nodes: int
@@ -74,7 +74,7 @@ def transfer_cost(
     Args:
         requests: Number of GETs and HEADs of each node.
         sizes_bytes: Stored bytes that each node transfers.
-        tier: One of `TIERS`; by default the most likely one for the URL's scheme.
+        tier: One of `TIERS`; by default, the most likely tier for the URL's scheme.
     Raises:
         ConfigError: The tier is unknown.
     """

@@ -40,7 +40,7 @@ SCHEMA_VERSION = 1
 
 
 class FoundLimit(msgspec.Struct, frozen=True, kw_only=True):
-    """A limit that the probe reached, or the highest rate that it reached without finding the limit.
+    """A limit that the probe reached or, if it did not find the limit, the highest rate that it reached.
 
     Attributes:
         what, scope: As in `tiers.Limit`.
@@ -60,7 +60,7 @@ class FoundLimit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Burst(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests or bytes that passed above a limit before it applied.
+    """Requests or bytes that passed above a limit before the limit applied.
 
     Attributes:
         error: Half the width of the 95 % interval, in the same units.
@@ -117,7 +117,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         kind: `objects` or `disk`.
         spent: Seconds, requests, bytes, and USD as far as the prices are known.
-        latency: Of `read` (first byte of a small read), `write`, `list` and `head`.
+        latency: Latencies of `read` (first byte of a small read), `write`, `list` and `head`.
         knee: Smallest measured concurrency that reaches 90 % of the highest rate, for `bytes` and `requests`.
         unseen: Properties that this probe cannot see, or did not see, one sentence each.
         missing: Parts that were not measured, with the reason. A card with missing parts is partial.

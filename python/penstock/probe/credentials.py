@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names the credential source that the store layer uses for a URL, and its expiry. Never returns or prints a secret.
 
-Follows the order of `crates/store` (s3/chain, azure/chain.rs, gcs/chain.rs). Reads only variables and files, so it does
-not check that the store accepts the credential. The requests of `doctor` do.
+Follows the order of `crates/store` (s3/chain, azure/chain.rs, gcs/chain.rs). Reads only variables and files, so this
+module does not check that the store accepts the credential. The requests of `doctor` check that.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         member: Name of the source; empty if none is configured.
         expires: Time of expiry, UTC; None if the credential does not expire, or if its expiry is unknown.
-        problem: Why the source cannot work; empty if nothing is wrong with it.
+        problem: Why the source cannot work; empty if the source has no problem.
         hint: What to do about the problem.
     """
 

@@ -93,7 +93,7 @@ class Doctor:
         self._info: _TcpInfo | None = None
 
     def run(self) -> list[Check]:
-        """Run all checks. A check that depends on a failed one is skipped.
+        """Run all checks. A check that depends on a failed check is skipped.
 
         Raises:
             ConfigError: The scheme of the URL is not supported.
@@ -447,7 +447,9 @@ class Doctor:
         self._packets(name, size)
 
     def _packets(self, name: bytes, size: int) -> None:
-        """A read of many full packets. If it stalls although a small read works, full packets are lost on the way."""
+        """Read enough bytes to fill many packets. If this read stalls although a small read works, full packets are
+        lost on the way.
+        """
         info = self._info
         facts: dict[str, Any] = (
             {} if info is None else {"send_mss": info.send_mss, "path_mtu": info.path_mtu, "rtt_s": info.rtt_s}

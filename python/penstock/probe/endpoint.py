@@ -34,9 +34,9 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
         base: Path of the bucket or container at the host, without a final `/`.
         bucket: Bucket or container; empty for http and files.
         region: Region that S3 requests are signed for, and its source; None for other clouds.
-        is_default: The endpoint is the cloud's own.
+        is_default: Whether the endpoint is the cloud's own endpoint.
         origin: What set the endpoint: a variable, the profile, or `default`.
-        proxy: URL of the proxy, with its user name and password if it has them: never print it. None for a direct
+        proxy: URL of the proxy, with its user name and password, if any. Never print this URL. None for a direct
             connection.
     """
 

@@ -276,7 +276,7 @@ def _allocated(path: Path) -> int:
 
 
 def _takes_direct(path: Path) -> bool:
-    """Whether the file system reads the file past the page cache. tmpfs and some FUSE file systems do not."""
+    """Whether the file system reads the file past the page cache. tmpfs and some FUSE file systems cannot do this."""
     try:
         os.close(os.open(path, os.O_RDONLY | os.O_DIRECT))
     except OSError:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Probes an object store: reads existing objects below a URL, and finds the limits that their rates run into.
 
-Reads only. If the settings allow writes, they go to a new folder below the URL, which is removed at the end.
+Reads only. If the settings allow writes, the probe also writes to a new folder below the URL, which it removes at the
+end.
 """
 
 from __future__ import annotations
@@ -158,7 +159,7 @@ class ObjectProbe(Probe):
     def _reconcile(self) -> None:
         """Mark a byte rate as not a limit if the request limit explains it, as it does for reads of small objects."""
         prefixes = len({_folder(key) for key in self.large})
-        # The byte rate was measured over all prefixes, so a limit per prefix allows several times its value.
+        # The byte rate was measured over all prefixes, so a limit per prefix allows a multiple of the limit's value.
         requests = [
             one.value * (prefixes if one.scope == "prefix" else 1)
             for one in self.limits
@@ -173,8 +174,8 @@ class ObjectProbe(Probe):
                 self.unseen.append(f"the limit of read-bytes (account): {note}")
 
     def _fitting(self, bytes_per_s: float, concurrency: int, seconds: float) -> int:
-        """Size of a read of which each of `concurrency` workers completes about two within the phase. A phase counts
-        completed reads only.
+        """Size of a read, chosen so that each of `concurrency` workers completes about two reads within the phase. A
+        phase counts only completed reads.
         """
         fits = int(bytes_per_s * seconds * self.meter.time_s / (2 * concurrency)) & ~(_GRAIN_BYTES - 1)
         return min(self.part_bytes, max(_GRAIN_BYTES, fits))
@@ -406,7 +407,8 @@ class ObjectProbe(Probe):
         """Add a limit, or the highest rate that was reached, to the card.
 
         Args:
-            is_reached: More concurrency did not raise the rate; None if no other concurrency was measured.
+            is_reached: Whether the limit was reached: more concurrency did not raise the rate; None if no other
+                concurrency was measured.
         """
         note, is_limit = "", is_reached is True
         cpu = row.own_cpu or 0.0

@@ -40,13 +40,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of a probe.
 
     Attributes:
-        time_s: Maximum time, 5 to 300 seconds. The phases take shares of it.
+        time_s: Maximum time, 5 to 300 seconds. The phases take shares of this time.
         budget_usd: Maximum cost of requests and egress.
         max_bytes: Maximum number of bytes to read and write.
         writes: Measure writes, to a new folder that is removed at the end.
         cpu: Measure inflating and decoding on this machine.
         workload: Measure the step time of a workload: `NAME` or `NAME:ACCELERATOR` (`cosmoflow:v100`).
-        name: Name of the tier in the card; by default from the URL.
+        name: Name of the tier in the card; by default, derived from the URL.
         seed: Seed of the order of the reads.
     """
 

@@ -24,7 +24,7 @@ Kind = Literal["read", "write"]
 
 
 class Spent(Exception):
-    """A limit of the probe is reached. Ends the current part; the card names it."""
+    """A limit of the probe is reached. This ends the current part, and the card names the part."""
 
 
 class Silent(Spent):
@@ -37,7 +37,8 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         tier: Tier of the price book whose prices apply; None if nothing is counted.
         read_usd, write_usd: Price of one GET or HEAD, and of one PUT or LIST.
-        egress_usd_per_gib: Price of bytes that leave the region. 0 if the user says that this machine is inside.
+        egress_usd_per_gib: Price of bytes that leave the region. 0 if the user states that this machine is in the
+            region.
     """
 
     tier: str | None

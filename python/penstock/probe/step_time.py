@@ -40,8 +40,8 @@ def check(text: str) -> tuple[str, dict[str, Any], str | None]:
 def measure(probe: Probe) -> None:
     """Set `probe.step`: step time, samples per step, and the samples and bytes per second that one rank asks for.
 
-    With an accelerator, these are its published figures. Without, 20 steps run on this machine's device with samples
-    that are not read.
+    With an accelerator, these are the accelerator's published figures. Without an accelerator, 20 steps run on this
+    machine's device, with samples that are not read.
 
     Raises:
         ConfigError: The workload or the accelerator is unknown.

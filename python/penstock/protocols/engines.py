@@ -155,7 +155,8 @@ class Engine(Protocol):
     ) -> dict[str, dict[str, Any]]:
         """Remove everything of the pool from every node that responds, even after a failed `up`. Safe to call twice.
 
-        With a `lease`, only the pool that was started with it is removed; with an empty `lease`, any pool of this name.
+        With a `lease`, only the pool that was started with this lease is removed; with an empty `lease`, any pool of
+        this name.
 
         Returns for each node what was removed (`processes`, `mounts`, `folders`), or `refused` with a message if the
         folder does not belong to the pool. A node that did not respond is not in the result.

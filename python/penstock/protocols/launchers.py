@@ -15,7 +15,9 @@ __all__ = ["Container", "ContainerSpec", "Exit", "Launcher", "Node", "NodeSlice"
 
 @dataclass(frozen=True)
 class Node:
-    """One host of a cluster. `name` is used in logs, errors and flags, `address` for connections from other nodes."""
+    """One host of a cluster. `name` is used in logs, errors and flags; `address` is used for connections from other
+    nodes.
+    """
 
     name: str
     address: str
@@ -55,17 +57,17 @@ The callback may be called from any thread.
 
 @dataclass(frozen=True)
 class RankPrefix:
-    """Command prefix of every rank of a request. Typically, it runs the rank in a container.
+    """Command prefix of every rank of a request. Typically, the prefix runs the rank in a container.
 
     Attributes:
         argv: Arguments inserted before the rank's command on its node, such as `apptainer exec IMAGE`. `{rank}`,
             `{world}`, `{local_rank}` and `{node}` in `argv` and `cleanup_argv` are always replaced.
         launcher_args: Arguments for the program that starts all ranks (srun), such as `--container-image=IMAGE`.
-            Launchers without such a program reject them.
+            Launchers without such a program reject these arguments.
         is_outermost: `argv` is also inserted before the program that starts all ranks (mpirun), on this machine and on
             every node, so that the program itself runs in the container.
-        cleanup_argv: Command that ends what `argv` has started on a node. Needed if it survives the end of its process,
-            such as a container of a daemon.
+        cleanup_argv: Command that ends what `argv` has started on a node. Needed for anything that survives the end of
+            the `argv` process, such as a container of a daemon.
     """
 
     argv: tuple[str, ...] = ()

@@ -143,7 +143,9 @@ def _thinned(curve: list[float], each: int) -> list[tuple[int, float]]:
 
 
 def losses(facts: Comparison) -> Spec:
-    """Chart of the loss on every path. Each line is thinner than the one below it, so that equal curves are visible."""
+    """Chart of the loss on every path. Each line is thinner than the line below it, so that equal curves are
+    visible.
+    """
     import altair as alt
 
     each = per_point(len(facts.paths[0].losses))
@@ -184,7 +186,7 @@ def losses(facts: Comparison) -> Spec:
 
 
 def job_hours(facts: Comparison) -> Spec:
-    """Chart of hours and cost of the published job: our predictions, and the published figures."""
+    """Chart of hours and cost of the published job: Penstock's predictions, and the published figures."""
     import altair as alt
 
     rows = [

@@ -66,7 +66,7 @@ def _number(value: float, unit: str) -> str:
 
 
 def _lost(cost: Cost) -> str:
-    """The cost as a paragraph. Without a price, it explains how to get one."""
+    """The cost as a paragraph. Without a price, the paragraph explains how to set a price."""
     hours = cost.hours_lost_per_day
     if 3600 * hours < 1:
         return '<p class="lead">No time is lost to waiting for input.</p>'

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the page of a plan: the answer, the frontier of time and money, every prediction, and where its numbers are from."""
+"""Writes the page of a plan: the answer, the frontier of time and money, every prediction, and the sources of its
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["plan_charts", "plan_page"]
 
-# Rows of the large table. The JSON document and the log have all of them.
+# Rows of the large table. The JSON document and the log contain all rows.
 MAX_ROWS = 400
 _PALETTE = 5  # colours of page.css; paths of the same colour differ in shape
 Spec = dict[str, Any]

@@ -43,7 +43,7 @@ class RunLine(msgspec.Struct, frozen=True, kw_only=True):
         common: Number of these points.
         p50_us, p99_us: Median over the rows of the best point; None if latencies were not recorded.
         failed: Failed and throttled requests of all rows.
-        usd: Recorded cost of all rows; None if no row has one.
+        usd: Recorded cost of all rows; None if no row has a cost.
         usd_per_tb: Recorded cost per TB moved.
     """
 

@@ -29,7 +29,7 @@ def _colour(names: list[str]) -> Any:
 
 
 def _law(variant: VariantSummary) -> Iterator[dict[str, Any]]:
-    """Points of the fitted law, as speed-up over the smallest size."""
+    """Points of the fitted law, as speed-up relative to the smallest size."""
     ran = [row.ranks for row in variant.cells if row.efficiency is not None]
     if variant.fit is None or not ran:
         return
@@ -81,7 +81,7 @@ def speed_up_chart(summary: Summary) -> Spec:
 
 
 def cost_chart(summary: Summary) -> Spec:
-    """Chart of each variant's cost against the first one, with intervals; 0 is no difference."""
+    """Chart of each variant's cost relative to the first variant, with intervals; 0 means no difference."""
     import altair as alt
 
     rows = [

@@ -92,7 +92,9 @@ def _missed(facts: Comparison, width: int) -> list[Line]:
 
 
 def lines(facts: Comparison, width: int) -> list[Line]:
-    """Format the whole comparison for a terminal of `width` columns: one wide table, or two that fit 80 columns."""
+    """Format the whole comparison for a terminal of `width` columns: one wide table, or two tables that fit 80
+    columns.
+    """
     learnt = facts.learning
     curve = (
         f"One loss curve on {len(facts.paths)} paths, bit for bit ({learnt.digest[:12]})"

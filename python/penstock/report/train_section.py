@@ -119,7 +119,9 @@ def _timeline(record: RunRecord) -> dict[str, Any]:
 
 
 def train_charts(records: Sequence[RunRecord]) -> dict[str, Any]:
-    """Build the charts of the section: `train-steps` of all runs, `train-timeline` of the newest run that has one."""
+    """Build the charts of the section: `train-steps` of all runs, `train-timeline` of the newest run with a
+    timeline.
+    """
     if not records:
         return {}
     charts = {"train-steps": _mean_steps(records)}

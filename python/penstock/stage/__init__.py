@@ -7,10 +7,10 @@
     from penstock import stage
     summary = stage.run("s3://frames/train/", "/local/train", decompress=True)  # in a single process
 
-`index` lists a dataset into a manifest. `start` returns a running job; `run` waits until it ends. `raise_for_failures`
-raises the first error in a summary. `verify` reads a staged folder again, and `diff` compares two datasets by their
-metadata. The core (`crates/stage`) does the work. This package provides what the core needs from the environment:
-credentials, launchers and the working directory.
+`index` lists a dataset into a manifest. `start` returns a running job; `run` waits until the job ends.
+`raise_for_failures` raises the first error in a summary. `verify` reads a staged folder again, and `diff` compares two
+datasets by their metadata. The core (`crates/stage`) does the work. This package provides what the core needs from the
+environment: credentials, launchers and the working directory.
 """
 
 from __future__ import annotations

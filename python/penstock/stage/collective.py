@@ -3,9 +3,9 @@
 result.
 
 All ranks of a job must call this function, as for a collective operation. If the script has initialised a process group
-(torch) or MPI, the ranks communicate through it. They agree on the leader of each node, on the result, and on the first
-error, which every rank raises. Otherwise, the launcher's variables determine the leader, and the other ranks read the
-record that the leader writes beside its journal.
+(torch) or MPI, the ranks use it to agree on the leader of each node, on the result, and on the first error, which every
+rank raises. Otherwise, the launcher's variables determine the leader, and the other ranks read the record that the
+leader writes beside its journal.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["Staged", "everywhere"]
 
 _LOOK_S = 0.1
-# Interval of a leader's heartbeats. If a leader sends none within the heartbeat timeout, the first rank aborts the
-# stage.
+# Interval of a leader's heartbeats. If a leader sends no heartbeat within the heartbeat timeout, the first rank aborts
+# the stage.
 _BEAT_S = 1.0
 _HEARTBEAT_TIMEOUT_S = 60.0
 # Ranks may make the call at different times: the imports of a training script can take minutes on a busy file system.
@@ -333,7 +333,8 @@ class _Monitor:
         self._progress = progress
         self._shown = 0.0
         self._alive_at_s = began
-        # Ranks poll ten times per second, but less often if there are thousands, to limit the load on the first rank.
+        # Ranks poll ten times per second. With thousands of ranks, they poll less often, to limit the load on the first
+        # rank.
         self._every_s = min(_LOOK_S * max(1.0, channel.world / 256), 2.0)
         self._looked_s = 0.0
 

@@ -134,8 +134,8 @@ def _number(value: Any) -> int | float:
 
 
 def state_folder(source: str, destination: str, journal: str | None = None) -> str:
-    """Return the folder on this machine that stores the progress of a stage to a store. Each source and destination has
-    its own.
+    """Return the folder on this machine that stores the progress of a stage to a store. Each pair of source and
+    destination has its own folder.
 
     Raises:
         ConfigError: The folder cannot be used.
@@ -173,7 +173,7 @@ def variables() -> dict[str, str]:
 
 
 def for_nodes() -> dict[str, str]:
-    """Return the same variables for other machines: with credentials, but without paths in this user's folders."""
+    """Return the store variables for other machines: with credentials, but without paths in this user's folders."""
     return {name: value for name, value in variables().items() if name not in _OF_THIS_USER}
 
 
@@ -275,7 +275,9 @@ def wait(
 
 
 def run_as(spec: StageSpec) -> dict[str, Any]:
-    """Run a stage and return its summary. Only the first rank of a node stages, and the others wait for it."""
+    """Run a stage and return its summary. Only the first rank of a node stages, and all other ranks of the node wait
+    for it.
+    """
     request = spec.request()
     if spec.rank.local_rank == 0 or spec.dry_run:
         return wait(request.start())

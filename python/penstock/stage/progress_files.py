@@ -3,7 +3,7 @@
 
 Needs no service and no port, and sends no request to the store. A separate thread reads and writes the files, so a file
 system that hangs does not delay a stage or cause an error. If the folder is not shared, the first node finds only its
-own file, and reports this. Never waits for another node.
+own file, and reports that the folder is not shared. Never waits for another node.
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RankChannel", "find"]
 
-# Numbers the calls of this process. All ranks make the same calls, so a call has the same number on all ranks.
+# Counter that numbers the calls of this process. All ranks make the same calls, so a call has the same number on all
+# ranks.
 _CALLS = count()
 # A store that does not respond for `_ANSWER_S` counts as dead. A rank that fails waits only `_FAIL_S`.
 _ANSWER_S = 60.0

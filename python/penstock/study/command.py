@@ -26,7 +26,7 @@ def penstock_json(
 ) -> dict[str, Any]:
     """Run `penstock WORDS --json` and return the JSON document on the last line of its output.
 
-    The command ends with this function, also after Ctrl-C. If the words contain `--`, --json is put before it.
+    The command ends with this function, also after Ctrl-C. If the words contain `--`, --json is inserted before `--`.
 
     Raises:
         Deadline: The command did not end in time.

@@ -42,9 +42,9 @@ class Value(msgspec.Struct, frozen=True):
     """One value of one column, in the unit of its figure.
 
     Attributes:
-        note: The limit or the rate that determines it, such as "the storage account's bandwidth".
+        note: The limit or the rate that determines the value, such as "the storage account's bandwidth".
         low, high: 95 % interval, or the range of repeats; None if there was one measurement.
-        scale: F, the factor by which the tier's rates were multiplied; only of measured values.
+        scale: F, the factor by which the tier's rates were multiplied; set only for measured values.
         is_comparable: Whether the relative difference from the published value is meaningful. If not (for example, for
             a smaller problem), the report omits the difference.
     """
@@ -136,7 +136,7 @@ class PartResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A part that ran: its result, and how it was run. `skipped` is the reason if it could not run."""
+    """A part that ran: its result, and how it was run. `skipped` is the reason if the part could not run."""
 
     name: str
     size: str
@@ -150,7 +150,7 @@ class PartRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StudyResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Content of `results.json`. The study's own texts are kept in it, so that old results can be reported later."""
+    """Content of `results.json`. It also contains the study's own texts, so that old results can be reported later."""
 
     kind: Literal["study"] = "study"
     schema_version: int = SCHEMA_VERSION
@@ -173,7 +173,9 @@ class StudyResult(msgspec.Struct, frozen=True, kw_only=True):
         return next((each.result for each in self.parts if each.name == name and not each.skipped), None)
 
     def column(self, name: Literal["inverted", "predicted", "measured"]) -> dict[str, Value]:
-        """Return the values of a column of all parts, by id of their figure. A later part replaces an earlier one."""
+        """Return the values of a column of all parts, by id of their figure. A value of a later part replaces a value
+        of an earlier part.
+        """
         found: dict[str, Value] = {}
         for each in self.parts:
             found |= getattr(each.result, name)

@@ -42,7 +42,7 @@ class StudyRun(msgspec.Struct, frozen=True, kw_only=True):
             study's files are unchanged.
         scratch: Folder for temporary data; None for the system's temporary folder.
         command: The command line, for the report.
-        open_cluster: Opens the nodes that the user selected; None if the user selected none.
+        open_cluster: Opens the nodes that the user selected; None if the user selected no nodes.
         timeout_s: Time limit of each command on those nodes.
     """
 
@@ -59,7 +59,7 @@ class Context:
     """Argument of a part.
 
     Attributes:
-        study: The study: `tables` is all of `spec.toml`, `expected.tables` all of `expected.toml`.
+        study: The study: `tables` contains all of `spec.toml`, and `expected.tables` all of `expected.toml`.
         size: The table `[size.NAME]`, and `size_name` its name.
         scratch: Empty folder, removed when the part ends.
         out: Folder of the results, for files that stay.
@@ -118,7 +118,7 @@ def lacks(part: Part, size: str) -> list[str]:
 def run_study(study: Study, given: StudyRun, progress: Callable[[str], None]) -> StudyResult:
     """Run the parts in turn and write `results.json` after each, so that an interrupted run keeps what it measured.
 
-    A part that lacks something is skipped, and its reason is in the result.
+    A part whose requirements are missing is skipped, and the result contains the reason.
 
     Raises:
         ConfigError: The size or a part does not exist.

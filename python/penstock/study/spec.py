@@ -70,7 +70,7 @@ class ExpectedFigure(msgspec.Struct, frozen=True, kw_only=True):
         id: Name by which parts return their values.
         group: Title of the table that contains the row.
         unit: Unit of all columns, such as `min`, `USD` or `GB/s`.
-        published: Published number; None if the publication has none.
+        published: Published number; None if the publication states no number.
         text: Published value as printed, such as `> 120`; by default, the number.
         bound: `above` or `below` if the publication only states a bound.
         inverted_within, predicted_within: Largest relative difference from the published value that counts as reached.

@@ -86,7 +86,7 @@ def check_unused(folder: CheckpointFolder) -> None:
 
 
 def read(folder: CheckpointFolder, learnt: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Read the latest complete checkpoint, with tensors on the CPU; return None if there is none.
+    """Read the latest complete checkpoint, with tensors on the CPU; return None if no checkpoint exists.
 
     Only tensors and plain values are unpickled, so a checkpoint from an untrusted source cannot run code.
 

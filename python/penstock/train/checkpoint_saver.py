@@ -42,7 +42,7 @@ class SaveTimes:
 
     Attributes:
         saves: Number of committed checkpoints.
-        bytes: Bytes of their data files over all ranks; only on rank 0.
+        bytes: Bytes of the checkpoints' data files over all ranks; only on rank 0.
         stall_s: Time in which the training waited: in a save (for the previous write, and for the copy), and before an
             optimiser step (for the rest of the copy).
         write_s: Time from the start of each copy to the commit.
@@ -158,7 +158,7 @@ class CheckpointSaver:
 
     def _join(self) -> None:
         if self._thread is not None:
-            # Short waits, so that Ctrl-C is handled.
+            # Wait in short intervals, so that Ctrl-C is handled.
             while self._thread.is_alive():
                 self._thread.join(0.1)
             self._thread = None
@@ -167,8 +167,8 @@ class CheckpointSaver:
             raise error
 
     def _copy(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[_Deferred]]:
-        """Copy the tensors to CPU memory; return the copies, and those that the thread has to fill. The memory of the
-        previous copy is reused, because touching new pages takes four times as long as the copy.
+        """Copy the tensors to CPU memory; return all copies, and the copies that the thread has to fill. The memory of
+        the previous copy is reused, because touching new pages takes four times as long as the copy.
         """
         import torch
 
@@ -263,11 +263,11 @@ class CheckpointSaver:
 
 
 def save_summary(leader: SaveTimes | None, everyone: Sequence[SaveTimes | None]) -> dict[str, Any]:
-    """Summarize the checkpoints of a run; empty if it wrote none.
+    """Summarize the checkpoints of a run; empty if the run wrote no checkpoints.
 
     Args:
         leader: Times of rank 0, which commits.
-        everyone: Times of all ranks. The training waits for the slowest one.
+        everyone: Times of all ranks. The training waits for the slowest rank.
     """
     if leader is None or not leader.saves:
         return {}

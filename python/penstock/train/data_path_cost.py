@@ -78,7 +78,7 @@ class Turn:
 
 
 def _end(batches: Any) -> None:
-    """End a pass with its threads and requests, after its measurements were taken."""
+    """End a pass with its threads and requests. Call this after the pass's measurements are taken."""
     if (end := getattr(batches, "end", None)) is not None:
         end("the turn of this feed is over")
     elif (close := getattr(batches, "close", None)) is not None:
@@ -109,7 +109,7 @@ def compare_turns(
         run: Trains for one turn; the second argument is true for synthetic data. Returns the turn's times.
         gather: Exchanges a value with the other ranks. All ranks take the same decisions, because a turn's rate is
             computed from the slowest rank.
-        turn_steps: Steps of a turn, with its warm-up.
+        turn_steps: Steps of a turn, including the warm-up.
 
     Returns:
         `real` and `synthetic` (rates of all turns, their medians), `ratio` (real over synthetic) with `interval` and

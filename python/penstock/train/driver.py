@@ -45,7 +45,7 @@ _SYNTHETIC_BATCHES = 4  # `DummyFeed` generates at most four batches, and repeat
 
 @dataclass
 class EpochTime:
-    """Times of one epoch on one rank, in seconds. The accelerator utilisation is computed from them.
+    """Times of one epoch on one rank, in seconds. The accelerator utilisation is computed from these times.
 
     Attributes:
         wall_s: Time from the creation of the iterator to the end of the last step. Includes barriers between ranks, but
@@ -272,7 +272,9 @@ class Driver:
                 workload.cleanup()
 
     def _stage(self, folder: str) -> str:
-        """Stage the training data; return its folder. One rank of each node works, and the others wait for it."""
+        """Stage the training data; return its folder. One rank of each node stages, and all other ranks of the node
+        wait for it.
+        """
         from penstock import stage
 
         spec, began_s = self.spec, time.perf_counter()
@@ -467,7 +469,7 @@ class Driver:
         curve = self._unshared or self.losses
         limit = self.spec.steps or self._epoch_steps * self.spec.epochs
         if self.spec.compare_synthetic:
-            limit = self.spec.turn_steps * (self.spec.max_turns + 2)  # one turn of each side is a warm-up
+            limit = self.spec.turn_steps * (self.spec.max_turns + 2)  # the first turn of each side is a warm-up
         epoch = (
             self.epoch if phase in {"stage", "open", "train"} else self.epoch - 1
         )  # `self.epoch` is incremented before the validation

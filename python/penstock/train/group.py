@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Process group of a run's ranks: joins it, exchanges and compares values, leaves it. A single rank needs no torch."""
+"""Process group of a run's ranks: joins the group, exchanges and compares values, and leaves the group. A single rank
+needs no torch.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +122,7 @@ class ProcessGroup:
 
         try:
             if distributed.is_initialized():
-                # DDP's hooks are reference cycles that keep the group's threads alive. If they are freed only at
+                # DDP's hooks are reference cycles that keep the group's threads alive. If these hooks are freed only at
                 # interpreter exit, the process aborts.
                 gc.collect()
                 distributed.destroy_process_group()

@@ -41,7 +41,8 @@ __all__ = ["run", "run_as_rank", "run_under_torchrun"]
 _POLL_S = 0.1
 # Time from SIGTERM to SIGKILL when torchrun ends its ranks.
 _RANK_GRACE_S = 3
-# Time from SIGTERM to SIGKILL for torchrun itself: its ranks' time, and some seconds to exit. All end within 10 s.
+# Time from SIGTERM to SIGKILL for torchrun itself: the time for its ranks, plus some seconds to exit. All processes end
+# within 10 s.
 _GRACE_S = 7.0
 _FIRST = "first-failure.json"
 # Matches the last line of a traceback, with or without torchrun's prefix `[rank1]:`.
@@ -178,7 +179,9 @@ def run_under_torchrun(spec: TrainSpec, report: Report | None) -> dict[str, Any]
 
 
 def _threads(ranks_here: int) -> int:
-    """Number of torch threads per rank: this machine's cores divided by the ranks. torchrun's default is one thread."""
+    """Number of torch threads per rank: this machine's number of cores divided by the number of ranks. torchrun's
+    default is one thread.
+    """
     return max(1, machine_card.read().cores // ranks_here)
 
 

@@ -61,7 +61,9 @@ class FeedRequest:
 
 
 class FeedFactory(Protocol):
-    """Function that creates a feed for a request. Callers of `run` can pass their own to use another reader."""
+    """Function that creates a feed for a request. Callers of `run` can pass their own function to use another
+    reader.
+    """
 
     def __call__(self, request: FeedRequest, /) -> Feed: ...
 
@@ -106,7 +108,9 @@ def open_feed(request: FeedRequest) -> Feed:
 
 
 def class_folders(feed: Feed) -> tuple[str, ...] | None:
-    """Names of the class folders of a feed's dataset, in the order of their labels; None if it has none."""
+    """Names of the class folders of a feed's dataset, in the order of their labels; None if the dataset has no class
+    folders.
+    """
     from penstock.feed import Dataset
     from penstock.feed.classes import has_folder_labels, has_folders
 

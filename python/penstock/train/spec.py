@@ -25,10 +25,10 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         data, validation: URLs of datasets. `dummy://N` is a compute-only baseline with N samples that are not read.
         settings: Settings of the workload (`voxels`, `filters`, `recipe`, …).
         global_batch: Samples of all ranks in one step.
-        ranks: Number of processes on this node; ignored under torchrun or srun, which set it.
-        join_timeout_s: Time limit for all ranks to join. The error lists the missing ones.
-        epochs, steps: Limits. The run ends when it reaches either of them. After a resume, `steps` still counts from
-            the original start.
+        ranks: Number of processes on this node; ignored under torchrun or srun, which set the number of ranks.
+        join_timeout_s: Time limit for all ranks to join. The error lists the missing ranks.
+        epochs, steps: Limits. The run ends when it reaches the first of these limits. After a resume, `steps` still
+            counts from the original start.
         warm_up_steps: Number of steps at the start of each epoch that `steady_samples_per_s` excludes. With 0 or 1,
             only the first step of the run is excluded.
         compare_synthetic: Alternate turns on the data and on synthetic data, and compare their rates.

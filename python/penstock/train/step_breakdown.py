@@ -34,8 +34,8 @@ PARTS = (
 
 _MAX_RANKS = 64  # ranks listed in a result
 _TIMELINE_RANKS = 8
-# A rank is named as the slowest on two conditions. The others wait for more than `_NAMED_SHARE` of a step. And they
-# wait for this rank in more steps than chance explains, by `_NAMED_DEVIATIONS` standard deviations of a binomial
+# A rank is named as the slowest if the other ranks wait for more than `_NAMED_SHARE` of a step. In addition, they must
+# wait for this rank in more steps than chance explains: by `_NAMED_DEVIATIONS` standard deviations of a binomial
 # distribution.
 _NAMED_SHARE = 0.02
 _NAMED_DEVIATIONS = 3.0
@@ -81,8 +81,8 @@ def breakdown(shares: Sequence[Share]) -> dict[str, Any]:
             "host_to_device_s": share.h2d_s / steps,
         }
         step_s = share.train_s / steps
-        # To compensate for an overshoot, an emulated step ends early. Its parts can then exceed the wall time by
-        # microseconds.
+        # To compensate for an overshoot, an emulated step ends early. The parts of such a step can exceed its wall time
+        # by microseconds.
         ranks.append({"rank": rank, "step_s": step_s, **known, "other_s": max(0.0, step_s - sum(known.values()))})
     found: dict[str, Any] = {
         "steps": steps,
@@ -102,7 +102,7 @@ def breakdown(shares: Sequence[Share]) -> dict[str, Any]:
 
 
 def shortest_communication(rows: Sequence[Sequence[StepRow]]) -> tuple[list[float], list[int]]:
-    """Return each step's shortest exposed communication over the ranks, and the rank that had it."""
+    """Return each step's shortest exposed communication over the ranks, and the rank with this shortest time."""
     if not rows:
         return [], []
     costs = [[mine[k].comm_s for mine in rows] for k in range(len(rows[0]))]

@@ -42,7 +42,7 @@ class PackedRows(NamedTuple):
     """Rows of one rank in arrays of doubles, for exchange between ranks.
 
     Attributes:
-        stride: Distance of two rows of `values` in steps.
+        stride: Number of steps from one row of `values` to the next.
         values: Rows of the whole run.
         latest_values: Rows of the latest steps, without gaps.
     """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trace of a run's steps in the Trace Event Format, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
-Each rank is a process. Its steps are complete events (`ph` X), and the parts of a step lie inside it. The clocks of all
-ranks start at the same exchange. Only the lengths of the parts are measured, so the parts are drawn in a fixed order.
-For example, the optimiser's computation follows the communication, but is drawn before it.
+Each rank is a process. The steps of a rank are complete events (`ph` X), and the parts of a step lie inside the step.
+The clocks of all ranks start at the same exchange. Only the lengths of the parts are measured, so the parts are drawn
+in a fixed order. For example, the optimiser's computation follows the communication, but is drawn before it.
 
 Source:
     Trace Event Format, Google (docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU):
@@ -76,7 +76,7 @@ def _metadata(name: str, rank: int, arguments: dict[str, Any]) -> dict[str, Any]
 
 
 def _complete(name: str, category: str, rank: int, began_s: float, length_s: float) -> dict[str, Any]:
-    # Rounded to nanoseconds: both ends are rounded, so that a part cannot outlast its step.
+    # Round the begin and the end of each event to nanoseconds, so that a part cannot outlast its step.
     start, end = round(began_s * 1e6, 3), round((began_s + length_s) * 1e6, 3)
     return {
         "name": name,

@@ -4,7 +4,7 @@
 Each measurement is a `train` run with an emulated accelerator. This module also measures the overhead of the training
 loop itself, with batches in memory. If that overhead is too high, the test returns `refused` instead of a verdict.
 Accelerator utilisation (AU) is computed from a run's `epoch_times`, with the formula of published storage benchmarks
-and with DLIO's names. The first step of an epoch is left out, because it waits for the loader to start.
+and with DLIO's names. The first step of an epoch is left out, because this step waits for the loader to start.
 
 Source:
     dlio_benchmark 2.0, utils/statscounter.py: compute_metrics_train, end_train and end_run.
@@ -41,7 +41,9 @@ __all__ = [
 ]
 
 MAX_OVERHEAD = 0.01
-"""Maximum overhead as a share of the step time. Above it, the harness distorts the measurement: result `refused`."""
+"""Maximum overhead as a share of the step time. Above this share, the harness distorts the measurement, and the result
+is `refused`.
+"""
 
 _MIB = 1 << 20  # DLIO's "MB"
 _CALIBRATION_S = 2.0
@@ -74,7 +76,9 @@ class Harness:
 
 @dataclass(frozen=True)
 class UtilisationVerdict:
-    """Verdict with its reason: `pass` or `fail` against the required utilisation, or `refused` if none is possible."""
+    """Verdict with its reason: `pass` or `fail` against the required utilisation, or `refused` if no verdict is
+    possible.
+    """
 
     result: Literal["pass", "fail", "refused"]
     reason: str
@@ -156,8 +160,8 @@ def summary(record: RunRecord, *, au_required: float, record_bytes: float) -> di
 
     Args:
         au_required: Minimum utilisation to pass, 0 to 1.
-        record_bytes: Nominal size of a sample. DLIO computes the throughput from it instead of counting bytes. DLIO's
-            "MB" is 2^20 bytes.
+        record_bytes: Nominal size of a sample. DLIO computes the throughput from this size instead of counting bytes.
+            DLIO's "MB" is 2^20 bytes.
     """
     busy = [100 * value for value in utilisation(record.epoch_times)]
     rates = [

@@ -200,7 +200,7 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
         folder, _ = leased(root, request["name"], request["lease"])
     except OSError as error:
         raise AgentError("precondition", f"this `pool up` does not hold the lease of {root}: {error}") from error
-    # The lock is held until all daemons run, so that a concurrent `stop` waits and then finds all of them.
+    # The lock is held until all daemons run, so that a concurrent `stop` waits, and then finds all daemons.
     if lock_folder(folder, LOCK_S) is None:
         raise AgentError("precondition", f"{root} is locked by another command")
     for name in request.get("folders", []):
@@ -317,7 +317,7 @@ def stop(request: dict[str, Any]) -> dict[str, Any]:
     except FileNotFoundError:
         return {"processes": sorted(end_processes(is_mark, GRACE_S).values()), "mounts": [], "folders": []}
     except NotOwned:
-        if lease:  # the processes have this lease, so they may be stopped even if the folder is not ours
+        if lease:  # the processes have this lease, so they may be stopped even if the folder belongs to another start
             end_processes(is_mark, GRACE_S)
         raise
     ended = end_processes(is_mark, GRACE_S)

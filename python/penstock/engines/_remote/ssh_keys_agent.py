@@ -3,10 +3,11 @@
 
 The first node creates a key pair for the lifetime of the pool. The private key stays in the pool's folder on that node;
 all nodes accept the public key. The agent adds lines of a fixed form, with the pool's name and lease, to files in
-~/.ssh, and later removes exactly these lines. A line of the pool that was changed is not removed, but reported.
+~/.ssh, and later removes exactly these lines. If a line of the pool was changed, the agent does not remove the line,
+but reports it.
 
-If the agent creates a file, it adds a first line that records this. The file is removed together with the last lines of
-any pool. Results have the same form as the results of the node agent.
+If the agent creates a file, it adds a first line that records this. Such a file is removed when the last lines of any
+pool are removed from it. Results have the same form as the results of the node agent.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def mark(request: dict[str, Any]) -> str:
 
 
 def mark_form(request: dict[str, Any]) -> str:
-    """Return a regular expression for the marker; without a lease, it matches every lease of the pool."""
+    """Return a regular expression for the marker; without a lease, the expression matches every lease of the pool."""
     lease = request.get("lease", "")
     return re.escape(f"{MARK}{request['name']}:") + (re.escape(lease) if lease else "[0-9A-Za-z]+")
 
@@ -61,7 +62,7 @@ def mark_form(request: dict[str, Any]) -> str:
 def edit_lines(name: str) -> Iterator[list[str]]:
     """Edit the lines of a file in ~/.ssh under a lock, and write the file atomically.
 
-    The lock works on one machine only. Nodes that share a home folder over NFS are not excluded from each other, but
+    The lock works on one machine only. Nodes that share a home folder over NFS can edit the file at the same time, but
     all nodes of one pool write the same lines.
     """
     ssh_dir().mkdir(mode=0o700, exist_ok=True)

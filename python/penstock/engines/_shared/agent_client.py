@@ -104,14 +104,14 @@ class AgentClient:
         return {ended.node: _parse_answer(ended) for ended in exits}
 
     def raise_if_dead(self, timeout_s: float) -> None:
-        """Raise SystemFault if a daemon of the pool has ended; the error quotes its last output."""
+        """Raise SystemFault if a daemon of the pool has ended; the error quotes the daemon's last output."""
         for name, answer in self.call("alive", timeout_s).items():
             for daemon, text in answer["dead"].items():
                 raise SystemFault(f"{name}: the {daemon} has ended: {text}", where=name)
 
 
 def successes(answers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the results of the nodes that succeeded, by node name. `audit` returns these."""
+    """Return the results of the nodes that succeeded, by node name. `audit` returns these results."""
     return {name: answer for name, answer in answers.items() if not isinstance(answer, PenstockError)}
 
 
@@ -138,8 +138,8 @@ def node_states(answers: Mapping[str, Any], is_up: Callable[[str, Any], bool]) -
 def daemon_states(pool: Pool, answers: Mapping[str, Any], serving: Collection[str]) -> dict[str, str]:
     """Return node states for engines with daemons, given the results of the verb `alive`.
 
-    A node is up if it has the pool's lease, none of its daemons has ended, and it is in `serving`. The engine computes
-    `serving` from its own file system.
+    A node is up if it has the pool's lease, none of its daemons has ended, and `serving` contains it. The engine
+    computes `serving` from its own file system.
     """
     return node_states(
         answers, lambda name, alive: alive["lease"] == pool.lease and not alive["dead"] and name in serving

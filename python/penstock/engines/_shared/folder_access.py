@@ -100,7 +100,7 @@ class FolderAccess:
         return found
 
     def fast_path(self, name: str) -> Path | None:
-        """Path of the file if it is on this node's own disk, else None."""
+        """Path of the file if the file is on this node's own disk, else None."""
         path = self._path(name)
         return path if self._is_own and path.is_file() else None
 

@@ -156,7 +156,8 @@ def configured(root: str, leader: str, rpc: int, http: int, *, copies: int, bloc
         "dfs.namenode.avoid.write.stale.datanode": "true",
         # Store the first copy on the writer's own disk even if its node is busy.
         "dfs.namenode.redundancy.considerLoad": "false",
-        # If there are as many copies as nodes, no node can replace a lost one. A write must succeed without it.
+        # If the number of copies equals the number of nodes, no node can replace a lost node. A write must succeed
+        # without the lost node.
         "dfs.client.block.write.replace-datanode-on-failure.policy": "NEVER",
         "dfs.client.socket-timeout": 5000,
         "dfs.datanode.socket.write.timeout": 5000,

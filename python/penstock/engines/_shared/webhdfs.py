@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HdfsAccess"]
 
-# Timeout of a response. Without it, a DataNode that hangs would block a reader for two minutes.
+# Timeout of a response. Without this timeout, a DataNode that hangs would block a reader for two minutes.
 _WAIT_S = 5.0
 # Timeout of one socket write. It is longer than `_WAIT_S`, because a slow disk delays the DataNode.
 _WRITE_S = 30.0
@@ -90,7 +90,8 @@ class HdfsAccess:
                 done = self._namenode_request(
                     "PUT", part, op="RENAME", destination=f"/{name}", renameoptions="OVERWRITE"
                 )
-                # Without options, HDFS returns a boolean. With OVERWRITE, it returns an empty body or an exception.
+                # Without options, RENAME returns a boolean. With OVERWRITE, RENAME returns an empty body or an
+                # exception.
                 if done.get("boolean") is False:
                     raise ServerError(f"{name}: the NameNode could not rename the file")
             except (Unreachable, ServerError, Deadline):
@@ -101,7 +102,9 @@ class HdfsAccess:
                 return
 
     def read(self, name: str, offset: int, length: int) -> bytes:
-        """Read from the copy that the NameNode ranks nearest. If its DataNode does not respond, read from another."""
+        """Read from the copy that the NameNode ranks nearest. If its DataNode does not respond, read from another
+        copy.
+        """
         validated_name(name)
         shunned: list[str] = []
         trouble: Exception | None = None

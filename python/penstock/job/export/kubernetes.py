@@ -47,7 +47,7 @@ def kubernetes(request: ExportRequest) -> str:
         {"name": "job", "mountPath": "/etc/penstock", "readOnly": True},
         {"name": "scratch", "mountPath": want.scratch},
     ]
-    # Ranks in one pod share memory through /dev/shm. By default, its size in a pod is only 64 MiB.
+    # Ranks in one pod share memory through /dev/shm. By default, /dev/shm of a pod has only 64 MiB.
     mounts.append({"name": "shm", "mountPath": "/dev/shm"})  # noqa: S108 - the pod's own
     container: dict[str, Any] = {
         "name": "penstock",

@@ -117,8 +117,8 @@ def _pool_down_command(request: ExportRequest) -> str:
 def slurm_prolog(request: ExportRequest) -> str:
     """Write a `PrologSlurmctld` script that starts the pool of `[pool]` on the nodes of a Slurm job.
 
-    The script writes the output of `pool up --json` to `/run/penstock-pool-JOB.json` on these nodes. If it fails, it
-    leaves nothing of the pool, and Slurm requeues the job.
+    The script writes the output of `pool up --json` to `/run/penstock-pool-JOB.json` on these nodes. If the script
+    fails, it leaves nothing of the pool, and Slurm requeues the job.
 
     Raises:
         ConfigError: The job file has no pool.

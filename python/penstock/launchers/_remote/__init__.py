@@ -1,2 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scripts that launchers run on nodes. `node_program` sends them as text; they import only `penstock.ownership`."""
+"""Scripts that launchers run on nodes. `node_program` sends these scripts as text; the scripts import only
+`penstock.ownership`.
+"""

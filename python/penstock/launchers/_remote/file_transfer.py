@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """File transfer between this machine and a node. The node runs this script with the arguments `receive|send PATH`.
 
-The stream is one line with the tar's length, then the tar. Files get their final names only when the whole tar has
-arrived. A folder is merged into an existing folder, file by file; nothing is deleted. Does not import Penstock.
+The stream is one line with the length of the tar, followed by the tar. Files get their final names only when the whole
+tar has arrived. A folder is merged into an existing folder, file by file; nothing is deleted. Does not import Penstock.
 """
 
 from __future__ import annotations

@@ -103,7 +103,9 @@ def first_line(fd: int) -> bytes:
 
 
 def rank_identity(options: dict[str, Any], environment: dict[str, str]) -> dict[str, Any]:
-    """Return this rank's numbers and node, from the options, or else from variables that the launcher has set."""
+    """Return this rank's numbers and node, from the options or, if they are missing, from variables that the launcher
+    has set.
+    """
     if "rank" in options:
         return options
     for rank, world, local, node in RANK_VARIABLES:
@@ -136,7 +138,9 @@ def torchrun_env(here: dict[str, Any]) -> dict[str, str]:
 
 
 def inherited_fds(environment: dict[str, str]) -> tuple[int, ...]:
-    """Sockets that the command needs besides its streams: PMI's, over which MPICH's ranks find each other."""
+    """File descriptors that the command needs besides its streams: the socket of PMI, over which MPICH's ranks find
+    each other.
+    """
     number = environment.get("PMI_FD", "")
     if not number.isdecimal():
         return ()

@@ -65,7 +65,7 @@ def pbs_hosts(environment: Mapping[str, str]) -> list[str]:
 
 
 def allocated_hosts(environment: Mapping[str, str]) -> list[str]:
-    """Hosts of the batch job in which this process runs: PBS, Azure Batch, or otherwise Slurm.
+    """Hosts of the batch job in which this process runs: PBS, Azure Batch or Slurm, in this order.
 
     Raises:
         ConfigError: This process does not run in a batch job.

@@ -99,8 +99,8 @@ class MultiRankLauncher(SubprocessLauncher):
 class _LabelledOutput:
     """Separates the output of the ranks by label. Output without a label comes from the launcher itself.
 
-    A label may occur inside a line, because Open MPI adds one to every piece that it reads. Therefore, the pieces of
-    each rank are joined, and split again at the rank wrapper's frames, which mark the ends of lines.
+    A label can occur inside a line, because Open MPI adds a label to every piece that it reads. Therefore, the pieces
+    of each rank are joined, and split again at the rank wrapper's frames, which mark the ends of lines.
     """
 
     def __init__(self, label: re.Pattern[bytes], request: RunRequest) -> None:
@@ -148,10 +148,11 @@ class _LabelledOutput:
             )  # output of the launcher itself on the rank's node: the rank wrapper has not started
 
     def exit(self, rank: int, silent: dict[str, Any] | None, seconds: float) -> Exit:
-        """Return the Exit of a rank. `silent` is the record to use if the rank wrapper has not sent one."""
+        """Return the Exit of a rank. `silent` is the record to use if the rank wrapper has not sent a record."""
         out, err = (captured(self._sinks[rank][stream]) for stream in ("out", "err"))
         record = self._records.get(rank, silent)
-        # If a rank has no stderr, the launcher's own output is used for the error message, but not as its stderr.
+        # If a rank has no stderr, the launcher's own output is used for the error message, but not as the rank's
+        # stderr.
         stderr_lines = err or bytes(self.own.kept)
         ended = exit_from_record(self.node(rank), rank, record, out, stderr_lines, seconds, self._request.timeout_s)
         return replace(ended, err=err)

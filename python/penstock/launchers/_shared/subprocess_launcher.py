@@ -119,7 +119,7 @@ def common_options(request: RunRequest) -> dict[str, Any]:
 
 def rank_options(request: RunRequest) -> list[tuple[Node, dict[str, Any]]]:
     """Node and rank wrapper options of every rank, in rank order, for launchers that do not number ranks themselves."""
-    # Rendezvous address of the ranks. The port is not checked on the first node; if it is in use, the ranks fail.
+    # Rendezvous address of the ranks. The port is not checked on the first node. If the port is in use, the ranks fail.
     rendezvous = (request.on[0].address, 20000 + time.time_ns() // 1_000_000 % 12000)
     node_slice = request.node_slice or NodeSlice(0, len(request.on), rendezvous)
     a_node = request.ranks_per_node
@@ -256,7 +256,8 @@ class SubprocessLauncher:
 
 
 def missing_record(code: int | None, *, is_stopped: bool) -> dict[str, Any] | None:
-    """Return a record for a rank whose wrapper has not sent one: the reason why Penstock ended the launcher process.
+    """Return a record for a rank whose wrapper has not sent a record. It contains the reason why Penstock ended the
+    launcher process.
 
     Returns None if the launcher process exited by itself.
     """

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Emulated accelerator: each step takes the published step time of a real accelerator.
 
-Paces steps, reads each batch, and synchronises the ranks after each step. The workload that uses it defines the batch
-size and the step time. No model is trained, so it has no loss, metrics or state. A single rank does not need torch.
+Paces steps, reads each batch, and synchronises the ranks after each step. The workload that uses the emulated
+accelerator defines the batch size and the step time. No model is trained, so there are no losses, metrics or states. A
+single rank does not need torch.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["EmulatedAccelerator", "Pacer"]
 
 _SPIN_S = 0.0002  # busy-wait at the end of a step, because a sleep overshoots by 50-60 us at the default timer slack
-# Steps shorter than this only busy-wait. After a sleep, the CPU caches are cold, and the loop costs 2 us, not 0.6 us.
+# Steps shorter than this time only busy-wait. After a sleep, the CPU caches are cold, and the loop costs 2 us, not 0.6
+# us.
 _SHORT_S = 0.001
 _MAX_DEBT_S = 0.05  # a few time slices of a busy kernel; a longer delay means that the process was suspended
 _PAGE = 4096
@@ -85,11 +87,13 @@ class EmulatedAccelerator:
         self.touched = 0
 
     def demand(self, spec: WorkloadSpec) -> Demand:
-        """Return the input that the workload needs, as in `protocols.Workload`. A subclass defines it."""
+        """Return the input that the workload needs, as in `protocols.Workload`. A subclass defines this method."""
         raise NotImplementedError
 
     def step_s(self, samples: int) -> float:
-        """Duration of a step with `samples` samples on this rank. Called after `demand`. A subclass defines it."""
+        """Duration of a step with `samples` samples on this rank. Called after `demand`. A subclass defines this
+        method.
+        """
         raise NotImplementedError
 
     def prepare(self, spec: WorkloadSpec) -> None:

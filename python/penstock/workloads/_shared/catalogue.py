@@ -23,7 +23,7 @@ class Model:
     Attributes:
         format: Format of the files, one of `FORMATS`.
         record_bytes, record_deviation_bytes: Mean and standard deviation of the record size.
-        records_per_file, files: Number of records per file, and of files, as published.
+        records_per_file, files: Number of records per file, and number of files, as published.
         batch: Samples per step and accelerator.
         step_s: Accelerator -> duration of one step.
         step_deviation_s: Standard deviation of the step duration.
@@ -88,7 +88,8 @@ MODELS = {
 
 Source: mlcommons/storage v1.0-v3.0 and dlio_benchmark 2.0, configs/workload/*.yaml: record_length, record_length_stdev,
 num_samples_per_file, num_files_train, batch_size, train.computation_time, metric.au. RetinaNet's image side is the
-input side in MLPerf training. DLRM is defined in DLIO but unused; its record size and file counts are our own choice.
+input side in MLPerf training. DLRM is defined in DLIO but unused; its record size and file counts are Penstock's
+choice.
 """
 
 COSMOFLOW_SAMPLE_S = {"v100": 0.00936, "a100": 0.00551, "h100": 0.00350, "v100x32@2021": 1 / (2.3 * 128)}

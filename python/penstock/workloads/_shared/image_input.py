@@ -19,15 +19,15 @@ __all__ = ["ImageRecipe", "fields", "sample_bytes", "zero_based_labels"]
 
 _IMAGE_PARTS = ("image/encoded", "jpg", "jpeg", "png", "image", "image.bytes")
 _LABEL_PARTS = ("cls", "label")
-_NO_LABEL = -(1 << 40)  # not -1, which some datasets use for images without a class
+_NO_LABEL = -(1 << 40)  # differs from -1, which some datasets use for images without a class
 
 
 class ImageRecipe(BaseRecipe, frozen=True, forbid_unknown_fields=True):
-    """Settings of a training of image classification, beside those of `BaseRecipe`.
+    """Settings of a training of image classification, in addition to the settings of `BaseRecipe`.
 
     Attributes:
         image_size: Side of a decoded image in pixels.
-        classes: Number of classes. Labels count from 0, except those in ImageNet's TFRecords, which count from 1.
+        classes: Number of classes. Labels count from 0. In ImageNet's TFRecords, labels count from 1.
         label_smoothing: Share of the target that is spread over all classes. Source: Szegedy et al. 2016.
         augment: Train on random crops (RandomResizedCrop), half of them mirrored. False trains on the centre.
         accelerator_scale: Factor on the published rate of an emulated accelerator: 4 emulates four accelerators that

@@ -44,7 +44,7 @@ class ImageTraining:
     model has the running statistics of rank 0, which are sent to all ranks before an evaluation.
 
     Args:
-        build: Builds the model for a recipe. torch's generator has been seeded.
+        build: Builds the model for a recipe. Called after torch's generator is seeded.
         parameters: Number of weights and biases of the model, to check what was built.
         is_published: Whether image size and classes are the same as in the published model.
         normalises: Whether images are normalised before the model. Otherwise the model takes values from 0 to 255.
@@ -167,13 +167,13 @@ class ImageTraining:
             self._timer.backward_done()
             self._optimiser.step()
             self._steps += 1
-            # item() waits for the device. Without it, the step would end early, and the device's work could hide a wait
-            # for data.
+            # item() waits for the device. Without item(), the step would end early, and the device's work could hide a
+            # wait for data.
             value = float(loss.item())
         return self._timer.cost(samples, value)
 
     def _send_statistics(self) -> None:
-        """Replace the running statistics of all ranks with those of rank 0."""
+        """Replace the running statistics of all ranks with the statistics of rank 0."""
         if self._of().world > 1:
             from torch import distributed
 

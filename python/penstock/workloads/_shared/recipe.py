@@ -70,7 +70,7 @@ class BaseRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return recipe
 
     def hyperparameters(self, global_batch: int) -> dict[str, Any]:
-        """Return the settings of the optimiser under MLPerf's names, as its reference implementations log them.
+        """Return the settings of the optimiser under the names that MLPerf's reference implementations log.
 
         Source:
             mlcommons/hpc, cosmoflow/utils/optimizers.py: the base rate is the peak, and the warm-up factor is the batch

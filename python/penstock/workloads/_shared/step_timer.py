@@ -38,8 +38,9 @@ class StepTimer:
         if self._cuda:
             names = ("start", "copied", "gradient", "backward")
             self._events = {name: torch.cuda.Event(enable_timing=True) for name in names}
-        # In the first step, every parameter has a hook, to find the parameter whose gradient comes last. Then only that
-        # parameter keeps its hook: the hooks of a model of 500 parameters would take 0.5 ms per step.
+        # In the first step, every parameter has a hook, to find the parameter whose gradient comes last. After the
+        # first step, only that parameter keeps its hook, because the hooks of a model with 500 parameters would take
+        # 0.5 ms per step.
         self._hooks: dict[int, Any] = {}
         self._last = -1
         self._is_settled = module is None
@@ -91,7 +92,7 @@ class StepTimer:
             at = self._events
             self._h2d_s = at["start"].elapsed_time(at["copied"]) / 1e3
             if self._last_gradient_s is not None:
-                # `item()` waits for the stream up to the loss, and the optimiser may be queued behind it.
+                # `item()` waits for the stream only up to the loss. The optimiser may be queued behind the loss.
                 at["backward"].synchronize()
                 self._comm_s = at["gradient"].elapsed_time(at["backward"]) / 1e3
         compute_s = max(0.0, total_s - self._h2d_s - self._comm_s)

@@ -113,7 +113,7 @@ def _captured(net: nn.Module, recipe: BaseRecipe, device: torch.device, example:
 
 
 def sum_over_ranks(values: Tensor, spec: WorkloadSpec, device: torch.device) -> Tensor:
-    """Sum values over all ranks. All ranks must call it. Returns a tensor on the CPU."""
+    """Sum values over all ranks. All ranks must call this function. Returns a tensor on the CPU."""
     if spec.world > 1:
         from torch import distributed
 
@@ -124,7 +124,7 @@ def sum_over_ranks(values: Tensor, spec: WorkloadSpec, device: torch.device) -> 
 
 @contextlib.contextmanager
 def memory_advice(samples: int, sample: str, device: torch.device) -> Iterator[None]:
-    """Turn torch's out-of-memory error, on a GPU or the CPU, into one with the batch's size and a hint.
+    """Convert torch's out-of-memory error, on a GPU or the CPU, to an error with the batch's size and a hint.
 
     Args:
         samples: Samples of this rank in the step.

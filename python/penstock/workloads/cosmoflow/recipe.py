@@ -46,8 +46,8 @@ class Recipe(BaseRecipe, frozen=True, forbid_unknown_fields=True):
     Attributes:
         model: `mlperf` (5 convolutions), or `sc18` (the 7 convolutions of Mathuriya et al. 2018).
         voxels: Side of a volume; a multiple of 32 for `mlperf` (five poolings).
-        filters: Number of filters of the first convolution; the following ones have multiples of it. None is the
-            model's own number: 32 in MLPerf, 16 in 2018.
+        filters: Number of filters of the first convolution; the following convolutions have multiples of this number.
+            None means the model's own number: 32 in MLPerf, 16 in 2018.
         dropout: Dropout rate after each hidden dense layer; in `sc18` before each dense layer.
         weight_decay: L2 regularisation; applies only to the kernels of the two hidden dense layers.
 
@@ -96,7 +96,7 @@ class Recipe(BaseRecipe, frozen=True, forbid_unknown_fields=True):
 
     @property
     def is_mlperf_model(self) -> bool:
-        """Whether this is the model of MLPerf HPC, not another one or a smaller one for a rehearsal."""
+        """Whether this is the model of MLPerf HPC, and neither another model nor a smaller model for a rehearsal."""
         return self.model == "mlperf" and self.voxels == MLPERF_VOXELS and self.first_filters == MLPERF_FILTERS
 
 
@@ -166,13 +166,13 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 `nvidia` and `nvidia-small` are NVIDIA's submissions to MLPerf HPC v3.0 with 512 GPUs and with 32, one sample each
 (mlcommons/hpc_results_v3.0, NVIDIA/benchmarks/cosmoflow/implementations/pytorch, configs/submission_dgxa100_64x8x1.yaml
-and _4x8x1.yaml): rate 0.006 rising to 0.024 at a global batch of 512, and 0.001 to 0.004 at 32. There, rates change at
-`epoch >= decay_steps` (optimizer.py), here after an epoch, so the entries are lower by 1. Deviations: bfloat16 instead
-of float16 with a gradient scaler, and no CUDA graph unless `cuda_graphs` is set.
+and _4x8x1.yaml): rate 0.006 rising to 0.024 at a global batch of 512, and 0.001 to 0.004 at 32. In NVIDIA's code, rates
+change at `epoch >= decay_steps` (optimizer.py). In this recipe, they change after an epoch, so the entries are lower by
+1. Deviations: bfloat16 instead of float16 with a gradient scaler, and no CUDA graph unless `cuda_graphs` is set.
 
 `sc18` is the network of 2018 with the reference's optimiser, loss and targets; the original used Adam, the absolute
 error and 2 or 3 targets of its own data.
 
-`demo` learns in seconds on two cores, with a global batch of 4 and a few hundred samples. Its results are marked as not
-being MLPerf's model. docs/decisions/0601-demo-recipe.md lists the experiments.
+`demo` learns in seconds on two cores, with a global batch of 4 and a few hundred samples. Results of `demo` are marked,
+because the model is not MLPerf's model. docs/decisions/0601-demo-recipe.md lists the experiments.
 """

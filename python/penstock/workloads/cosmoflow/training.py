@@ -149,8 +149,8 @@ class Training:
             self._steps += 1
             self._target_sum += y.to("cpu", torch.float64).sum(0)
             self._target_count += samples
-            # item() waits for the device. Without it, the step would end early, and the device's work could hide a wait
-            # for data.
+            # item() waits for the device. Without item(), the step would end early, and the device's work could hide a
+            # wait for data.
             value = float(loss.item())
         return self._timer.cost(samples, value)
 

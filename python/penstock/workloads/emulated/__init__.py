@@ -53,7 +53,8 @@ class Emulated(EmulatedAccelerator):
                 "step_s": self._length_s,
                 "step_batch": model.batch,
                 "au_required": model.au,
-                # The settings contain this number, because counting records would read all files and warm the caches.
+                # The settings contain the number of records, because counting records would read all files and warm the
+                # caches.
                 "records_per_object": spec.settings.get("records_per_file"),
             },
         )

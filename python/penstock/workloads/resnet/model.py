@@ -24,8 +24,8 @@ except (RuntimeError, AttributeError) as error:
 
 __all__ = ["parameter_count", "training"]
 
-# Weights and biases without the last layer, and the number of inputs of the last layer. With its 1,000 classes, the
-# sums are the published 11,689,512, 25,557,032 and 60,192,808.
+# Weights and biases without the last layer, and the number of inputs of the last layer. With a last layer of 1,000
+# classes, the sums are the published 11,689,512, 25,557,032 and 60,192,808.
 _BODY = {"resnet18": (11_176_512, 512), "resnet50": (23_508_032, 2048), "resnet152": (58_143_808, 2048)}
 _MIN_SIDE = 32  # the five strides of the network leave one pixel
 

@@ -137,8 +137,8 @@ def tar_member(name: str, data: bytes) -> bytes:
     """Encode one tar member without time and owner."""
 
 def record_offsets(path: str | PathLike[str], name: str) -> bytes:
-    """Return the file's entry in the log of record offsets (`.penstock/records-*.bin`). The entry is empty if the records
-    of the file have no offsets.
+    """Return the file's entry in the log of record offsets (`.penstock/records-*.bin`). The entry is empty if the
+    records of the file have no offsets.
     """
 
 @final

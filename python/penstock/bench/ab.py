@@ -51,7 +51,7 @@ class Metric(msgspec.Struct, frozen=True):
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
-    """One command and the metric of each of its runs, in order."""
+    """One of the two commands, and the metric of each of its runs, in order."""
 
     argv: tuple[str, ...]
     median: float

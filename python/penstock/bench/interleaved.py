@@ -64,7 +64,7 @@ class Participant:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
-            process_group=0,  # stays in the caller's session, so that the caller's CPU priority applies to it
+            process_group=0,  # stays in the caller's session, so that the caller's CPU priority applies to the child
         )
         self._process = self._child.enter_context(started)
 

@@ -17,7 +17,8 @@ import sys
 
 _PYTHON = re.compile(r"python[0-9.]*$")
 _FOUND = re.compile(r"(libmpi(?:ch)?\.so[.0-9]*)(?: => (\S+))?")
-# MPI_COMM_WORLD of the MPICH family is this constant (MPICH ABI initiative); Open MPI has a symbol for it.
+# MPI_COMM_WORLD of the MPICH family is this constant (MPICH ABI initiative); Open MPI has a symbol instead of a
+# constant.
 _MPICH_WORLD = 0x44000000
 _NAME_BYTES = 8192
 # The version text of some libraries has many lines. This expression matches the product and its version.

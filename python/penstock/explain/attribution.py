@@ -54,7 +54,7 @@ _PASSIVE = ("futex", "poll", "ppoll", "epoll_wait", "epoll_pwait", "select", "ps
 _MIN_LOOKS = 15
 # The weight of a group is its busy share to this power. The busiest group decides, unless others are nearly as busy.
 _SHARPNESS = 4
-# A difference of two shares below this can be sampling noise.
+# A smaller difference between two shares can be sampling noise.
 _NOISE = 0.05
 
 

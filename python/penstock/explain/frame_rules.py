@@ -74,7 +74,7 @@ _LIBRARY = (
     _rule("throttle", r"azure/core/pipeline/policies/_retry", r"sleep|_sleep_backoff|_sleep_for_retry"),
     _rule("throttle", r"azure/storage/.*policies", text=r"sleep\("),
     _rule("throttle", r"/tenacity/(nap|__init__)\.py$|/backoff/_sync\.py$", text=r"sleep\("),
-    # HTTP: the wait for the status line is the first byte; the rest is transfer.
+    # HTTP: the wait for the status line is `first_byte`; everything after it is `transfer`.
     _rule(
         "startup",
         r"botocore/(loaders|session|configloader|model|client|hooks|regions)\.py$",

@@ -206,8 +206,8 @@ class Observer:
         self.tree.observers = self._stacks.pids()
 
     def _rate_for(self, record: ProcessRecord, processes: int) -> int:
-        """Samples per second of a process: the first process that is not a launcher gets half, and the others share the
-        rest.
+        """Samples per second of a process: the first process that is not a launcher gets half, and all other processes
+        share the other half.
         """
         if processes == 1:
             return self._stacks_per_s

@@ -24,7 +24,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ThreadTimes:
-    """/proc/PID/stat or /proc/PID/task/TID/stat. Times are in clock ticks."""
+    """Content of /proc/PID/stat or /proc/PID/task/TID/stat. Times are in clock ticks."""
 
     pid: int
     comm: str

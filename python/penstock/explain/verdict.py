@@ -91,7 +91,7 @@ def judge(consumers: Sequence[Attributed], figures: Figures) -> Verdict:
     is_handover = (
         not is_saturated
         and wait < _HANDOVER_SHARE
-        and wait - shares.get("python_workers", 0.0) < tolerated  # the loop hardly waits for anything else
+        and wait - shares.get("python_workers", 0.0) < tolerated  # the loop hardly waits for any other cause
     )
     if ranks is None and (wait < tolerated or is_handover):
         return _fine(consumers, wait, tolerated)

@@ -210,7 +210,7 @@ class OwnedFolder:
         """Unmount everything at or below the given subfolders; return the unmounted paths.
 
         Raises:
-            NotOwned: Another place below this folder is a mount point. Then nothing is unmounted.
+            NotOwned: Another place below this folder is a mount point. In this case, nothing is unmounted.
         """
         ours = tuple(f"{self.path}/{point}" for point in points)
         found = mounts_below(self.path)

@@ -120,7 +120,7 @@ def frontier(rows: Sequence[ScenarioPrediction]) -> set[int]:
     """Indexes of the rows that no other row beats in both time and money (Pareto).
 
     Rows that are impossible, or whose cost is unknown, are never on the frontier. Of equal rows, either all or none are
-    on it.
+    on the frontier.
     """
     points = sorted(
         (row.finish_s, row.money.total, index)

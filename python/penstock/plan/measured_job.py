@@ -28,8 +28,8 @@ def job_from_run(
     """Return the job of a run of `penstock train`, for a dataset and limits that the caller states.
 
     The time that steps waited for data is left out, because `predict` computes it for each route. The wait for the
-    slowest rank is left out as well, because the model has no term for it. A run on synthetic data gives the cleanest
-    figures.
+    slowest rank is also left out, because the model has no term for this wait. A run on synthetic data gives the
+    cleanest figures.
 
     Args:
         record: A run on `nodes` nodes with equal numbers of ranks.

@@ -102,7 +102,8 @@ def make_plan(spec: PlanSpec, book: PriceBook, today: dt.datetime) -> PlanResult
     """Predict all scenarios of a plan, and analyse them.
 
     Raises:
-        ConfigError: The plan is invalid, or no scenario of it is possible; the error names the limits that forbid it.
+        ConfigError: The plan is invalid, or none of its scenarios is possible; the error names the limits that make
+            them impossible.
     """
     found = scenarios(spec, book)
     predictions = [predict(scenario) for scenario in found]

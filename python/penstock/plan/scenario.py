@@ -92,7 +92,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         job, route: Input of `plan.model`. For a node cache, the route is the route of the first epoch.
         disks: Local disks, for paths that stage or cache; else None.
-        stored_bytes, requests: Whole dataset in the store: bytes in the path's form, and read requests for all of it.
+        stored_bytes, requests: Whole dataset in the store: bytes in the path's form, and read requests for the whole
+            dataset.
         ready_s, staged_in_s: See `spec.PathSpec`.
         inflate_bytes_per_s: Rate at which one core decompresses the path's form, in raw bytes; inf for plain data.
         kept_inflate_bytes_per_s: Rate at which one core decompresses the form on the disks, in raw bytes.
@@ -301,7 +302,7 @@ def _scenario(
 
 
 def _requests(objects: int, stored_bytes: float, path: PathSpec) -> float:
-    """Read requests for the whole dataset: one per object, or one per part of it."""
+    """Read requests for the whole dataset: one per object, or one per part of an object."""
     part = path.part_bytes or math.inf
     return objects * max(1, math.ceil(stored_bytes / objects / part)) if part < math.inf else float(objects)
 

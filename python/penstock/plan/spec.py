@@ -304,7 +304,7 @@ class PlanSpec(_Section, frozen=True):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Hint with the nearest known names; all of them if none is near."""
+    """Hint with the nearest known names; all known names if no name is near."""
     names = sorted(set(known))
     near = get_close_matches(word, names)
     return f"did you mean {' or '.join(f'`{name}`' for name in near)}?" if near else f"use one of {', '.join(names)}"

@@ -82,7 +82,7 @@ class DownResult:
     """Result of `down` or `audit`.
 
     Attributes:
-        receipts: What was removed from each node that succeeded; for `audit`, what is left on it.
+        receipts: What was removed from each node that succeeded; for `audit`, what is left on the node.
         unreached: Nodes that failed or did not respond.
         refused: Nodes where the folder does not belong to the pool, with the reason.
     """

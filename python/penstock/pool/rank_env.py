@@ -36,7 +36,7 @@ class PoolContext(msgspec.Struct, frozen=True):
         data: URL of the dataset in the pool.
         source: URL from which the dataset was staged, and from which lost objects are fetched again. None if unknown.
         engine_settings: Settings with which the pool was started.
-        lost: Names of lost nodes. Readers do not wait for them, even if the engine still lists them.
+        lost: Names of lost nodes. Readers do not wait for lost nodes, even if the engine still lists these nodes.
     """
 
     pool: Pool

@@ -128,7 +128,7 @@ class PriceBook(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return the price of `item` in `region`, or, without `region`, in the first region that the book lists.
 
         Args:
-            region: Name of a region, or a part of it if no region has exactly this name.
+            region: Name of a region, or a part of the name if no region has exactly this name.
         Raises:
             ConfigError: The book has no price for the item in this region, or `region` is a part of the names of
                 several regions with different prices.

@@ -47,7 +47,7 @@ _WARN_CERTIFICATE_S = 14 * 86400.0
 _WARN_EXPIRY_S = 900.0
 _LARGE_BYTES = 1 << 20
 _MIN_LARGE_BYTES = 64 << 10
-# Path MTUs below this are unusual; 1,280 bytes is the smallest that IPv6 permits, and tunnels have 1,360 to 1,480.
+# Smaller path MTUs are unusual: IPv6 permits 1,280 bytes or more, and tunnels have 1,360 to 1,480.
 _MIN_MTU = 1280
 _MAX_HEAD_BYTES = 65_536
 

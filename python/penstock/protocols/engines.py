@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interfaces `Engine` (runs a store on the nodes' disks) and `Access` (reads and writes the objects in it)."""
+"""Interfaces `Engine` (runs a store on the nodes' disks) and `Access` (reads and writes the objects in such a
+store).
+"""
 
 from __future__ import annotations
 

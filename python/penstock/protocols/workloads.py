@@ -22,8 +22,8 @@ class InputField:
     an image that is decoded to uint8 with the shape (height, width, 3).
 
     Attributes:
-        parts: Names of stored parts (features, members, columns). The field is read from the first one that a record
-            has. If empty, the field is read from the part with its own name.
+        parts: Names of stored parts (features, members, columns). The field is read from the first of these parts that
+            a record has. If empty, the field is read from the part with its own name.
         default: Value of each element if a record has none of the parts; None if a record must have one of the parts.
         augment: In training, cut a random part out of the image, resize it (RandomResizedCrop) and mirror half of the
             images. Otherwise, and in validation, images are resized and cut at their centre.
@@ -91,7 +91,7 @@ class StepCost:
         sync_s: Seconds in a barrier with the other ranks; 0 if there is none.
         loss: Loss of this rank's slice; None if nothing is trained.
         comm_s: Seconds of communication that no computation hid (exposed communication), such as the end of an
-            allreduce. Includes the wait for the slowest rank; the driver separates it.
+            allreduce. Includes the wait for the slowest rank, which the driver separates later.
         h2d_s: Seconds in which the step waited for its batch's copy from the host to the device.
     """
 

@@ -89,7 +89,7 @@ def everywhere(
     allow_partial: bool = False,
     **options: Any,
 ) -> Staged:
-    """Stage a dataset, or this node's share of it, before training. Call it on all ranks.
+    """Stage a dataset, or this node's share of it, before training. Call this function on all ranks.
 
     Args:
         source: As for `penstock stage`.

@@ -144,7 +144,7 @@ class SharedProgress:
             if suffix != "json" or not number.isdecimal() or int(number) >= self.nodes or int(number) == self.node:
                 continue
             given: Any = None
-            # Ignore an invalid file, and read the others.
+            # Ignore an invalid file, and read the next file.
             with suppress(OSError, ValueError, RecursionError):
                 given = json.loads((held.read(name) or b"")[:_MAX_BYTES])
             if not isinstance(given, dict) or not all(isinstance(given.get(name), int) for name in COUNTERS):

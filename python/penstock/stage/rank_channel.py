@@ -151,8 +151,8 @@ class _Torch:
         return self._read("failed")
 
     def close(self, limit_s: float) -> None:
-        """Close the channel. The first rank waits until the others have read the result, because its process may run
-        the store.
+        """Close the channel. The first rank waits until all other ranks have read the result, because the first rank's
+        process may run the store.
         """
         until = time.monotonic() + limit_s
         with suppress(RankFailed):

@@ -81,7 +81,7 @@ class Text(msgspec.Struct, frozen=True, tag="text"):
 
 
 class Table(msgspec.Struct, frozen=True, tag="table"):
-    """A table of texts. The first `left` columns are left-aligned, the others right-aligned."""
+    """A table of texts. The first `left` columns are left-aligned, and all other columns right-aligned."""
 
     title: str
     head: tuple[str, ...]

@@ -48,7 +48,7 @@ class EngineSuite:
     Args:
         engine: Name of the engine's entry point.
         settings: Settings of the engine.
-        disk: A folder that can be created on every node. If nodes share it, the path must contain `{node}`.
+        disk: A folder that can be created on every node. If nodes share the folder, the path must contain `{node}`.
         files: A folder with the same path on this machine and on every node.
         shared: True if every node can read objects of all nodes; False if a node can read only its own objects, as with
             the engine `local`.

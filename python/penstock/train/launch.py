@@ -57,9 +57,9 @@ def run(
     Args:
         source: Creates the feeds instead of `open_feed`. Only for runs of one rank in this process.
         report: Called with the progress a few times per second, on rank 0.
-        on_lost: Called from another thread if another rank has ended, and this rank is still waiting for it in gloo or
-            NCCL after 4 s. The argument is the original error. The function should end the process. Only for ranks of a
-            launcher.
+        on_lost: Called from another thread if another rank has ended, and this rank is still waiting for that rank in
+            gloo or NCCL after 4 s. The argument is the original error. The function should end the process. Only for
+            ranks of a launcher.
 
     Raises:
         ConfigError: The spec is invalid, and nothing was started. Or the ranks differ in their spec, data or

@@ -127,7 +127,7 @@ class MlLog:
                 self.stop("run", status="success" if reached else "aborted")
             self._out.close()
         except OSError as error:
-            if is_complete:  # otherwise, the error of the run is the one to show
+            if is_complete:  # otherwise, the error of the run is more important
                 raise error if isinstance(error, PenstockError) else as_fault(error, str(self._name)) from None
         finally:
             with suppress(OSError):  # text that could not be written

@@ -76,8 +76,8 @@ class Peers:
     def __init__(self, store: Any, rank: int, world: int, on_lost: OnLost | None) -> None:
         from torch import distributed
 
-        # The thread needs its own connection: if the main thread waits on a shared one, the heartbeats stop. torch
-        # before 2.6 cannot clone a store.
+        # The thread needs its own connection: if the main thread waits on a shared connection, the heartbeats stop.
+        # torch before 2.6 cannot clone a store.
         own = store.clone() if hasattr(store, "clone") else store
         self._store = distributed.PrefixStore(f"penstock/train/{next(_RUNS)}", own)
         self._rank, self._world, self._on_lost = rank, world, on_lost
@@ -101,7 +101,7 @@ class Peers:
     def post(self, error: BaseException) -> None:
         """Write this rank's error to the store, unless another rank has failed before.
 
-        Rank 0 then waits a few seconds for the other ranks to read it.
+        After that, rank 0 waits a few seconds for the other ranks to read the error.
         """
         self._mine = error if isinstance(error, PenstockError) else None
         if isinstance(error, KeyboardInterrupt):
@@ -112,7 +112,8 @@ class Peers:
             self._write(self._rank, text.partition("\n")[0], getattr(error, "hint", None))
             self._acknowledge()
             until = time.monotonic() + _LINGER_S
-            # The store may be part of rank 0's process, so rank 0 must not end before the others have read the error.
+            # The store may be part of rank 0's process, so rank 0 must not end before all other ranks have read the
+            # error.
             while self._rank == 0 and self._store.add("read", 0) < self._world and time.monotonic() < until:
                 time.sleep(0.05)
 

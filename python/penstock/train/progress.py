@@ -12,7 +12,7 @@ __all__ = ["Progress", "Report"]
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """Progress of a run at one moment. Rates are over all ranks, since the start of the epoch.
+    """Progress of a run at one moment. Rates are sums over all ranks, since the start of the epoch.
 
     Attributes:
         phase: `stage` (if the run stages its data), `open` (once, before the first epoch), `train`, `validate` or `done`.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rendezvous of a run's ranks with a deadline: an error lists the ranks that are missing, or that disagree.
 
-torch's own rendezvous waits for half an hour and then reports how many processes are missing, not which. In this
-module, each rank registers itself in the store of rank 0 with the number of ranks that it expects.
+torch's own rendezvous waits for half an hour and then reports how many processes are missing, but not which processes.
+In this module, each rank registers itself in the store of rank 0 with the number of ranks that it expects.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _RUNS = count()
 
 
 def join_store(rank: Rank, timeout_s: float) -> Any:
-    """Connect to the store of rank 0, and wait until all ranks are registered there; return the store for the group.
+    """Connect to the store of rank 0, and wait until all ranks are registered in it; return the store for the group.
 
     Raises:
-        RankFailed: Ranks are missing at the deadline, or rank 0 cannot be reached. The error lists them.
+        RankFailed: Ranks are missing at the deadline, or rank 0 cannot be reached. The error lists the missing ranks.
         ConfigError: MASTER_PORT is not a port, ranks expect different numbers of ranks, or two processes have the same
             rank.
     """

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["measure_scaling", "measure_scaling_on_nodes", "sized_spec"]
 
-# Finds the rate in the JSON of a training.
+# Matches the rate in the JSON of a training.
 FIGURE = Figure(pattern=r'"steady_samples_per_s": ([\d.]+)', name="samples/s")
 
 
@@ -54,7 +54,7 @@ def sized_spec(spec: TrainSpec, ranks: int, *, fewest: int, scaling: Scaling) ->
             hint=f"use a --global-batch that is a multiple of {ranks}",
         )
     data = spec.data
-    if data.startswith(f"{DUMMY}://"):  # as many steps at every size
+    if data.startswith(f"{DUMMY}://"):  # the same number of steps at every size
         data = f"{DUMMY}://{int(data.partition('://')[2]) * batch // spec.global_batch}"
     return msgspec.structs.replace(spec, ranks=ranks, global_batch=batch, data=data, runs=None).check()
 
@@ -72,7 +72,7 @@ def measure_scaling_on_nodes(
     """Train under a launcher at each size of a sweep; return the document with efficiencies and verdict.
 
     Args:
-        spec: The training on the fewest ranks, which names what is measured.
+        spec: The training on the fewest ranks, which identifies the measurement.
         sweep: Sizes, launcher and nodes. The sweep's command is `penstock train` with `--json`, in which `{size}` is
             the global batch.
         on_run: See `bench.app.run.measure`.
@@ -81,8 +81,8 @@ def measure_scaling_on_nodes(
         ConfigError: The sweep, its launcher or its nodes are not valid, or the training cannot be measured.
     """
     _check_measurable(spec)
-    # Every rank is a torch process that joins the others at MASTER_ADDR. The field `world` of the result shows whether
-    # they joined, so MPI is not checked.
+    # Every rank is a torch process that joins the other ranks at MASTER_ADDR. The field `world` of the result shows
+    # whether all ranks joined, so MPI is not checked.
     sweep = msgspec.structs.replace(sweep, figure=FIGURE, world=r'"world": (\d+)', checks_mpi=False)
     cells = measure(sweep) if on_run is None else measure(sweep, on_run=on_run)
     notes = [f"{spec.workload} on {spec.data}, launcher {sweep.launcher}"]

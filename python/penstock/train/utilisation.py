@@ -93,7 +93,7 @@ def calibrate(spec: TrainSpec, step_s: float) -> Harness:
     """Measure the loop's overhead: run the spec with samples in memory for about two seconds. Saves no result.
 
     Raises:
-        ConfigError: The step time is 0, so the overhead cannot be stated as a share of it.
+        ConfigError: The step time is 0, so the overhead cannot be stated as a share of the step time.
     """
     if step_s <= 0:
         raise ConfigError("the computation time of a step must be above 0 s")

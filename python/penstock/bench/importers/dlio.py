@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reader of DLIO workload files (argonne-lcf/dlio_benchmark, and MLPerf Storage, which builds on it).
+"""Reader of DLIO workload files (of argonne-lcf/dlio_benchmark, and of MLPerf Storage, which builds on DLIO).
 
 Converts the settings that apply to a Penstock run, and reports all other settings. Rejects a file if a setting that is
 not supported would change the figures.

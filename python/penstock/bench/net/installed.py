@@ -40,7 +40,7 @@ def find_programs(plan: NetPlan, folder: Path | None) -> dict[str, str]:
     """Find the installed programs of a plan's operations in a folder and its subfolders, or on PATH.
 
     Raises:
-        NotFound: The given folder contains none of them.
+        NotFound: The given folder contains no program of these operations.
     """
     found = {}
     for operation in plan.operations:

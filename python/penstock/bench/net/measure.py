@@ -269,7 +269,7 @@ def measure_matrix(plan: NetPlan, transport: Transport, emit: Emit, stage: Stage
 
 
 def _pair(plan: NetPlan, transport: Transport, a: int, b: int) -> tuple[float, float]:
-    """Latency in seconds, and the bandwidth in bytes/s from this rank to the other one."""
+    """Latency in seconds, and the bandwidth in bytes/s from this rank to its peer."""
     is_first = transport.rank == a
     peer = b if is_first else a
     run = transport.point_to_point("latency", peer, _SMALL_BYTES, 1, is_first=is_first)

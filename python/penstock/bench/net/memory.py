@@ -9,7 +9,7 @@ from typing import Any
 __all__ = ["Memory", "bytes_of", "expected", "floats_of", "scatter_counts"]
 
 _PAGE_BYTES = 4096
-# Period of the bytes that ranks send: a prime, so that no block size of a network is a multiple of it.
+# Period of the bytes that ranks send: a prime, so that no block size of a network is a multiple of this period.
 _PERIOD_BYTES = 251
 
 

@@ -146,7 +146,7 @@ def _row(line: str, number: int) -> NcclRow:
         raise Corrupt(f"output of nccl-tests, line {number}: {len(fields)} values, not 9 or 13: {line[:100]}")
     try:
         halves: list[NcclHalf | None] = [_half_of(fields[at : at + 4], number, line) for at in range(5, len(fields), 4)]
-        # A row with only out-of-place or only in-place figures has blanks for the others.
+        # A row with only out-of-place or only in-place figures has blanks in place of the missing figures.
         if len(halves) == 1 and not line[52:84].strip():
             halves.insert(0, None)
         out, inside = halves[0], halves[1] if len(halves) == 2 else None

@@ -38,7 +38,7 @@ class Transport(Protocol):
         ...
 
     def barrier(self) -> None:
-        """The library's barrier."""
+        """Wait in the library's own barrier."""
         ...
 
     def synchronize(self) -> None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read and write phases between storage and GPU memory: through pinned memory and a copy, or with cuFile.
 
-Implements `penstock.bench.phases.Phase`; its report has the same field names as the core's. Each thread has one block
-in flight. `spec` rejects open loops and content checks for these phases. The core runs the other phases, which move no
-bytes.
+Implements `penstock.bench.phases.Phase`; its report has the same field names as the core's report. Each thread has one
+block in flight. `spec` rejects open loops and content checks for these phases. The core runs all other phases, which
+move no bytes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LINEAR = 128
 
 
 class _Latencies:
-    """Histogram with the same buckets as the core's, so that all histograms can be merged."""
+    """Histogram with the same buckets as the core's histograms, so that all of them can be merged."""
 
     def __init__(self) -> None:
         self.buckets: dict[int, int] = {}

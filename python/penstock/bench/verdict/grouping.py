@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Cell", "Sweep", "gather"]
 
-# Maximum ratio of the last worker's end to the first worker's end. Above it, the last worker is a straggler, and the
-# total rate does not describe the storage.
+# Maximum ratio of the last worker's end to the first worker's end. With a larger ratio, the last worker is a straggler,
+# and the total rate does not describe the storage.
 _LONG_TAIL = 1.5
-# About one unit of work in thirty years. A rate below this is a rounding error.
+# Minimum rate, about one unit of work in thirty years. A lower rate is a rounding error.
 _MIN_PER_S = 1e-9
 # Minimum number of points for a label to mark a separate sweep. With fewer points, it marks repeats or single points.
 _MIN_SWEEP = 4
@@ -42,7 +42,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         queueing: Mean latency divided by minimum latency, which shows how long a request waits for others.
         worst: Maximum latency divided by mean latency.
         worst_s: Maximum latency.
-        io_share: Share of a file's latency spent in reads or writes; the rest is open and close.
+        io_share: Share of a file's latency spent in reads or writes; the remaining share is open and close.
         refused: Share of requests that were throttled; None if these were not counted.
         lost: Share of the workers' time spent backing off.
     """

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["PART_PREFIX", "atomic_file"]
 
 PART_PREFIX = ".penstock-part-"
-"""Prefix of temporary names. Listings skip names with this prefix, because a killed process may leave such files."""
+"""Prefix of temporary names. Listings skip names with this prefix, because a killed process can leave such files."""
 
 
 @contextmanager

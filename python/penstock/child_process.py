@@ -19,9 +19,9 @@ __all__ = ["child_process", "deferred_signals"]
 
 @contextmanager
 def child_process(argv: Sequence[str], *, grace_s: float, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a child process. If it still runs at the end of the block, send SIGTERM, and SIGKILL after `grace_s`
+    """Start a child process. If the child still runs at the end of the block, send SIGTERM, and SIGKILL after `grace_s`
     seconds. If the child leads a process group (`start_new_session`, `process_group`), the signals go to the whole
-    group. The options are those of `Popen`.
+    group. The options are passed to `Popen`.
 
     Raises:
         OSError: The command could not be started.

@@ -2,7 +2,7 @@
 """Settings files: finds and reads them. Precedence: flag > environment > file > default.
 
 Reads `penstock.toml` into frozen layers. A table is named after a verb, and a key after a long flag. Only the CLI
-contains the verbs, so it reports unknown names. No module below the CLI sees a whole configuration.
+contains the verbs, so the CLI reports unknown names. No module below the CLI sees a whole configuration.
 
 `penstock.toml` in the current folder may come from another user (a cloned repository, a shared scratch folder). Until
 the user trusts its content (`penstock config allow`), it can set only quantities and choices: no text, path, flag or

@@ -2,8 +2,8 @@
 """CPU binding of a rank: chooses the CPUs near its GPU or network adapter, and reads the CPUs that it may use.
 
 The rank wrapper runs this module on the node, so the module imports only the standard library. mpirun and srun bind
-ranks to cores and NUMA nodes by their own options, but cannot map a rank to a PCI device. Their launchers use this
-module only for `near-gpu`, `near-nic` and `cpus`.
+ranks to cores and NUMA nodes by their own options, but cannot map a rank to a PCI device. The launchers of mpirun and
+srun use this module only for `near-gpu`, `near-nic` and `cpus`.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ def _gpu_cpus(local_rank: int, environment: Mapping[str, str], root: Path) -> tu
 
 
 def _nic_cpus(name: str, root: Path) -> tuple[list[int], str]:
-    """CPUs near a network adapter. By default, the first InfiniBand device, otherwise the first Ethernet device on a
-    bus.
+    """CPUs near a network adapter. The default adapter is the first InfiniBand device or, without one, the first
+    Ethernet device on a bus.
     """
     folders = [root / "class/infiniband", root / "class/net"]
     devices = [p for folder in folders for p in sorted(folder.glob(name or "*")) if (p / "device").exists()]

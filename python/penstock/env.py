@@ -33,7 +33,9 @@ def state_home(environment: Mapping[str, str]) -> Path | None:
 
 @contextmanager
 def override(values: Mapping[str, str]) -> Iterator[None]:
-    """Override variables for the duration of the block. Used by processes that act for several users, one at a time."""
+    """Override variables for the duration of the block. This is for processes that act for several users, one at a
+    time.
+    """
     before = {name: os.environ.get(name) for name in values}  # noqa: TID251
     os.environ.update(values)  # noqa: TID251
     try:

@@ -151,7 +151,7 @@ class FileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no typ
     def cat_ranges(
         self, paths: Any, starts: Any, ends: Any, max_gap: int | None = None, on_error: str = "return", **_: Any
     ) -> list[Any]:
-        """Read several ranges. All ranges of one object are sent to the store in one call."""
+        """Read several ranges. The ranges of one object are read in a single call to the store."""
         del max_gap  # unused: the store merges neighbouring ranges
         count = len(paths)
         starts = starts if isinstance(starts, (list, tuple)) else [starts] * count

@@ -16,7 +16,7 @@ def end_with_parent() -> None:
     """Make this process end immediately and without output, within a second of its parent's end.
 
     A thread polls the parent's pid. `PR_SET_PDEATHSIG` of Linux would already fire when the *thread* that started this
-    process ends. A closed pipe would only be noticed by a read, not while the user's code runs.
+    process ends. A closed pipe would be detected only by a read, not while the user's code runs.
     """
     threading.Thread(target=_watch, args=(os.getppid(),), name="penstock-parent", daemon=True).start()
 

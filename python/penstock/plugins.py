@@ -28,7 +28,7 @@ def load(group: str, name: str, contract: type, make: Callable[[Any], Any]) -> A
 
     Args:
         group: Group of entry points, such as `penstock.workloads`.
-        make: Function that calls the plug-in's factory. Exceptions of this function are passed on.
+        make: Function that calls the plug-in's factory. Exceptions of this function are not caught.
 
     Raises:
         ConfigError: The name is unknown or defined by two packages, or the plug-in cannot be loaded or does not

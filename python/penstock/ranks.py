@@ -261,7 +261,9 @@ _MAX_BYTES = 16 << 20
 
 
 def _pbs_lines(env: Mapping[str, str]) -> list[str]:
-    """Read the lines of PBS's host list, which contains each host once per slot. Empty if the list cannot be read."""
+    """Read the lines of PBS's host list, which contains each host once per slot. The result is empty if the list cannot
+    be read.
+    """
     try:
         with Path(env["PBS_NODEFILE"]).open(encoding="utf-8", errors="replace") as file:
             text = file.read(_MAX_BYTES)
@@ -336,8 +338,8 @@ def detect(env: Mapping[str, str], *, host: str | None = None) -> Rank:
 
 def global_rank(env: Mapping[str, str]) -> tuple[int, int]:
     """Return the rank and the number of ranks. Unlike `detect`, this requires only `RANK` and `WORLD_SIZE`, as torch's
-    `env://` does. One of them without the other is an error, because every process of such a job would otherwise read
-    the whole dataset. A `RANK` that is not a number, or a `WORLD_SIZE` of 1, does not count as a job.
+    `env://` does. If only one of the two is set, that is an error, because every process of such a job would otherwise
+    read the whole dataset. A `RANK` that is not a number, or a `WORLD_SIZE` of 1, does not count as a job.
 
     Raises:
         ConfigError: The variables contradict each other or are incomplete; the message names them.

@@ -90,8 +90,8 @@ class Number(_Sourced, frozen=True, kw_only=True):
 
 
 class Observation(_Sourced, frozen=True, kw_only=True):
-    """A study's measurement through its own path, such as a mount. It is not a limit of the store, and is never
-    enforced.
+    """A study's measurement through its own path, such as a mount. An observation is not a limit of the store, and is
+    never enforced.
     """
 
     what: str

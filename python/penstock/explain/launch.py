@@ -98,7 +98,7 @@ class ObservedProgram:
             self.child.send_signal(number)
 
     def stop(self, others: dict[int, int], grace_s: float) -> None:
-        """End the program: SIGTERM, and SIGKILL after the grace period, also to its remaining descendants.
+        """End the program: SIGTERM, and SIGKILL after the grace period. Its remaining descendants get the same signals.
 
         Args:
             others: Start time of each descendant by pid, as proof that a pid was not reused.

@@ -58,8 +58,8 @@ class ThreadRecord:
     calls: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def cpu_share(self, since_s: float = 0.0) -> float | None:
-        """Share of the time on a core or ready for one. Ready time counts, so that other programs on the node do not
-        change the share.
+        """Share of the time in which the thread was on a core or ready for a core. Ready time counts, so that other
+        programs on the node do not change the share.
 
         None without two readings.
         """

@@ -117,7 +117,7 @@ def _tail_start(row: Row, points: Sequence[tuple[float, float]]) -> tuple[int, b
     end_s = points[-1][0]
     refused_s = next((sample.at_s for sample in row.series if sample.throttles), None)
     if refused_s is not None:
-        # The first refused requests are sent again after a back-off. From then on, the bucket is empty.
+        # The first refused requests are sent again after a back-off. After that, the token bucket is empty.
         at_s = refused_s + max(0.3, 0.1 * end_s)
         start = next((i for i, (t, _) in enumerate(points) if t >= at_s), len(points))
         if start <= len(points) - 4:

@@ -112,7 +112,7 @@ def compare_turns(
         turn_steps: Steps of a turn, including the warm-up.
 
     Returns:
-        `real` and `synthetic` (rates of all turns, their medians), `ratio` (real over synthetic) with `interval` and
+        `real` and `synthetic` (rates of all turns, their medians), `ratio` (real / synthetic) with `interval` and
         `bootstrap`, `cost` (1 - ratio) with `cost_interval`, `verdict` and `stopped`. Bounds are None if unknown. Each
         side also has `cpu_s_per_sample`, the CPU time of all threads, which other programs on the machine hardly change.
     """

@@ -289,8 +289,8 @@ def _judge(cell: Cell, seen: Seen) -> Judged:
     regime = {"own": "concurrency", "op": "metadata", "bytes": "bandwidth"}[limit]
     why = how
     # Under a CPU quota, some processors are idle because the benchmark may not use them. In that case, only the
-    # benchmark's own share shows that the client is at its limit. A phase shorter than the kernel's clock tick has
-    # neither share.
+    # benchmark's own share shows that the client is at its limit. In a phase shorter than the kernel's clock tick,
+    # neither share is known.
     used = 0.0 if cell.cpu is None else max(cell.cpu, cell.own_cpu or 0.0)
     busy = used >= _BUSY
     crowded = busy and cell.own_cpu is not None and cell.own_cpu < _OWN * used

@@ -220,10 +220,10 @@ def create_segy(
     Args:
         values: An array, or any object that is indexed like an array. The values are read in blocks of about 16 MiB.
         dims: Names of the dimensions; the last one is `time` (or `t`) or `depth` (or `z`).
-        coords: Coordinates by name: grid numbers of the dimensions, which must be whole (by default 1, 2, ...); times
-            in s, ms or us, or depths in m or km (by default, samples are 1 ms or 1 m apart); and the positions cdp_x,
-            cdp_y, source_x, source_y, receiver_x and receiver_y in m or km. Without cdp_x, the coordinates of the
-            dimensions x and y are the trace positions.
+        coords: Coordinates, as a mapping from their names. Grid numbers of the dimensions must be whole; by default,
+            they are 1, 2, .... Times are in s, ms or us, and depths in m or km; by default, samples are 1 ms or 1 m
+            apart. The positions cdp_x, cdp_y, source_x, source_y, receiver_x and receiver_y are in m or km. Without
+            cdp_x, the coordinates of the dimensions x and y are the trace positions.
         format: Sample format; by default 5 (IEEE) for float32, and the matching format for other types. Format 1 is IBM
             floating point, which keeps 21 to 24 bits of the mantissa.
         text: Lines of the textual header.

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files like those of the published CosmoFlow dataset: one gzip-compressed TFRecord per sample, with the same names and
-encoding.
+"""Files in the format of the published CosmoFlow dataset: one gzip-compressed TFRecord per sample, with the same names
+and encoding.
 
 A sample is a `tf.train.Example` of `x` (bytes: int16 little-endian, C order [V, V, V, 4]) and `y` (4 floats: the
 parameters, scaled to [-1, 1]). Each universe has its own parameters and phases, so a model must learn the labels from
@@ -124,14 +124,14 @@ def generate(
     """Write a dataset. The same arguments produce the same bytes.
 
     Args:
-        out: Folder; created if missing. It must contain only samples of this dataset.
+        out: Folder; created if missing. The folder must contain only samples of this dataset.
         samples: Number of files to write. From the last universe, possibly only some cubes are written.
         voxels: Side of a sample, 8 to 512.
         seed: Seed of parameters and phases.
         box_mpc: Side of a sample's box, Mpc/h at H_0 = 70; `default_box_mpc` if None.
         cubes_per_universe: Number of samples cut from one universe: 1, 8 or 64. The published set has 64.
-        first_universe: Number of the first universe. A validation set can begin with the universe after those of the
-            training set.
+        first_universe: Number of the first universe. A validation set can begin with the universe after the last
+            universe of the training set.
         compress: "gzip", "zstd" or "none".
         workers: Number of threads; by default one per processor. The number does not change the bytes.
         progress: Called with (bytes stored, samples done) after each sample.

@@ -54,7 +54,7 @@ def generate(
     """Write a dataset. The same arguments produce the same bytes.
 
     Args:
-        out: Folder; created if missing. It must contain only files of this dataset.
+        out: Folder; created if missing. The folder must contain only files of this dataset.
         format: "tfrecord" (features `image` and `size`), "npz" (`x` uint8 [n, n, records] and `y`), "jpeg" or
             "png".
         record_bytes, record_deviation_bytes: Mean and standard deviation of a record's size; for an image, of its

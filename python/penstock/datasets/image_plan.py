@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["BROKEN_KINDS", "DEFAULT_SIGMA", "ImageSpec", "Split", "Task"]
 
 DEFAULT_SIGMA = 0.29
-"""Standard deviation of the logarithm of the file size: with a median of 110 kB, the mean is then 114.7 kB, as in
-MLPerf Storage's ResNet-50 (114,660 bytes)."""
+"""Standard deviation of the logarithm of the file size. If the median is 110 kB, the mean is then 114.7 kB, as in
+MLPerf Storage's ResNet-50 (114,660 bytes).
+"""
 BROKEN_KINDS = ("truncated", "not a JPEG", "empty", "label out of range")
 _SHARD_BYTES = 128 << 20
 _MIN_SHARDS = 8  # so that several processes can write a small dataset, and a loader can shuffle its shards

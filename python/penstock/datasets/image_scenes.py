@@ -31,8 +31,8 @@ _MASK = 192
 MAX_ENLARGEMENT = 1.6
 """Largest side of an image, relative to the larger side of the nominal size."""
 
-# Contrasts of the background in grey levels. Like detail in photographs, a high contrast gives a large file at equal
-# quality.
+# Contrasts of the background in grey levels. At equal quality, a higher contrast gives a larger file, as more detail
+# does in photographs.
 _CONTRASTS = (16, 26, 37, 49, 62)
 _QUALITIES = (30, 50, 65, 75, 83, 89, 93, 96, 98)
 _MIN_QUALITY, _MAX_QUALITY = 25, 99
@@ -40,8 +40,8 @@ _CALIBRATION_SCENES = 3
 _SIZE_TOLERANCE = 0.08  # of the logarithm of the size; after a larger error, the image is encoded again, in about 1 ms
 _HEADER_BYTES = 600  # quantization and Huffman tables, which do not depend on the pixels
 
-# (short side relative to the nominal short side, probability). With a nominal size of 500 x 400, these give the common
-# sizes of ImageNet: 500 x 375 (4:3), 500 x 400, 500 x 333 (3:2), 500 x 500 and 500 x 281 (16:9).
+# (short side relative to the nominal short side, probability). For a nominal size of 500 x 400, the results are common
+# sizes of ImageNet: 500 x 375, 500 x 400, 500 x 333, 500 x 500 and 500 x 281.
 _ASPECTS = ((0.9375, 0.55), (1.0, 0.20), (0.8325, 0.15), (1.25, 0.06), (0.7025, 0.04))
 _PORTRAIT = 0.25
 _EXIF = 0.20

@@ -68,7 +68,7 @@ def expected(spec: ImageSpec) -> Summary:
     """Predict the result of `generate` without writing anything."""
     records = sum(spec.images_of(split) * spec.copies_of(split) for split in spec.splits)
     # Bytes per record in addition to the JPEG. In a tar, these are three headers, two members of less than a block, and
-    # the padding of the image; in a TFRecord, the other features.
+    # the padding of the image. In a TFRecord, these are the other features.
     overhead = {"tar": 5.5 * 512, "tfrecord": 560, "folder": 0}[spec.format]
     return _summary(spec, records, int(records * (spec.mean_bytes + overhead)))
 

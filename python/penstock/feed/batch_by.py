@@ -70,7 +70,7 @@ class BatchBy:
         raise NotImplementedError
 
     def plan(self, dataset: DatasetBase, world: int, on_error: str) -> BatchPlan:
-        """Apply the rule to the samples of a dataset. The first time, this may read all samples to find their lengths.
+        """Apply the rule to the samples of a dataset. The first call can read all samples, to find their lengths.
 
         Raises:
             ConfigError: A length is invalid, or a sample fits no bucket or budget.
@@ -193,8 +193,9 @@ def buckets(
         length: Name of a field. The length is the number of items of a `ragged` or `padded` field, the number of bytes
             of a `raw` field, or the value of an integer field of shape (). Boxes and keypoints are counted as stored,
             before a crop removes some. With `decode` and `map`, the lengths are those of the stored field, not of a
-            field that the function returns. Alternatively, an array of one length per sample of the dataset, in stored
-            order (before `shuffle`, `take` and so on); for a mixture, a list of arrays, one per dataset.
+            field that the function returns. Alternatively, give an array of one length per sample of the dataset, in
+            stored order (before `shuffle`, `take` and so on). For a mixture, give a list of such arrays, one per
+            dataset.
         boundaries: Largest length of each bucket, ascending. A sample whose length is equal to a boundary belongs to
             the bucket that ends there. (In `tf.data`, the sample belongs to the next bucket.)
         batch_sizes: Number of samples in this rank's batch, for each bucket. If there is one size more than boundaries,

@@ -2,7 +2,7 @@
 """Byte-level BPE in the core: returns the same tokens as the `tokenizers` package, at a lower cost per word.
 
 Used only if the core supports the tokenizer's JSON, and returns the same tokens for a few test texts. Texts that the
-core does not support, such as those with added tokens, are passed to the tokenizer.
+core does not support, such as texts with added tokens, are passed to the tokenizer.
 """
 
 from __future__ import annotations

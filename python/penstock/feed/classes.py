@@ -33,7 +33,7 @@ def names(source: _native.Source) -> tuple[str, ...]:
     """Return the names of the class folders, in the order of their labels.
 
     Raises:
-        ConfigError: The dataset has no class folders, or some files are outside of them.
+        ConfigError: The dataset has no class folders, or some files are not in a class folder.
     """
     if not has_folder_labels(source):
         raise ConfigError(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts the columns of a batch to a framework's types: fields of fixed shape to arrays, other fields to `Ragged` or
-to lists of `bytes` or `str`.
+"""Converts the columns of a batch to a framework's types. Fields of fixed shape become arrays; other fields become
+`Ragged`, or lists of `bytes` or `str`.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ def _column(column: Any, array: Callable[[_native.Tensor], Any]) -> Any:
 
 
 def string_rows(column: _native.RaggedTensor) -> list[Any]:
-    """Return the `str` of each row of a text field, or the `bytes` of each row of a raw field. For fields of lists of
-    these, return nested lists.
+    """Return the `str` of each row of a text field, or the `bytes` of each row of a raw field. If the field contains
+    lists of texts or bytes, return nested lists.
     """
     if not column.is_text:
         return byte_rows(column)

@@ -203,7 +203,7 @@ class Cuda:
         self._driver, self._refusal = None, f" ({error})"
 
     def pinned(self, column: Any) -> torch.Tensor:
-        """As in `CopyDevice`. Ragged fields and results of functions go through torch's pinned memory."""
+        """Implement `CopyDevice`. Ragged fields and results of functions are first copied to torch's pinned memory."""
         here = torch.from_dlpack(column)
         if self._driver is not None and isinstance(column, _native.Tensor):
             try:

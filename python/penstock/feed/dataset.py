@@ -133,7 +133,7 @@ class Dataset(DatasetBase):
         only once.
 
         Args:
-            shape: Shape of a patch. For 2-D patches of a volume, set the size along the other axis to 1.
+            shape: Shape of a patch. For 2-D patches of a volume, set the size along the third axis to 1.
             stride: Distance between the starts of neighbouring patches, for each axis or for all; by default `shape`.
             edges: `drop` leaves out patches that extend beyond the array. `pad` fills the part beyond the array with
                 zeros.
@@ -162,8 +162,8 @@ class Dataset(DatasetBase):
 
         Args:
             seed: 0 to 2^64 - 1.
-            window: Number of objects whose samples are mixed; by default 16, or fewer (at least 2) if one of the first
-                16 objects of epoch 0 contains over 1,024 records.
+            window: Number of objects whose samples are mixed. The default is 16, or less (at least 2) if one of the
+                first 16 objects of epoch 0 contains over 1,024 records.
             scope: Only in a pool. With `node`, each node reads and shuffles only the part of the dataset that it stores
                 (`local()`). `global` mixes the samples of all nodes; the share of local reads is then copies / nodes.
         """
@@ -274,13 +274,13 @@ class Dataset(DatasetBase):
         """Return the dataset with epochs that are drawn in proportion to weights, like torch's `WeightedRandomSampler`.
 
         A sample with n times the weight of another occurs n times as often. The number of draws of a sample in an epoch
-        is proportional to its weight, and is rounded down or up at random, so epochs vary less than with independent
-        draws. The sample at a position is a pure function of seed, epoch and position. Samples are drawn window by
-        window, so each object is read at most once per pass. The number of samples in an epoch is exact.
+        is proportional to its weight, and is rounded down or up at random. Epochs therefore vary less than with
+        independent draws. The sample at a position is a pure function of seed, epoch and position. Samples are drawn
+        window by window, so each object is read at most once per pass. The number of samples in an epoch is exact.
 
         Args:
-            weights: One weight per sample (in stored order, after earlier steps), a dict from each class to the weight
-                of its samples, or `"balanced"` (each class is drawn equally often). A weight is at least 0.
+            weights: One weight per sample, in stored order, after earlier steps; or a dict from each class to the
+                weight of its samples; or `"balanced"`, which draws each class equally often. A weight is at least 0.
             labels: Classes of the samples; only with a dict or `"balanced"`. This is the name of a field, which is read
                 once and cached, or an array of integers or texts. By default, the class folders of images are used.
             samples: Number of samples per epoch; by default the number of samples in the dataset.
@@ -402,7 +402,8 @@ class Dataset(DatasetBase):
         """Names of an image dataset's class folders. Label i means `classes[i]`.
 
         Raises:
-            ConfigError: The dataset has no class folders, some images are outside of them, or labels come from a file.
+            ConfigError: The dataset has no class folders, some images are not in a class folder, or labels come from a
+                file.
         """
         return class_folders.names(self.source) if self.given_classes is None else self.given_classes
 
@@ -472,8 +473,8 @@ class Dataset(DatasetBase):
         return self._counts.found is not None or self._counts.scan is None or not self._counts.scan.is_running
 
     def scan(self) -> RecordScan | None:
-        """Return the scan that counts the records, which may not have started yet. None if the counts are known without
-        reading objects, or if each object contains its record count.
+        """Return the scan that counts the records. The scan has not necessarily started. None if the counts are known
+        without reading objects, or if each object contains its record count.
         """
         if self._counts.found is not None or self.format in _NEVER_INDEXED:
             return None

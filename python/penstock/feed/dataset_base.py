@@ -125,7 +125,7 @@ class DatasetBase:
 
     def repeat(self, times: int) -> Self:
         """Join `times` epochs into one. Epoch e of the result consists of the epochs e x times to (e + 1) x times - 1
-        of this dataset, each in its own order.
+        of this dataset. Each of these keeps its own order.
         """
         times = as_int("times", times)
         if not 1 <= times < 2**63:
@@ -163,14 +163,14 @@ class DatasetBase:
 
         `fn(sample)` takes a dict as in `map`, or only the record's `bytes` if the whole record is the only field. It
         returns a dict (one sample), None (no sample), or an iterable of dicts (any number of samples). Seeds, the kinds
-        of values and later functions are as in `map`. In threads, the global random generators are not seeded, so `fn`
-        should have a parameter `seed`.
+        of values, and several functions in sequence are as in `map`. In threads, the global random generators are not
+        seeded, so `fn` should have a parameter `seed`.
 
         Without `rebatch`, batch k contains the outputs for the samples that batch k would have without `decode`. The
-        size of a batch then varies if `fn` drops or adds samples, but the number of batches does not change, and a
-        state is equal on all ranks and valid for any number of ranks. With `rebatch`, every batch has the requested
-        number of outputs. Ranks then have different numbers of batches, a loader has no length, and a state is valid
-        only for the same rank, world size and global batch.
+        size of a batch then varies if `fn` drops or adds samples, but the number of batches does not change. A state is
+        equal on all ranks, and valid for any number of ranks. With `rebatch`, every batch has the requested number of
+        outputs. Ranks then have different numbers of batches, a loader has no length, and a state is valid only for the
+        same rank, world size and global batch.
 
         If `fn` raises an exception, the loader's `on_error` applies. `raise` ends the pass with an error that names the
         record and contains the traceback. `skip` leaves the sample out and counts it in the report. With `rebatch`,
@@ -438,8 +438,8 @@ class DatasetBase:
 
     @property
     def needed_bytes(self) -> int | None:
-        """For patches, the stored size in bytes of all chunks that contain a part of a patch, each counted once.
-        Otherwise None.
+        """For a dataset of patches, the total stored size in bytes of the chunks that patches read, each chunk counted
+        once. Otherwise None.
         """
         return None
 
@@ -546,8 +546,8 @@ class DatasetBase:
 
 
 def stored_steps(steps: Sequence[Step]) -> int:
-    """Return the number of steps that apply to samples in stored order: those before `shuffle` or, without a shuffle,
-    all steps up to the last one in `STORED_STEPS`.
+    """Return the number of steps that apply to samples in stored order. These are the steps before `shuffle` or,
+    without a shuffle, all steps up to the last step of `STORED_STEPS`.
     """
     names = [name for name, _, _ in steps]
     if "shuffle" in names:

@@ -2,7 +2,7 @@
 """Runs that give all ranks the same number of non-empty batches, as the collective calls of a training step require.
 
 `FilledRun` leaves out a batch with fewer samples than ranks. `EqualRun` ends the pass on all ranks when the first rank
-has no more batches. It is for datasets in which a rank learns its number of batches only at the end.
+has no more batches. `EqualRun` is for datasets in which a rank learns its number of batches only at the end of a pass.
 """
 
 from __future__ import annotations

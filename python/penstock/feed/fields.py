@@ -394,9 +394,9 @@ def tensor(
     dtypes.
 
     Args:
-        default: Value of every element if the sample has no value. This applies to a feature that is missing or empty
-            in a tf.Example (as with `FixedLenFeature(default_value=)`), a member that is missing in a tar, a column
-            that is missing in some files, and a null.
+        default: Value of every element if the sample has no value. A sample has no value if a feature of a tf.Example
+            is missing or empty (as with `FixedLenFeature(default_value=)`), a member of a tar or a column of the file
+            is missing, or the value is null.
         mask: Name of a boolean field that is added to the batch, which is True for samples that have the value. Without
             an explicit `default`, the default is then 0.
     Raises:

@@ -2,10 +2,10 @@
 """First epoch of a dataset whose records are still being counted: reads the known parts of the sample order one after
 another until the scan is complete.
 
-The order of objects in an epoch does not depend on the counts, and the position of a sample depends only on the counts
-of the objects up to the end of its window. Therefore, positions are final as soon as the objects of their window and of
-all earlier windows are counted. Each part is a native feed over a prefix of the epoch that ends at a batch boundary;
-the last part is the feed of the whole dataset.
+The order of objects in an epoch does not depend on the counts. The position of a sample depends only on the counts of
+the objects up to the end of its window. Therefore, positions are final as soon as the objects of their window and of
+all earlier windows are counted. Each part is a native feed over a prefix of the epoch that ends at a batch boundary.
+The last part is the feed of the whole dataset.
 
 A shuffled batch has records of all objects of a window. A feed of the whole window would read all these objects before
 the first batch. Therefore, the first parts of a shuffled epoch have only a few batches, and read single records if
@@ -48,7 +48,7 @@ class Part(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """The sampler of a known prefix of the epoch. The other attributes are those of `Part`."""
+    """The sampler of a known prefix of the epoch. `Part` describes the other attributes."""
 
     sampler: _native.Sampler | None = None
     is_last: bool = True

@@ -71,7 +71,7 @@ def tfrecord(*, compression: str | None = None) -> Format:
         compression: Compression (`gzip`, `zstd` or `lz4`) of objects whose names do not have the usual suffix. For
             example, `tf.io.TFRecordWriter(path, "GZIP")` writes such objects.
     Raises:
-        ConfigError: The compression is not one of these.
+        ConfigError: The compression is not supported.
     """
     if compression not in (None, "gzip", "zstd", "lz4"):
         raise ConfigError(f"format: `{compression}` is not one of gzip, zstd, lz4", where="format")
@@ -118,9 +118,9 @@ def tokens(
         stride: Number of tokens from one window's start to the next; by default `length`, so that windows do not
             overlap.
         header_bytes: Number of bytes before the first token.
-        eos: Last token of each document. If `eos` is set, a record also has the parts `segment_ids` (int32: 1 for
-            tokens of the window's first document, 2 for tokens of the second, ...) and `position_ids` (int32: index of
-            each token in its document or, for the window's first document, in the window).
+        eos: Last token of each document. If `eos` is set, a record also has two int32 parts. `segment_ids` is 1 for
+            tokens of the window's first document, 2 for tokens of the second document, and so on. `position_ids` is the
+            index of each token in its document or, for the window's first document, in the window.
     """
     facts = {"dtype": str(dtype), "header_bytes": _bytes(header_bytes), **_windows(length, stride, eos)}
     return Format("tokens", facts)
@@ -272,8 +272,8 @@ def images(
 
 
 def files() -> Format:
-    """Files of any kind, each of which is one record. Its parts are `record` (the content), `__key__` (the path) and,
-    if every file is in a class folder, `label` (the index of the folder, in name order).
+    """Files of any kind, each of which is one record. Its parts are `record` (the content) and `__key__` (the path). If
+    every file is in a class folder, there is also the part `label` (the index of the folder, in name order).
     """
     return Format("files")
 

@@ -61,8 +61,8 @@ def function_digest(function: Callable[..., Any]) -> str | None:
     """Return a digest of a function, or None if it uses a value that cannot be hashed.
 
     The digest covers code, defaults, closure, and the globals that the function uses. Of the user's modules and the
-    function's own package, it covers the functions, classes and values that are used; of other packages, only the
-    version. The digest differs between versions of Python.
+    function's own package, the digest covers the functions, classes and values that are used. Of other packages, it
+    covers only the version. The digest differs between versions of Python.
     """
     root = function
     while isinstance(root, functools.partial):

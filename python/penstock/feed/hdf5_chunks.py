@@ -91,7 +91,7 @@ def with_file(files: _native.Files, entry: dict[str, Any], place: str, work: Cal
         except PenstockError as error:
             failed = error
         except _DAMAGE as error:
-            # If the store failed, h5py raises an error of its own, so raise the store's error instead.
+            # If the store failed, h5py raises another error, so raise the store's error instead.
             failed = content.error or Corrupt(
                 f"{place} cannot be read as HDF5: {type(error).__name__}: {error}",
                 where=place,
@@ -203,8 +203,8 @@ def chunk_table(file: Any, name: str, place: str) -> dict[str, Any]:
 
 
 def _fill(h5py: Any, plist: Any, found: Any) -> list[int]:
-    """Return the fill value as little-endian bytes. It is zero if the file does not define one, as in files of HDF5
-    1.4.
+    """Return the fill value as little-endian bytes. The fill value is zero if the file does not define one; for
+    example, in files of HDF5 1.4.
     """
     if plist.fill_value_defined() == h5py.h5d.FILL_VALUE_UNDEFINED:
         return [0] * found.dtype.itemsize

@@ -98,11 +98,11 @@ class ImageSpec(FieldSpec):
         Operations come after crop, resize and flip, in the order of the calls.
 
         Args:
-            operation: Name of the operation. `value` has the meaning of the argument of torchvision's function:
-                `brightness`, `contrast`, `saturation`, `sharpness` (factors), `hue` (-0.5 to 0.5), `posterize` (bits),
-                `solarize` (threshold of 255), `autocontrast`, `equalize`, `invert`, `grayscale`, `rotate` (degrees,
-                counter-clockwise), `shear_x`, `shear_y` (pixels per row or column), `translate_x`, `translate_y`
-                (fractions of the side).
+            operation: Name of the operation. `value` has the meaning of the argument of torchvision's function. The
+                operations are `brightness`, `contrast`, `saturation`, `sharpness` (factors), `hue` (-0.5 to 0.5),
+                `posterize` (bits), `solarize` (threshold of 255), `autocontrast`, `equalize`, `invert`, `grayscale`,
+                `rotate` (degrees, counter-clockwise), `shear_x`, `shear_y` (pixels per row or column), `translate_x`,
+                `translate_y` (fractions of the side).
             value: The value of the operation, or the range from which it is drawn. `autocontrast`, `equalize`, `invert`
                 and `grayscale` do not have a value.
             p: Probability that a sample gets the operation.
@@ -199,29 +199,29 @@ def image(
 ) -> ImageSpec:
     """Create a field of images (JPEG, PNG, WebP, TIFF), which the feed's threads decode directly into the batch.
 
-    Random crops and flips are a pure function of the seed, the epoch and the sample's position. They are the same on
-    any number of ranks.
+    Random crops and flips are a pure function of the seed, the epoch and the sample's position. They do not depend on
+    the number of ranks.
 
     Args:
         height, width: Size of the sample in pixels; `width` defaults to `height`.
         crop: `random` crops as torchvision's RandomResizedCrop does with `area` and `ratio`. `center` resizes the
             shorter side to `resize` (by default 256/224 of the sample's larger side), then crops the centre. `pad`
-            resizes the whole image to fit into the sample with its aspect ratio, and fills the rest with the value
-            `fill`; the image is centred. `none` resizes the whole image to the sample's size, without keeping the
-            aspect ratio.
+            resizes the whole image to fit into the sample without changing the aspect ratio, centres it, and fills the
+            rest with the value `fill`. `none` resizes the whole image to the sample's size, without keeping the aspect
+            ratio.
         flip: Probability that a sample is mirrored left to right; True means 0.5.
         dtype: `uint8`, `uint16`, or `float32` with (value / 255 - mean) / std. For `uint8` and `float32`, the upper 8
             bits of 16-bit images are used; for `uint16`, 8-bit values are multiplied by 257.
         layout: `HWC` or `CHW`.
         mean, std: Only for float32. One value for each colour channel (one for grey, otherwise three).
-        channels: 3 (RGB; alpha is dropped), 1 (grey: the luma of a JPEG, otherwise ITU-R 601-2 as in Pillow) or 4
-            (RGBA; opaque if an image has no alpha, and float32 alpha is value / 255).
+        channels: 3, 1 or 4. 3 is RGB without alpha. 1 is grey: the luma of a JPEG, otherwise ITU-R 601-2 as in Pillow.
+            4 is RGBA, with opaque alpha if an image has no alpha; float32 alpha is value / 255.
         orient: Rotate images according to their EXIF orientation (torchvision does not do this by default, and Pillow
             does it only for TIFF).
         max_pixels: Maximum number of pixels in an image; a larger image is `Corrupt`.
-        exact: If True, JPEGs are decoded at full size and then resized, so values differ from those of Pillow and
-            torchvision by at most 2 levels. If False, a JPEG of at least twice the sample's size is decoded at 1/2, 1/4
-            or 1/8 scale, which takes less CPU time but causes larger differences.
+        exact: If True, JPEGs are decoded at full size and then resized. Values then differ by at most 2 levels from the
+            values of Pillow and torchvision. If False, a JPEG of at least twice the sample's size is decoded at 1/2,
+            1/4 or 1/8 scale, which takes less CPU time but causes larger differences.
         fill: For `crop="pad"`: value of all colour channels of the pixels beside the image, 0 to 255. The alpha of
             these pixels is opaque.
         default, mask: As in `penstock.tensor`: the value of every element of a missing image, and the name of a boolean
@@ -360,10 +360,9 @@ def mask(
     """Create a field of masks, to which the crop, resize and flip of an image are applied:
     `mask().of("png").like("image")`.
 
-    A batch contains the labels as [batch, height, width]. A label is the index of a palette, a grey value of 1 to 16
-    bits as stored (not scaled), or an integer of an array (`.npy`). Each pixel gets the label that is nearest to its
-    centre, as with Pillow's NEAREST and torchvision's NEAREST_EXACT. A mask whose size differs from its image is
-    `Mismatch`.
+    A batch contains the labels as [batch, height, width]. A label is a palette index, a stored grey value of 1 to 16
+    bits (not scaled), or an integer of an array (`.npy`). Each pixel gets the label that is nearest to its centre, as
+    with Pillow's NEAREST and torchvision's NEAREST_EXACT. A mask whose size differs from its image is `Mismatch`.
 
     Args:
         dtype: Integer type of the labels. A label that is out of range of this type is `Mismatch`.

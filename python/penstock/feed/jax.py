@@ -27,11 +27,11 @@ __all__ = ["Loader"]
 
 class Loader(BaseLoader[dict[str, Any]]):
     """Loader that yields dicts of `jax.Array`. Fields must have a fixed shape or be padded. Without a sharding, arrays
-    are on the default device. With a sharding, each array is a global array of `global_batch` rows that is split along
-    the first axis, and each process reads only its own rows.
+    are on the default device. With a sharding, each array is a global array of `global_batch` rows, split along the
+    first axis. Each process reads only its own rows.
 
-    If JAX's x64 mode is off, 64-bit fields become 32-bit fields: float64 is rounded to float32, and a value that is out
-    of range of the 32-bit type is a `ConfigError`.
+    If JAX's x64 mode is off, 64-bit fields become 32-bit fields. float64 is rounded to float32. A value that is out of
+    range of the 32-bit type is a `ConfigError`.
     """
 
     def __init__(self, dataset: DatasetBase, *, sharding: Any = None, **arguments: Any) -> None:

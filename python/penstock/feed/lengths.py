@@ -94,7 +94,7 @@ def _checked(given: Any, samples: int) -> Lengths:
 def of_field(dataset: Dataset, name: str, on_error: str = "raise") -> Lengths:
     """Return the length of a field in each sample of the dataset, in stored order, as uint32.
 
-    The first call logs a message and reads all samples. One process of each node reads, and the others wait.
+    The first call logs a message and reads all samples. One process of each node reads, and the other processes wait.
     """
     spec = _measured(dataset, name)
     whole = replace(dataset, seed=None, steps=(), map_steps=(), tokenizing=None, packing=None, specs=((name, spec),))

@@ -23,7 +23,7 @@ __all__ = ["list"]
 _MAX_DEPTH = 8
 
 _ITEMS = (TensorSpec, RaggedSpec, RawSpec, TextSpec, RawListSpec, NestedSpec)
-"""Allowed kinds of items. Subclasses of these (masks, boxes, keypoints) are not allowed, because they follow an
+"""Allowed kinds of items. Their subclasses (masks, boxes, keypoints) are not allowed, because such fields follow an
 image.
 """
 

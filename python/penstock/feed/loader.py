@@ -101,8 +101,8 @@ class BaseLoader(Generic[Batch]):
                 launcher's variables.
             tail: Handling of the epoch's last batch. With `ragged` (the default), each sample occurs once; the last
                 batch is smaller, and some ranks' slices can be empty. `drop` leaves out a batch that is not full. With
-                `pad`, the last batch is filled with the epoch's first samples; the added field `weight` (float32) is 0
-                for these repeated samples, and 1 for all others.
+                `pad`, the last batch is filled with the epoch's first samples. An added field `weight` (float32) is 0
+                for these repeated samples, and 1 for all other samples.
             collate: Function that takes a list of samples (dicts of NumPy views, one per row of this rank's batch) and
                 returns the batch. The function runs in this process, after `map` functions. To pad fields,
                 `ragged(...).padded()` is faster.
@@ -118,8 +118,8 @@ class BaseLoader(Generic[Batch]):
                 when the sample's batch is requested. `skip` omits the sample's row; with `tail="pad"`, the row contains
                 zeros and has weight 0. `skip` cannot be combined with `tail="drop"`. `substitute` delivers the next
                 record, from the same or the next object, instead. The report counts these samples.
-            prefetch_next_epoch: Near the end of an epoch, fetch the first objects of the next epoch, up to 1/16 of the
-                bytes that this epoch has read. Set this to False for a loader that makes only one pass.
+            prefetch_next_epoch: Whether to fetch the first objects of the next epoch near the end of an epoch, up to
+                1/16 of the bytes that this epoch has read. Set this to False for a loader that makes only one pass.
         Raises:
             ConfigError: An argument is invalid.
             BudgetExceeded: `memory_bytes` is below the required minimum. This error is raised when the loader is first
@@ -236,7 +236,7 @@ class BaseLoader(Generic[Batch]):
         return Packing(self.dataset, step, self._unindexed, **sizes, tail=self.tail)
 
     def _place(self) -> tuple[int, int]:
-        """Return rank and world for a loader without explicit ones."""
+        """Return rank and world for a loader that was created without `rank` and `world`."""
         return ranks.global_rank(env.read())
 
     def _default_tail(self, on_error: str) -> str:  # noqa: ARG002 - for adapters that choose by it
@@ -586,9 +586,9 @@ class BaseLoader(Generic[Batch]):
     def state_dict(self) -> dict[str, Any]:
         """Return the loader's position after the delivered batches, as JSON under 1 KB that is identical on all ranks.
 
-        For unindexed datasets, datasets packed without `count_tokens`, and `decode(rebatch=True)`, states differ
-        between ranks, and are valid only for the same rank and number of ranks. Such a state contains the position
-        under `ranks`, by rank number, so that `torch.distributed.checkpoint` saves the positions of all ranks.
+        States differ between ranks for unindexed datasets, datasets packed without `count_tokens`, and
+        `decode(rebatch=True)`. Such states are valid only for the same rank and number of ranks. They contain the
+        position under `ranks`, by rank number, so that `torch.distributed.checkpoint` saves the positions of all ranks.
         """
         if self._packing is not None:
             return states.of_one_rank(self._packing.state(self._epoch, self._cursor))

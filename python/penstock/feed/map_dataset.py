@@ -3,8 +3,8 @@
 
 Each process creates its own feed at first use, so that the dataset works with fork, spawn and forkserver. With the
 record index, only the required byte ranges of an uncompressed object are read. Compressed or unindexed objects are read
-whole, and the latest of them are cached in memory. A sampler that requests neighbouring samples together is therefore
-faster.
+whole, and the most recent objects are cached in memory. A sampler that requests neighbouring samples together is
+therefore faster.
 """
 
 from __future__ import annotations

@@ -87,8 +87,8 @@ def cache_request(
 def resolve(request: CacheRequest, url: str, size_bytes: int, variables: Mapping[str, str]) -> NodeCache | None:
     """Return the cache for a dataset of `size_bytes`, or None.
 
-    By default, only objects of a remote store are cached, and only if all of them fit. The folder is a scratch folder
-    that an environment variable names, or that is mounted (`/scratch`, `/local_scratch`, `/mnt/nvme`...).
+    By default, only datasets in a remote store are cached, and only if the whole dataset fits. The folder is a scratch
+    folder that an environment variable names, or that is mounted (`/scratch`, `/local_scratch`, `/mnt/nvme`...).
 
     Raises:
         NotFound: A cache was requested, and no scratch folder was found.
@@ -112,8 +112,8 @@ def resolve(request: CacheRequest, url: str, size_bytes: int, variables: Mapping
 
 
 def _available_bytes(folder: Path) -> int:
-    """Return the number of bytes that the cache is allowed to use: 9/10 of the sum of the free space and the size of an
-    existing Penstock cache in this folder.
+    """Return the number of bytes that the cache is allowed to use. It is 9/10 of (free space + size of an existing
+    Penstock cache in this folder).
     """
     ours = folder / "penstock-cache-1" / "ledger"
     try:

@@ -32,7 +32,7 @@ class RangedFile:
         self._at = 0
         self._next_read = _FIRST_READ
         self._kept: list[tuple[int, bytes]] = []
-        """Pieces that were read, with their offsets: first those of `prefetch`, then the other pieces from old to
+        """Pieces that were read, with their offsets: first the pieces of `prefetch`, then all other pieces from old to
         new.
         """
         self._prefetched = 0

@@ -27,8 +27,8 @@ _BITS = 32
 
 
 class Place(NamedTuple):
-    """Position of a rank: the first position of the source batch, the row in the rank's slice of this batch, and the
-    number of outputs of this row that were delivered.
+    """Position of a rank: first position of the source batch, row in the rank's slice of this batch, and number of
+    delivered outputs of this row.
     """
 
     start: int

@@ -3,8 +3,8 @@
 order of an epoch, so that the epoch can start before all objects are counted.
 
 Runs in the calling thread or in the background. With a torch process group, the rank that needs the counts first reads
-the objects. Otherwise, the process that holds the lock file in the cache folder reads them (one process per node, or
-one per job if the folder is shared). The other processes receive the counts while the scan runs.
+the objects. Otherwise, the process that holds the lock file in the cache folder reads the objects. This is one process
+per node, or one per job if the folder is shared. The other processes receive the counts while the scan runs.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class RecordScan:
         self.start()
 
     def end_pause(self) -> None:
-        """End a pause, so that the scan reads the other objects."""
+        """End a pause, so that the scan reads the remaining objects."""
         with self._changed:
             if self._pauses:
                 self._order, self._pauses = [*self._order, *range(self._source.objects)], False

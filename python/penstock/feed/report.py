@@ -215,7 +215,7 @@ def make(measured: EpochMeasurements, facts: Mapping[str, Any]) -> Report:
     backed_off, answered = counters.get("throttle_wait_s", 0.0), counters.get("first_byte_s", 0.0)
     throttle = latency * (backed_off / (backed_off + answered)) if backed_off > 0 else 0.0
     # A queued object waits for threads that decompress or decode, so divide the waiting time in proportion to the times
-    # of these two.
+    # of decompression and decoding.
     busy_inflate, busy_decode = timing.get("busy_inflate_s", 0.0), timing.get("busy_decode_s", 0.0)
     queue, busy = timing.get("wait_queue_s", 0.0), busy_inflate + busy_decode
     inflates = busy_inflate / busy if busy > 0 else 0.0

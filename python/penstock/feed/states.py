@@ -135,8 +135,8 @@ def check(state: Mapping[str, Any], dataset: DatasetBase, batches: str | None = 
 
 
 def old_part(state: Mapping[str, Any], dataset: DatasetBase, grown: Grown) -> DatasetBase | None:
-    """Return the part of a grown dataset that the state was saved from; None if the dataset did not change, or if the
-    state must be refused.
+    """Return the part of a grown dataset from which the state was saved. None if the dataset did not change, or if the
+    state must be rejected.
 
     Raises:
         ConfigError: `grown` is not a known rule.

@@ -57,10 +57,11 @@ class StreamDataset(torch.utils.data.IterableDataset):  # type: ignore[misc]  # 
         Args:
             batch_size: Number of samples that are read at a time. If the DataLoader has the same `batch_size` and 0 or
                 1 workers, its batches are the same as those of a `Loader`.
-            arguments: Other arguments of `penstock.torch.Loader`, except `device` and `collate`. Rank and world are
-                those of the process group or the launcher, not of a worker. On more than one rank, `tail` is `drop` by
-                default, so that all ranks have the same number of samples. Datasets that are unindexed, packed without
-                `count_tokens`, or rebatched have different numbers of samples on each rank; use a `Loader` for these.
+            arguments: Other arguments of `penstock.torch.Loader`, except `device` and `collate`. Rank and world come
+                from the process group or the launcher, and do not depend on the worker. On more than one rank, `tail`
+                is `drop` by default, so that all ranks have the same number of samples. Datasets that are unindexed,
+                packed without `count_tokens`, or rebatched have different numbers of samples on each rank; use a
+                `Loader` for these.
         Raises:
             ConfigError: An argument is invalid.
         """
@@ -153,8 +154,8 @@ class StreamDataset(torch.utils.data.IterableDataset):  # type: ignore[misc]  # 
 
         Workers start at different times, and a pass can begin before the last worker has begun an earlier pass.
         Therefore, a pass is identified by the seed of its group of workers, and its number within the group. The seed
-        alone is not enough: it is the same in all passes of persistent workers, and can be the same for two groups if a
-        program sets torch's seed.
+        alone is not enough. It is the same in all passes of persistent workers, and two groups can have the same seed
+        if a program sets torch's seed.
         """
         # No lock is needed: `_next` is read before `_passes` is read, and written after `_passes` is written. Workers
         # that begin a pass at the same time therefore find the same epoch.

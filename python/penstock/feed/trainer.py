@@ -30,8 +30,8 @@ def feed_trainer(trainer: Any, loader: Loader) -> None:
 
     The fields of a batch are the arguments of the model. Trainer's own settings for batches
     (`per_device_train_batch_size`, `dataloader_num_workers`, `train_sampling_strategy`, …) are not used. With
-    `resume_from_checkpoint`, the training continues at the exact batch, on any number of ranks, and skipped batches are
-    not read.
+    `resume_from_checkpoint`, the training continues after the last batch of the checkpoint, on any number of ranks.
+    Earlier batches are not read again.
 
     Raises:
         ConfigError: Ranks have different states (`pack`, `indexed=False`, `decode(rebatch=True)`). Trainer would store

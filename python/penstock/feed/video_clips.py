@@ -52,8 +52,8 @@ at each box.
 """
 
 _SLACK_S = 1e-3
-"""A frame that begins at most this much later than a time counts as the frame at this time, because containers round
-times (for example, Matroska to milliseconds).
+"""Tolerance for times, because containers round times (for example, Matroska to milliseconds). A frame that begins at
+most this much later than a time counts as the frame at this time.
 """
 
 
@@ -209,8 +209,8 @@ def opened(file: Any, name: str) -> Iterator[tuple[Any, Any]]:
 
 
 def is_mpeg(container: Any) -> bool:
-    """Return whether this is an MPEG transport or program stream. These have no index, so a seek does not always find a
-    keyframe.
+    """Return whether this is an MPEG transport or program stream. Such streams have no index, so a seek does not always
+    find a keyframe.
     """
     return str(container.format.name).startswith("mpeg")
 

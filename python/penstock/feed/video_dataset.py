@@ -55,9 +55,10 @@ def open(  # noqa: A001 - the verb is the API
 ) -> Dataset:
     """Open a dataset of clips of video files (MP4, M4V, MOV, MKV, WebM, AVI, MPEG, TS), which PyAV decodes in threads.
 
-    A sample has `video` (uint8 [frames, height, width, 3], RGB), `time` (float64, seconds of its first frame), `key`
-    (the name of the file) and, if every file is in a class folder, `label` (int64). The headers of all files are read
-    once and stored in the cache of record indexes. After that, only the byte ranges of each clip are read.
+    A sample has the parts `video` (uint8 [frames, height, width, 3], RGB), `time` (float64, the time of the first frame
+    in seconds) and `key` (the name of the file). If every file is in a class folder, a sample also has the part `label`
+    (int64). The headers of all files are read once and stored in the cache of record indexes. After that, only the byte
+    ranges of each clip are read.
 
     Args:
         url: As in `penstock.open`. Files with other suffixes are ignored.
@@ -71,7 +72,7 @@ def open(  # noqa: A001 - the verb is the API
             incomplete last clip. A file that is shorter than a clip gives one clip, which repeats the last frame.
         crop: `center` (scale to cover the size, then cut the middle) or `none` (scale to the size).
         mask: Name of a second field in the batch: bool [frames], False for frames after the end of the video. These
-            frames repeat its last frame.
+            frames repeat the last frame of the video.
         threads: Number of decoding threads per rank.
         on_error: `skip` leaves out files whose headers cannot be read. Damage that is found while decoding is handled
             by the loader's `on_error`.

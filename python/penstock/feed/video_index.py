@@ -89,7 +89,8 @@ class VideoIndex:
 def read_index(
     url: str, objects: Sequence[dict[str, Any]], problem: Callable[[str, Video], str | None], *, skips: bool
 ) -> VideoIndex:
-    """Return the index of these objects. One process of each node computes the index, and the others read it.
+    """Return the index of the videos in `objects`. One process of each node computes the index, and the other processes
+    read it.
 
     Args:
         url: URL of the folder of the objects.

@@ -20,7 +20,7 @@ __all__ = ["resolve", "sole_name"]
 _NAME = "record"
 
 _OF_PARTS = ("tar", "arrow", "parquet", "zarr", "hdf5")
-"""Formats whose records consist of separate parts, so that the whole record has no bytes of its own."""
+"""Formats whose records consist of separate parts. A whole record is not stored as one sequence of bytes."""
 
 _MAX_SHOWN = 12
 

@@ -57,7 +57,7 @@ def migrate_shot(
         shot: Index of the shot.
         method: "snapshots" keeps every n-th step of the forward wavefield in memory, where n is
             `survey.snapshot_factor`. "disk" keeps the same snapshots in a file, and only 32 MiB of them in memory.
-            "revolver" keeps some checkpoints and computes the steps between them again: it uses every step and little
+            "revolver" keeps some checkpoints, and computes the steps between them again. It uses every step and little
             memory, but is several times slower.
         snapshot_dir: For "disk": folder of the snapshot file, on a fast local disk with `survey.plan.snapshot_bytes` of
             free space. The file has no name, so the system deletes it when the process ends for any reason.

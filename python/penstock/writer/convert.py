@@ -142,8 +142,8 @@ class Conversion:
         return any(entry.get("key") == key for entry in json.loads(found.manifest())["objects"])
 
     def image_keys(self) -> dict[str, str]:
-        """Return the tar key of each image file: `_tar_key` of the path without the extension, with a number at the end
-        if another file has the same key. Empty for sources other than images.
+        """Return the tar key of each image file, which is `_tar_key` of the path without the extension. If two files
+        have the same key, a number is added. Empty for sources other than images.
         """
         keys: dict[str, str] = {}
         taken = set()
@@ -224,10 +224,9 @@ def plan_conversion(
             read and the format can store are converted.
 
     Raises:
-        ConfigError: A name is not a part of the source, nothing is selected, or the source is not a URL, a path or a
-            list of these.
-        Unsupported: The format cannot store a selected part (only Parquet stores lists of lists, and a tar cannot store
-            lists of bytes or texts), or the times of a part have different units in two objects.
+        ConfigError: A name is not a part of the source, no part is selected, or the source is not of an allowed type.
+        Unsupported: The format cannot store a selected part, or the times of a part have different units in two
+            objects. Only Parquet stores lists of lists, and a tar cannot store lists of bytes or texts.
     """
     selection = _absolute(source)
     dataset = open_dataset(source)
@@ -434,8 +433,8 @@ def _hints() -> Iterator[None]:
 
 
 def _tar_key(key: str) -> str:
-    """Return the key of a sample in a tar: without `./` at the start, and with `_` instead of dots in the last part of
-    the path.
+    """Return the key of a sample in a tar. `./` at the start is removed, and dots in the last part of the path become
+    `_`.
     """
     parts = [part for part in key.split("/") if part not in ("", ".")]
     return "/".join([*parts[:-1], parts[-1].replace(".", "_")]) if parts else key

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Encoders of TFRecord and tar: convert the values of a sample to features or tar members, and describe the fields with
-which a loader reads these. The core builds the bytes of a shard.
+"""Encoders of TFRecord and tar: convert the values of a sample to features or tar members. The core builds the bytes of
+a shard. An encoder also describes the fields with which a loader reads the shards.
 """
 
 from __future__ import annotations
@@ -177,9 +177,9 @@ class TfRecordEncoder:
 class TarEncoder:
     """Encoder of tar members as in WebDataset: `KEY.EXTENSION`, one member for each field.
 
-    If the name of a field ends with an extension that suits its type (such as `jpg`, `seg.png`, `cls`, `txt`, `json` or
-    `npy`), the name is the extension of the member. Otherwise, an extension is added to the name: `.npy` for arrays and
-    floats, `.cls` for integers, `.txt` for text, and `.json` for dicts and lists of text.
+    If the name of a field ends with an extension that suits its type (such as `jpg`, `seg.png` or `cls`), the name is
+    the extension of the member. Otherwise, an extension is added to the name. It is `.npy` for arrays and floats,
+    `.cls` for integers, `.txt` for text, and `.json` for dicts and lists of text.
     """
 
     suffix = ".tar"

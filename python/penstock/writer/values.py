@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fields of written samples: the kind of each field's values, and the checks that all samples agree.
 
-The first sample or a schema determines the kinds. A `Field` converts one value to the form that an encoder stores:
-`bytes`, `str`, a number, a list of `bytes` or `str`, a contiguous little-endian array, or lists of lists of `bytes` or
-arrays.
+The first sample or a schema determines the kinds. A `Field` converts one value to the form that an encoder stores. This
+is `bytes`, `str`, a number, a list of `bytes` or `str`, a contiguous little-endian array, or lists of lists of `bytes`
+or arrays.
 """
 
 from __future__ import annotations

@@ -201,7 +201,8 @@ def _chunks(dims: Sequence[str], shape: Sequence[int], itemsize: int, access: Se
 def _shards(shape: Sequence[int], chunks: Sequence[int], itemsize: int) -> tuple[int, ...]:
     shard = list(chunks)
     whole = [ceil(side / chunk) * chunk for side, chunk in zip(shape, chunks, strict=True)]
-    # A shard grows along the last dimension first, up to whole traces, and then about equally along the others.
+    # A shard grows along the last dimension first, up to whole traces, and then about equally along all other
+    # dimensions.
     order = [len(shape) - 1]
     while prod(shard) * itemsize < SHARD_BYTES:
         axes = [axis for axis in order if shard[axis] < whole[axis]] or [

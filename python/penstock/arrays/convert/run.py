@@ -338,8 +338,8 @@ def _carry(
 
 
 class _Scratch(threading.local):
-    """Buffers of a thread. They are reused for each block, because the page faults of new memory take longer than the
-    copy into it.
+    """Buffers of a thread. They are reused for each block, because the page faults of new memory take longer than
+    copying a block.
     """
 
     def take(self, name: str, shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:

@@ -48,9 +48,9 @@ class Certificate:
     first_difference: int | None
     """Offset of the first byte at which the result of the reverse conversion differs from the source."""
     lossy: dict[str, Any] | None = None
-    """Errors of a lossy volume, which is never certified: codec and setting, `max_error` and `rms_error` (measured
-    against the source by this call), the number of compared `samples`, and `headers_are_identical`. None for a lossless
-    volume.
+    """Errors of a lossy volume, which is never certified; None for a lossless volume. Contains codec and setting, the
+    measured `max_error` and `rms_error` against the source, the number of compared `samples`, and
+    `headers_are_identical`.
     """
 
     def to_json(self) -> str:

@@ -46,7 +46,8 @@ class ScriptRequest:
         keeps_snapshots: Store snapshots in a file below `local_dir`, instead of in memory.
         program: Command that starts Penstock on a node.
         setup: Shell lines that run first, such as `module load ...`.
-        variables: Environment variables. The script exports only those with Devito's settings and the store's address.
+        variables: Environment variables. The script exports only variables with Devito's settings and the store's
+            address.
     """
 
     job_url: str

@@ -48,8 +48,8 @@ def worker_bytes(job: Job, kinds: Sequence[Kind], *, on_disk: bool = False, snap
             needs.append(plan.revolver_memory_bytes)
         else:
             needs.append(plan.disk_memory_bytes if on_disk else plan.memory_bytes)
-    # Memory in addition to the propagation: Devito needs three float64 arrays to set a model, and the results are an
-    # image and an illumination of the whole grid, and two gathers.
+    # Memory in addition to the propagation. Devito needs three float64 arrays to set a model. The results are an image
+    # and an illumination of the whole grid, and two gathers.
     set_model = 3 * 8 * plan.grid_points
     results = 2 * 4 * math.prod(whole.shape) + 2 * 4 * whole.samples * len(whole.receivers_km)
     return PROCESS_BYTES + max(needs) + set_model + results

@@ -53,8 +53,7 @@ def read_model(
         options: Arguments of `penstock.arrays.open`.
         unit: Unit of the velocities: km/s, m/s or ft/s; by default the unit in the volume's attributes, otherwise km/s.
     Returns:
-        Velocities in km/s, and the grid spacing in km. The spacing is that of the volume's depths, or None without
-        depths.
+        Velocities in km/s, and the spacing of the volume's depths in km (None if the volume has no depths).
     Raises:
         ConfigError: The unit is unknown, or the volume does not have 2 or 3 dimensions.
     """

@@ -71,7 +71,7 @@ class Candidate:
     filled: float
     """Share of grid positions with a trace."""
     duplicates: int
-    """Number of traces whose grid position is the same as that of an earlier trace."""
+    """Number of traces with the same grid position as an earlier trace."""
     score: float
 
     @property
@@ -90,7 +90,7 @@ class Geometry:
     trace_index: np.ndarray[Any, Any]
     """For each grid position, the number of its trace in file order; -1 if the trace is missing. int64."""
     duplicates: np.ndarray[Any, Any] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    """Numbers of the traces whose grid position is the same as that of an earlier trace."""
+    """Numbers of the traces with the same grid position as an earlier trace."""
 
     @property
     def dims(self) -> tuple[str, ...]:
@@ -127,8 +127,8 @@ def candidates(scan: HeaderScan) -> list[Candidate]:
     """Return the geometries that the headers allow, the best geometry first. The last candidate is always the file
     order.
 
-    The score is f u^2 - k / 100, where f is the share of grid positions with a trace, u is the share of traces that are
-    not duplicates, and k is the index of the geometry in the list of known geometries.
+    The score is f u^2 - k / 100. f is the share of grid positions with a trace. u is the share of traces that are not
+    duplicates. k is the index of the geometry in the list of known geometries.
     """
     found = []
     for rank, keys in enumerate(_KNOWN):

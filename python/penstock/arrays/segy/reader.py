@@ -149,8 +149,8 @@ class SegyFile:
         """Return the sample count in the trace headers if it contradicts the binary header, otherwise None.
 
         Programs that cut traces often leave the old count in the trace headers. The binary header counts as correct if
-        two conditions hold. The file consists of whole traces of the length in the binary header, but not of whole
-        traces of the other length; and all trace headers at the resulting positions contain the other count.
+        two conditions hold. First, the file consists of whole traces of the length in the binary header, but not of the
+        other length. Second, all trace headers at the resulting positions contain the other count.
         """
         if not self.traces or self.overrides["samples"] is not None:
             return None

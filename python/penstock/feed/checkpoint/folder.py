@@ -5,8 +5,8 @@
     URL/000000001200/<attempt>.json           names, shapes and checksums (`penstock.feed.checkpoint.metadata`)
     URL/000000001200/commit.json              written last; a checkpoint without it does not exist
 
-Each attempt to write the checkpoint of a step has a random name, so that files of a killed attempt are never mixed with
-those of the next attempt. This module does not import torch.
+Each attempt to write the checkpoint of a step has a random name. Files of a killed attempt are therefore never mixed
+with files of the next attempt. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -453,7 +453,7 @@ def list_checkpoints(url: str | os.PathLike[str]) -> list[Checkpoint]:
 
 
 def latest_checkpoint(url: str | os.PathLike[str]) -> Checkpoint | None:
-    """Return the complete checkpoint with the highest step below a URL, or None.
+    """Return the complete checkpoint with the highest step below a URL, or None if there is no complete checkpoint.
 
     Raises:
         PenstockError: The store cannot be listed.

@@ -57,7 +57,7 @@ class CheckpointReader(StorageReader):  # type: ignore[misc]  # torch has no typ
         self._refused: PenstockError | None = None
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Set the step to load. Without it, the latest complete checkpoint is loaded."""
+        """Set the step to load. If `checkpoint_id` is None, the latest complete checkpoint is loaded."""
         self._wanted = None if checkpoint_id is None else step_of(checkpoint_id)
 
     def read_metadata(self) -> Metadata:

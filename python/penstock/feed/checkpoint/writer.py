@@ -66,7 +66,8 @@ class CheckpointWriter(StorageWriter):  # type: ignore[misc]  # torch has no typ
 
     Args:
         url: Folder of the checkpoints: `s3://`, `gs://`, `az://`, `file://` or a path. All ranks must see it.
-        keep: Number of complete checkpoints to keep. Older ones are deleted after each commit; None keeps all.
+        keep: Number of complete checkpoints to keep. Older checkpoints are deleted after each commit. None keeps all
+            checkpoints.
         timeout_s: Time limit of a request in seconds. The limit for the upload of a file is at least 1 second per MB.
 
     Raises (inside torch's CheckpointException):
@@ -201,8 +202,8 @@ def _bytes_of(tensor: torch.Tensor, item: WriteItem) -> memoryview:
 def _written(out: FileWriter, item: WriteItem, data: memoryview, name: str, offset: int) -> WriteResult:
     sums = []
     for start in range(0, len(data), BLOCK_BYTES):
-        # After the copy, the block is in the CPU cache. Without the copy, the checksum and the write would both read it
-        # from memory, which takes longer.
+        # After the copy, the block is in the CPU cache. Without the copy, the checksum and the write would both read
+        # the block from memory, which takes longer.
         block = bytes(data[start : start + BLOCK_BYTES])
         sums.append(_native.crc32c(block))
         out.write(block)

@@ -105,7 +105,7 @@ class Array:
         return whole if dtype is None else whole.astype(dtype)
 
     def read_many(self, keys: Sequence[Any]) -> list[Any]:
-        """Read several indexes in one batch: each chunk is read and decoded once.
+        """Read several indexes in one batch, in which each chunk is read and decoded once.
 
         Raises:
             IndexError: An index is out of bounds, or of a kind that is not supported.

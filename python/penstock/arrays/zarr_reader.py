@@ -274,7 +274,7 @@ def _nodes(location: Location) -> tuple[dict[str, ZarrNode], dict[str, Any]]:
 
 
 def _children(location: Location, suffix: str) -> dict[str, bytes]:
-    """List the arrays of a group without consolidated metadata, and read the metadata of each."""
+    """List the arrays of a group without consolidated metadata, and read the metadata of each array."""
     names = [entry.name for entry in location.list() if entry.name.endswith(f"/{suffix}")]
     return {name.removesuffix(f"/{suffix}"): location.read(name) or b"" for name in names}
 

@@ -88,8 +88,8 @@ def universe(
         cubes_per_universe: 1, 8 or 64.
 
     Returns:
-        y float32 [4]: the parameters (Omega_m, sigma_8, n_s, H_0), scaled to [-1, 1]; x int16 [voxels, voxels, voxels,
-        4] for each cube.
+        y, float32 [4]: the parameters (Omega_m, sigma_8, n_s, H_0), scaled to [-1, 1]. And for each cube x, int16
+        [voxels, voxels, voxels, 4].
     """
     side = _CUBES_PER_SIDE[cubes_per_universe]
     rng = np.random.default_rng([seed, index])
@@ -134,7 +134,7 @@ def generate(
             universe of the training set.
         compress: "gzip", "zstd" or "none".
         workers: Number of threads; by default one per processor. The number does not change the bytes.
-        progress: Called with (bytes stored, samples done) after each sample.
+        progress: Function that is called with (bytes stored, samples done) after each sample.
 
     Returns:
         A summary of the files written.
@@ -188,7 +188,8 @@ def generate(
 def _in_order(
     write: Callable[[int], list[tuple[int, int]]], count: int, workers: int
 ) -> Iterator[list[tuple[int, int]]]:
-    # A bounded window of futures limits memory to a few universes. Ctrl-C cancels the futures that have not started.
+    # A limited number of futures limits the memory to a few universes. Ctrl-C cancels the futures that have not
+    # started.
     with ThreadPoolExecutor(workers, thread_name_prefix="penstock-universe") as pool:
         indices = iter(range(count))
         pending = [pool.submit(write, i) for i in islice(indices, 2 * workers)]

@@ -59,7 +59,7 @@ class Cosmology:
 
 
 def _transfer(k: NDArray[np.float64], cosmology: Cosmology) -> NDArray[np.float64]:
-    """Zero-baryon transfer function of Eisenstein & Hu 1998 (ApJ 496, 605), eq. 26, 28-31; k in h/Mpc."""
+    """Return the zero-baryon transfer function of Eisenstein & Hu 1998 (ApJ 496, 605), eq. 26, 28-31. k is in h/Mpc."""
     h = cosmology.h_0 / 100
     om = cosmology.omega_m * h * h
     ob = _OMEGA_B * h * h
@@ -102,7 +102,7 @@ def _omega_m_at(z: float, omega_m: float) -> float:
 
 
 def growth(z: float, omega_m: float) -> float:
-    """Linear growth factor of a flat universe, 1 at z = 0.
+    """Return the linear growth factor of a flat universe, which is 1 at z = 0.
 
     Source:
         Carroll, Press & Turner 1992 (ARA&A 30, 499), eq. 29.

@@ -59,8 +59,8 @@ def generate(
             "png".
         record_bytes, record_deviation_bytes: Mean and standard deviation of a record's size; for an image, of its
             pixel bytes.
-        compresses: Approximate gzip ratio of the records; 1 means incompressible noise. Not for images.
-        progress: Called with (bytes stored, files done) after each file.
+        compresses: Approximate gzip ratio of the records; 1 means incompressible noise. Ignored for images.
+        progress: Function that is called with (bytes stored, files done) after each file.
 
     Raises:
         ConfigError: An argument is invalid, or the folder contains other files.

@@ -32,7 +32,7 @@ _SHARD_BYTES = 128 << 20
 _MIN_SHARDS = 8  # so that several processes can write a small dataset, and a loader can shuffle its shards
 _MAX_SHARDS = 99_999  # per split, because names of TFRecord shards have five digits
 _FOLDER_TASK = 250  # number of images
-_MIN_BITS, _MAX_BITS = 0.6, 8.0  # per pixel, of the median image
+_MIN_BITS, _MAX_BITS = 0.6, 8.0  # bits per pixel of the image of median size
 
 Split = Literal["train", "validation"]
 

@@ -48,7 +48,7 @@ _EXIF = 0.20
 _FULL_CHROMA = 0.10  # 4:4:4 instead of 4:2:0
 _GREY = 0.02  # about as frequent as in ImageNet
 _CMYK = 0.002  # more frequent than in ImageNet (22 of 1.28 million), so that small datasets contain some
-# If the file size differs from the median by at most this factor, the long side is the nominal one, as for most
+# If the file size differs from the median by at most this factor, the image has the nominal long side, like most
 # photographs in ImageNet. Larger files have more pixels, and smaller files have fewer pixels.
 _NOMINAL_RATIO = 1.5
 

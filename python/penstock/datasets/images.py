@@ -82,11 +82,11 @@ def generate(
     other bytes, so a dataset can be completed only with the same versions.
 
     Args:
-        out: Folder; created if missing. It must be empty or contain only this dataset.
+        out: Folder; created if missing. The folder must be empty or contain only this dataset.
         spec: Settings.
         jobs: Number of processes; by default one per processor that this process may use. With more than 1 process, a
             script must call this function below `if __name__ == "__main__"`, as `multiprocessing` requires.
-        progress: Called with (bytes written, records done) several times per second.
+        progress: Function that is called with (bytes written, records done) several times per second.
 
     Returns:
         A summary of the dataset.

@@ -66,7 +66,7 @@ class BatchBy:
         raise NotImplementedError
 
     def is_even(self, world: int) -> bool:
-        """True if all ranks have equally many samples in a full batch."""
+        """True if all ranks have the same number of samples in a full batch."""
         raise NotImplementedError
 
     def plan(self, dataset: DatasetBase, world: int, on_error: str) -> BatchPlan:
@@ -235,7 +235,7 @@ def budget(
     parts of the same batch, with equal numbers of samples.
 
     Args:
-        tokens: Budget of this rank's batch, in the unit of `length`: tokens, pixels, frames, ….
+        tokens: Budget of this rank's batch, in the unit of `length` (for example tokens, pixels or frames).
         length: As in `buckets`.
         global_tokens: Alternatively, the budget over all ranks. A state is then valid on any number of ranks, and the
             numbers of samples of two ranks can differ by one.

@@ -145,7 +145,7 @@ def byte_rows(column: _native.RaggedTensor) -> list[Any]:
 
 
 def _grouped(strings: list[Any], column: _native.RaggedTensor) -> list[Any]:
-    """Group the strings of a column into its lists."""
+    """Group the strings of a column into the lists of each row."""
     for offsets in reversed(column.offsets[:-1]):
         strings = [strings[start:end] for start, end in pairwise(memoryview(cast("Any", offsets)).tolist())]
     return strings

@@ -109,7 +109,7 @@ class _RankPlan:
 
 
 class CountedPacking:
-    """Functions of a loader that only packed datasets with counted tokens need."""
+    """State and passes of a loader whose dataset is packed with counted tokens."""
 
     def __init__(
         self,
@@ -346,7 +346,7 @@ class CountedPackRun:
         return {} if self._run is None else self._run.timing()
 
     def error_counts(self) -> tuple[int, int, list[str]]:
-        """Return the number of samples that the native run substituted, and their errors."""
+        """Return the numbers of skipped and substituted samples, and the first errors."""
         return (0, 0, []) if self._run is None else self._run.error_counts()
 
     def is_ready(self) -> bool:

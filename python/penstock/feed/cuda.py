@@ -217,26 +217,21 @@ class Cuda:
 
     @contextlib.contextmanager
     def copying(self) -> Iterator[None]:
-        """As in `CopyDevice`."""
         # Set the current device, too: when torch leaves the stream context, it would otherwise create a CUDA context on
         # another device.
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             yield
 
     def copy(self, here: torch.Tensor) -> torch.Tensor:
-        """As in `CopyDevice`."""
         return here.to(self._device, non_blocking=True)
 
     def copies_begun(self) -> torch.cuda.Event:
-        """As in `CopyDevice`."""
         return self._mark(self._stream)
 
     def wait(self) -> None:
-        """As in `CopyDevice`."""
         self._stream.synchronize()
 
     def give(self, tensors: list[torch.Tensor], copied: Event) -> torch.cuda.Event:
-        """As in `CopyDevice`."""
         consumer = torch.cuda.current_stream(self._device)
         before = self._mark(consumer)
         consumer.wait_event(copied)

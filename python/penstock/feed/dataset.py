@@ -101,7 +101,7 @@ class Dataset(DatasetBase):
     _counts: _Counts = field(default_factory=_Counts, repr=False, compare=False)
 
     def fields(self, /, **specs: FieldSpec) -> Dataset:
-        """Return the dataset with these fields: `fields(x=tensor("int16", (128, 128, 128, 4)))`.
+        """Return the dataset with the given fields: `fields(x=tensor("int16", (128, 128, 128, 4)))`.
 
         A field is read from the part of a record that has the same name as the field, or from the part in
         `.of("part")`. Without this call, a batch has the fields of `schema()`.
@@ -189,8 +189,7 @@ class Dataset(DatasetBase):
             return replace(self, seed=seed)
         steps = self.steps
         names = [name for name, _, _ in steps]
-        # A shuffle may replace the shuffle directly before it, but it cannot follow other steps after an earlier
-        # shuffle.
+        # A shuffle can replace a shuffle directly before it. It cannot follow other steps that follow a shuffle.
         is_behind = names[-1:] != ["shuffle"] if "shuffle" in names else self.seed is not None and bool(steps)
         if is_behind or "repeat" in names:
             raise ConfigError(
@@ -239,12 +238,12 @@ class Dataset(DatasetBase):
         `ds.fields(label=...).filter(fn).fields(image=..., label=...)`.
 
         Args:
-            workers: Number of processes that call `fn`; 0 calls it in this process.
+            workers: Number of processes that call `fn`; 0 calls `fn` in this process.
             key: Text that identifies `fn` and everything that `fn` depends on. By default, this is a digest of the code
                 of `fn`, and of the values, functions and classes of the user's modules that `fn` uses. Of installed
                 packages, the digest covers only the version.
-            on_error: `skip` leaves out the samples that cannot be read, too; it is not allowed with workers. A loader's
-                `on_error` does not apply to `filter`.
+            on_error: With `skip`, samples that cannot be read are left out, too. `skip` is not allowed with workers. A
+                loader's `on_error` does not apply to `filter`.
         Raises:
             ConfigError: The dataset is unindexed; or, when the order is first used, `fn` keeps no sample.
             Corrupt, Mismatch: A sample cannot be read.
@@ -288,11 +287,11 @@ class Dataset(DatasetBase):
             passes: Number of passes over the objects per epoch. Several passes spread the repetitions of a sample, but
                 read objects several times. The default is the smallest number with which no pass contains a sample
                 twice, but at most 16.
-            schedule: Weights of later epochs, as (first epoch, weights).
+            schedule: Weights of later epochs: a list of (first epoch, weights).
             seed: Seed with which a dataset that is not shuffled yet is shuffled.
         Raises:
-            ConfigError: An argument is invalid, or the dataset is unindexed. Invalid weights (NaN, negative, all 0, a
-                wrong number) are reported when the order is first used.
+            ConfigError: An argument is invalid, or the dataset is unindexed. Invalid weights (NaN, negative, all 0, not
+                one weight per sample) are reported when the order is first used.
         """
         selection.check_indexed(self, "resample")
         if seed is not None and self.seed is not None and as_int("seed", seed) != self.seed:
@@ -508,7 +507,9 @@ class Dataset(DatasetBase):
         return self._count(self.records_per_object, scans=False)
 
     def _scan_tables(self) -> _native.Counted:
-        """Count the rows of compressed tables, whose row counts are at the end of the decompressed bytes."""
+        """Count the rows of compressed tables. They must be decompressed, because the row count is at the end of a
+        table.
+        """
         _LOG.warning(
             "%s: the objects are compressed tables, so each process reads all of them once: %d objects, %s bytes. To "
             "avoid this, set records_per_object=N or give a manifest with counts.",

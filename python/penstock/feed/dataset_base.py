@@ -125,7 +125,7 @@ class DatasetBase:
 
     def repeat(self, times: int) -> Self:
         """Join `times` epochs into one. Epoch e of the result consists of the epochs e x times to (e + 1) x times - 1
-        of this dataset. Each of these keeps its own order.
+        of this dataset. Each of these epochs keeps its own order.
         """
         times = as_int("times", times)
         if not 1 <= times < 2**63:
@@ -193,7 +193,7 @@ class DatasetBase:
 
     @property
     def decodes(self) -> bool:
-        """True if functions may drop or add samples."""
+        """True if functions can drop or add samples."""
         return any(step.decodes for step in self.map_steps)
 
     @property
@@ -221,9 +221,9 @@ class DatasetBase:
             tokenizer: A `tokenizers.Tokenizer`, a fast tokenizer of `transformers`, or a function. A function takes the
                 texts of a batch as a list (one argument for each field). It returns a list with one sequence of
                 integers for each text, or a dict of such lists by field name.
-            field: Name of the text field, or names of several for a function.
+            field: Name of the text field. For a function, also the names of several fields.
             dtype: Type of a token: uint16, int32, uint32 or int64.
-            special_tokens: Whether the tokenizer adds its special tokens. Functions ignore it.
+            special_tokens: Whether the tokenizer adds its special tokens. Ignored for a function.
             key: Name and version of a function, for the digest; by default its attribute `digest`.
         Raises:
             ConfigError: A function has neither a digest nor a key, or the tokenizer is not callable.
@@ -252,7 +252,7 @@ class DatasetBase:
 
         Args:
             to: Number of tokens per row; or `longest`, the length of the longest sample in this rank's batch.
-            multiple_of: With `longest`, the number of tokens is rounded up to a multiple of this.
+            multiple_of: With `longest`, the number of tokens per row is rounded up to a multiple of this number.
             value: Padding value, for all token fields or by field name (such as -100 for labels).
             mask: Name of a second array (bool, samples x tokens): True for tokens, False for padding. If the tokenizer
                 returns several fields, this is the mask of the first field. With None, there is no mask.
@@ -385,7 +385,7 @@ class DatasetBase:
 
     @property
     def indexed(self) -> bool:
-        """True unless record counts are disabled (`indexed=False`). Samples then have positions."""
+        """True if samples have positions. False for a dataset that was opened with `indexed=False`."""
         return True
 
     @property
@@ -475,7 +475,7 @@ class DatasetBase:
         return True
 
     def awaits_scan(self) -> bool:
-        """Whether the number of samples depends on a scan that is not complete."""
+        """Whether the number of samples is unknown until a scan is complete."""
         return False
 
     def first_epoch_feed(
@@ -484,8 +484,8 @@ class DatasetBase:
         make: Callable[[_native.Sampler | None], _native.Feed],  # noqa: ARG002
     ) -> FirstEpochFeed | None:
         """Return a feed that starts before all records are counted. None if all records are counted, or if an epoch
-        needs all counts. `batch` is the global batch size; `make` creates the feed of a sampler, or of the whole
-        dataset.
+        cannot start without all counts. `batch` is the global batch size. `make` creates the feed of a sampler or, for
+        None, of the whole dataset.
         """
         return None
 
@@ -514,7 +514,7 @@ class DatasetBase:
         return self.course().samples
 
     def identity(self) -> dict[str, Any]:
-        """Return the values that must be equal in a state and in this dataset. They take under 750 bytes as JSON."""
+        """Return the values that must be equal in a state and in this dataset. As JSON, they take under 750 bytes."""
         if self._made.identity is None:
             mine: dict[str, Any] = {
                 "fingerprint": self.fingerprint,
@@ -537,7 +537,7 @@ class DatasetBase:
         return dict(self._made.identity)
 
     def expected_gets(self, batch: float, world: int = 1) -> float:
-        """Average number of object reads for a global batch, over all ranks. It increases with `window`.
+        """Average number of object reads for a global batch, over all ranks. The number increases with `window`.
 
         An object above 16 MiB is read in parts of 8 MiB, with one request per part. A cache reduces the number of
         reads.

@@ -42,7 +42,7 @@ class BatchRun(Protocol):
         """Return the seconds of waiting by cause, and the busy seconds of the threads."""
 
     def error_counts(self) -> tuple[int, int, list[str]]:
-        """Return the number of skipped and of substituted samples, and the first errors."""
+        """Return the numbers of skipped and substituted samples, and the first errors."""
 
     def close(self) -> None:
         """End the pass's threads and requests."""
@@ -86,8 +86,8 @@ class _Taken:
 
 
 class Epoch(Generic[Batch]):
-    """One pass over an epoch, or over the rest of it. Ends its threads and requests when it is complete, dropped or
-    replaced.
+    """One pass over an epoch, or over the rest of an epoch. When the pass is complete, dropped or replaced, its threads
+    and requests end.
     """
 
     def __init__(

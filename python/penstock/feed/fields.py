@@ -434,7 +434,7 @@ def raw(*, default: bytes | None = None, mask: str | None = None, record: bool =
     A field that is named `record` contains the whole record, unless the dataset has a part with that name.
 
     Args:
-        default: Value if the sample has none, as in `tensor`.
+        default: Value if the sample has no value, as in `tensor`.
         mask: As in `tensor`. The default is then `b""`.
         record: Deliver the whole record, such as the payload of a TFRecord, a file or an MDS sample; the field can have
             any name. Not available for tar, Parquet, Zarr and HDF5, because their samples consist of separate parts.
@@ -459,7 +459,7 @@ def text(*, errors: str = "strict", default: str | None = None, mask: str | None
             `on_error` handles), `replace` or `ignore`. A JSON line that is not UTF-8 is always `Corrupt`, and so is a
             JSON string with an unpaired surrogate. Lists and objects that are read as JSON text keep such a surrogate
             as an escape sequence.
-        default: Value if the sample has none, as in `tensor`.
+        default: Value if the sample has no value, as in `tensor`.
         mask: As in `tensor`. The default is then `""`.
     Raises:
         ConfigError: `errors` has another value, or the default is not a `str` that UTF-8 can represent.

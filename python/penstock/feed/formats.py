@@ -79,14 +79,14 @@ def tfrecord(*, compression: str | None = None) -> Format:
 
 
 def fixed(*, header_bytes: int = 0, **columns: TensorSpec) -> Format:
-    """Records of fixed size, after a header. Each record consists of these columns, one after another.
+    """Records of fixed size, after a header. Each record consists of the given columns, one after another.
 
     CIFAR-10's binary version is `fixed(label=tensor("uint8", ()), image=tensor("uint8", (3, 32, 32)))`.
 
     Args:
         header_bytes: Number of bytes in each object before its first record.
     Raises:
-        ConfigError: The columns are missing, or one is not a `penstock.tensor(dtype, shape)`.
+        ConfigError: There are no columns, or a column is not a `penstock.tensor(dtype, shape)`.
     """
     if not columns:
         raise ConfigError("format: a fixed record requires at least one column", where="format")
@@ -127,7 +127,7 @@ def tokens(
 
 
 def megatron(*, length: int | None = None, stride: int | None = None, eos: int | None = None) -> Format:
-    """Megatron-LM's `.bin` files of tokens, with an `.idx` file beside each. A record is a document, with one part,
+    """Megatron-LM's `.bin` files of tokens, each with an `.idx` file beside it. A record is a document with one part,
     `tokens`.
 
     The element type is read from the index of the first file.
@@ -196,11 +196,11 @@ def arrow() -> Format:
 
 
 def tar() -> Format:
-    """WebDataset (tar archives). Consecutive members with one key form a record. Its parts are the members, by
+    """WebDataset (tar archives). Consecutive members with the same key form a record. Its parts are the members, by
     extension.
 
-    `.cls`, `.index` and similar members are numbers as text, `.npy` is an array, and all others are bytes. `__key__` is
-    the key.
+    Members such as `.cls` and `.index` are numbers as text, `.npy` members are arrays, and all other members are bytes.
+    The part `__key__` is the key.
     """
     return Format("tar")
 

@@ -112,8 +112,8 @@ class BaseLoader(Generic[Batch]):
                 instead.
             read_ahead: Number of batches to prepare in addition to the next one; by default enough batches for
                 `max_in_flight` requests.
-            threads: Decoding threads; by default one per core.
-            object_timeout_s: Maximum seconds for one object, including retries and back-off.
+            threads: Number of decoding threads; by default one per core.
+            object_timeout_s: Time limit in seconds for reading one object, including retries and back-off.
             on_error: Action for a sample whose bytes are damaged or do not match the fields. `raise` raises the error
                 when the sample's batch is requested. `skip` omits the sample's row; with `tail="pad"`, the row contains
                 zeros and has weight 0. `skip` cannot be combined with `tail="drop"`. `substitute` delivers the next
@@ -136,7 +136,7 @@ class BaseLoader(Generic[Batch]):
             as_int_or_none("read_ahead", read_ahead),
         )
         threads = as_int_or_none("threads", threads)
-        # Range of the ranks that share this node's disk; None if unknown.
+        # Range (first, end) of the ranks that share this node's disk; None if unknown.
         self._node: tuple[int, int] | None = None
         if (rank is None) != (world is None):
             raise ConfigError("rank: give both rank and world, or neither", where="rank")
@@ -315,7 +315,7 @@ class BaseLoader(Generic[Batch]):
 
     def __len__(self) -> int:
         """Number of batches in a whole epoch, which is the same on every rank. An iterator that resumes from a state
-        yields fewer.
+        yields fewer batches.
 
         With `batch_by` or `count_tokens`, this is the number for the current epoch. If one planning window contains the
         whole dataset, the number is the same in all epochs. Otherwise, the number can differ slightly between epochs,
@@ -346,7 +346,7 @@ class BaseLoader(Generic[Batch]):
         return self._epoch
 
     def _plan(self) -> BatchPlan | None:
-        """Return the plan of the batches; None for batches of a constant size. The first call may read lengths."""
+        """Return the plan of the batches; None for batches of a constant size. The first call can read lengths."""
         if self._batch_plan is None and self._batch_by is not None:
             self._batch_plan = self._batch_by.plan(self.dataset, self.world, self._settings["on_error"])
         return self._batch_plan
@@ -427,7 +427,7 @@ class BaseLoader(Generic[Batch]):
 
     @cached_property
     def functions(self) -> Functions:
-        """The dataset's functions."""
+        """The functions of the dataset (`map` and `decode`)."""
         from penstock.feed.map_step import functions_of
 
         return functions_of(self.dataset, on_error=self._settings["on_error"])

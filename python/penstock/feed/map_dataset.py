@@ -52,8 +52,8 @@ class _SharedEpoch:
     """
 
     def __init__(self) -> None:
-        # Layout: the epoch, a flag that ends the detection, the number of repeated positions, and the first positions
-        # read.
+        # Layout: the epoch, a flag that ends the detection, the number of repeated positions, and the positions that
+        # were read first.
         self._shared = torch.tensor([0, 0, 0] + [-1] * _MAX_WATCHED, dtype=torch.int64).share_memory_()
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions of `map` and `decode`: runs them over the rows of a batch, with each sample's seed, and gathers the
-results.
+"""Runs the functions of `map` and `decode` over the rows of a batch, with each sample's seed, and gathers the results.
 
 Does not handle processes, threads, order or state. A row is a sample of the feed, and an output is a sample that the
 last function returns. With `decode`, a row can have no output or several.
@@ -101,7 +100,7 @@ class Function(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Functions:
-    """The functions of a dataset, and how they are called. Pickled for worker processes."""
+    """The functions of a dataset, with the settings of their calls. Pickled for worker processes."""
 
     steps: tuple[Function, ...]
     unwraps: str | None = None

@@ -318,7 +318,7 @@ class WorkerPool:
 
         Raises:
             ConfigError: Another thread has abandoned the task.
-            FunctionFailed: A function raised.
+            FunctionFailed: A function raised an exception.
         """
         if task.result is None:
             return None

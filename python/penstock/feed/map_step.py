@@ -322,9 +322,7 @@ class MapRun:
         return {**self._run.timing(), "wait_map_s": self._pass.wait_s}
 
     def error_counts(self) -> tuple[int, int, list[str]]:
-        """Return the errors of samples that were skipped or substituted, by the native run or after a function
-        failed.
-        """
+        """Return the numbers of skipped and substituted samples, and the first errors, including failures of functions."""
         skipped, substituted, errors = self._run.error_counts()
         return skipped + self._skipped, substituted, [*errors, *self._errors][:_MAX_ERRORS]
 

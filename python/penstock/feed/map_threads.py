@@ -68,7 +68,7 @@ class ThreadPool:
 
     @property
     def has_room(self) -> bool:
-        jobs = list(self._jobs.values())  # a copy, because another thread may abandon them
+        jobs = list(self._jobs.values())  # a copy, because another thread can abandon the jobs
         pieces = sum(len(job.pieces) for job in jobs)
         return len(jobs) < 2 or pieces < 2 * _PIECES_PER_THREAD * self._threads
 
@@ -95,7 +95,7 @@ class ThreadPool:
         """Wait until another task is complete, but at most `timeout_s` seconds.
 
         Raises:
-            FunctionHangs: A function has not returned within the limit for one sample.
+            FunctionHangs: A function has not returned within the time limit of one sample.
         """
         with self._changed:
             if self._completed == self._seen:
@@ -115,7 +115,7 @@ class ThreadPool:
 
         Raises:
             ConfigError: Another thread has abandoned the task.
-            FunctionFailed: A function raised.
+            FunctionFailed: A function raised an exception.
         """
         if task.result is None:
             return None

@@ -113,7 +113,7 @@ def _messages(pipe: Connection) -> Iterator[tuple[Any, mmap.mmap | None]]:
 def run_worker(pipe: Connection, pickled: bytes) -> None:
     """Main function of the worker process: runs tasks and sends results until the parent closes its end of the pipe."""
     end_with_parent()  # while a function runs, this process does not notice that the pipe is closed
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group, but the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the whole process group gets Ctrl-C, but the parent decides
     try:
         functions: Functions = pickle.loads(pickled)  # noqa: S301 - written by our parent
     except Exception:

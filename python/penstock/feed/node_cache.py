@@ -85,7 +85,7 @@ def cache_request(
 
 
 def resolve(request: CacheRequest, url: str, size_bytes: int, variables: Mapping[str, str]) -> NodeCache | None:
-    """Return the cache for a dataset of `size_bytes`, or None.
+    """Return the cache for a dataset of `size_bytes`; None if the dataset is not cached.
 
     By default, only datasets in a remote store are cached, and only if the whole dataset fits. The folder is a scratch
     folder that an environment variable names, or that is mounted (`/scratch`, `/local_scratch`, `/mnt/nvme`...).

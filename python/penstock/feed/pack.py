@@ -100,7 +100,7 @@ class PackStep:
 
 
 class Packing:
-    """Functions of a loader that only packed datasets need."""
+    """State and passes of a loader whose dataset is packed."""
 
     def __init__(
         self,
@@ -176,8 +176,8 @@ _ADVICE = {
 
 
 def check_identity(state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-    """Raise ConfigError if a state belongs to other data or windows than `identity`. The message contains the values of
-    both.
+    """Raise ConfigError if a state belongs to other data or windows than `identity`. The message contains the value in
+    the state and the value in `identity`.
     """
     if "packed" not in state:
         raise ConfigError("state: saved from a dataset that was not packed, but this dataset is packed", where="state")
@@ -246,7 +246,7 @@ class PackRun:
         return times
 
     def error_counts(self) -> tuple[int, int, list[str]]:
-        """Return the errors that the native run skipped or substituted."""
+        """Return the numbers of skipped and substituted samples, and the first errors."""
         counts: tuple[int, int, list[str]] = self._run.error_counts()
         return counts
 

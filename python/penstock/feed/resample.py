@@ -46,7 +46,7 @@ Labels = Any
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """Weights of all stored samples: (first epoch in which they apply, uint32 array)."""
+    """Weights of all stored samples. `schedule` is a list of (first epoch, uint32 array)."""
 
     schedule: tuple[tuple[int, Any], ...]
     samples: int
@@ -102,7 +102,7 @@ class Resample:
         )
 
     def weights(self) -> _Weights:
-        """Return the weights of all stored samples. Computed once.
+        """Return the weights of all stored samples, which are computed once.
 
         Raises:
             ConfigError: A weight is negative, NaN or infinite, all weights are 0, or there is not one weight per
@@ -229,7 +229,7 @@ def _checked(spec: WeightSpec) -> Literal["balanced"] | Mapping[Any, float] | An
 
 @dataclass(frozen=True, slots=True)
 class _Classes:
-    """Distinct classes, and the number of each sample's class. `names` are the names of the class folders, if the
+    """Distinct classes, and for each sample the number of its class. `names` are the names of the class folders, if the
     dataset has class folders.
     """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values of a Python function for all samples of a dataset."""
+"""Computes the values of a Python function for all samples of a dataset."""
 
 from __future__ import annotations
 

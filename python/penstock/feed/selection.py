@@ -212,7 +212,7 @@ class Filter:
         return f"{int(kept.sum())}@{digest_of(str(len(kept)).encode(), kept.tobytes())}"
 
     def kept(self) -> Any:
-        """Return whether each sample is kept. Computed once.
+        """Return whether each sample is kept. The result is computed once.
 
         Raises:
             ConfigError: No sample is kept.

@@ -100,7 +100,8 @@ class StreamDataset(torch.utils.data.IterableDataset):  # type: ignore[misc]  # 
             table.share_memory_()  # after unpickling, the tensor is no longer in shared memory
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next pass read `epoch`, in all workers. A loaded state of the same epoch is kept.
+        """Make the next pass read `epoch`, in all workers. If a state of the same epoch was loaded, the next pass still
+        continues at the state.
 
         Raises:
             ConfigError: The epoch is negative.

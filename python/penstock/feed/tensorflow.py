@@ -44,7 +44,7 @@ def dataset(ds: DatasetBase, *, batch: int | None = None, epoch: int = 0, **argu
     Raises:
         ConfigError: The dataset uses `map` without `decode`, or `collate` was given. Use the `map` of `tf.data`
             instead.
-        Unsupported: A column that `decode` returned is neither an array nor texts.
+        Unsupported: A column that `decode` returned is neither an array nor a list of texts.
     """
     if ds.map_steps and not ds.decodes:
         raise ConfigError(

@@ -237,7 +237,7 @@ class TokenizeRun:
         return {**times, "wait_map_s": times.get("wait_map_s", 0.0) + self._wait_s}
 
     def error_counts(self) -> tuple[int, int, list[str]]:
-        """Return the errors that the native run skipped or substituted."""
+        """Return the numbers of skipped and substituted samples, and the first errors."""
         counts: tuple[int, int, list[str]] = self._run.error_counts()
         return counts
 
@@ -306,7 +306,7 @@ def _joined(rows: Sequence[Any], texts: _Texts, dtype: str, name: str) -> Ragged
         MapFailed: There is not one sequence for each text, or a value does not fit the type.
     """
     try:
-        if isinstance(rows, Ragged):  # of byte_pairs
+        if isinstance(rows, Ragged):  # result of byte_pairs
             return Ragged(_fitted(rows.values, dtype), rows.offsets)
         if len(rows) != len(texts):
             raise texts.failed("tokenize", f"{len(texts):,} texts gave {len(rows):,} lists of `{name}`")

@@ -31,7 +31,7 @@ _RECORDS = 1 << 40
 
 
 class Unindexed:
-    """Functions of a loader that only datasets without record counts need."""
+    """State and feed of a loader whose dataset is unindexed."""
 
     def __init__(self, dataset: Dataset, *, global_batch: int, rank: int, world: int, tail: str) -> None:
         if dataset.steps or dataset.map_steps:

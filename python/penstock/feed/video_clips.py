@@ -152,7 +152,7 @@ def check_whole(file: Any, name: str) -> None:
     truncated file without an error.
 
     Raises:
-        Corrupt: The file is cut off.
+        Corrupt: The file is truncated.
     """
     size = file.seek(0, io.SEEK_END)
     file.seek(0)
@@ -169,7 +169,7 @@ def check_whole(file: Any, name: str) -> None:
             end += length
     elif head[:4] == b"RIFF":
         length = int.from_bytes(head[4:8], "little")
-        end = 8 + length if length != 2**32 - 1 else 0  # 2^32 - 1: the writer did not know the size
+        end = 8 + length if length != 2**32 - 1 else 0  # 2^32 - 1 means that the size is unknown
     elif head[:4] == b"\x1aE\xdf\xa3":
         at = 4
         for _ in range(2):  # lengths of the EBML header and, after a 4-byte identifier, of the segment
@@ -190,7 +190,8 @@ def opened(file: Any, name: str) -> Iterator[tuple[Any, Any]]:
     """Open a video. Yields the container and its first video stream, which is decoded in this thread.
 
     Raises:
-        Corrupt: The file is not a video, or is damaged. Errors inside the `with` block are converted, too.
+        Corrupt: The file is not a video, or is damaged. FFmpeg's errors inside the `with` block are also raised as
+            Corrupt.
     """
     try:
         with av.open(file, "r", options=_OPTIONS, metadata_errors="replace", buffer_size=_BUFFER) as container:
@@ -238,8 +239,8 @@ def facts_of(container: Any, stream: Any, name: str) -> Facts:
 def decoded(
     container: Any, stream: Any, facts: Facts, spec: ClipSpec, times: Sequence[float], name: str
 ) -> tuple[Any, int]:
-    """Return the frames at these times (ascending) as uint8 [frames, height, width, 3], and the number of times before
-    the end of the video. After the end, the last frame is repeated.
+    """Return the frames at the given times (ascending) as uint8 [frames, height, width, 3]. Also return the number of
+    times before the end of the video; after the end, the last frame is repeated.
 
     Raises:
         Corrupt: The video is damaged, or ends before the first time.
@@ -274,7 +275,9 @@ def _time(frame: Any, name: str) -> float:
 
 
 def _from(container: Any, stream: Any, origin: float, time: float, name: str) -> Iterator[Any]:
-    """Yield all frames, beginning with the last frame at or before a time. Some earlier frames can precede it."""
+    """Yield all frames, beginning with the last frame at or before a time. A few earlier frames can precede this
+    frame.
+    """
     back, lowest = 0.0, min(0.0, -origin) if is_mpeg(container) else 0.0
     while True:
         target = max(lowest, time - back)

@@ -63,7 +63,7 @@ def open(  # noqa: A001 - the verb is the API
     Args:
         url: As in `penstock.open`. Files with other suffixes are ignored.
         frames: Number of frames in a clip.
-        size: Side of the frames in pixels, or (height, width).
+        size: Side of the square frames in pixels, or (height, width).
         stride: Distance between consecutive frames of a clip, in frames of the file.
         fps: Frames per second of the clip, as an alternative to `stride`. Each frame of the clip is the frame that a
             player shows at the same time.
@@ -74,8 +74,8 @@ def open(  # noqa: A001 - the verb is the API
         mask: Name of a second field in the batch: bool [frames], False for frames after the end of the video. These
             frames repeat the last frame of the video.
         threads: Number of decoding threads per rank.
-        on_error: `skip` leaves out files whose headers cannot be read. Damage that is found while decoding is handled
-            by the loader's `on_error`.
+        on_error: `skip` leaves out files whose headers cannot be read. If decoding finds damage, the loader's
+            `on_error` applies.
     Raises:
         NotFound: No video was found.
         Corrupt: The header of a file cannot be read, or a file has no frames or more than 16,777,216 tiles.

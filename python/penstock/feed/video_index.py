@@ -141,7 +141,7 @@ def _examined(files: _native.Files, url: str, video: Video) -> Video | str:
             header = tuple(file.ranges())
             facts = facts_of(container, stream, name)
             container.seek(0, stream=stream)  # Matroska's index is read at the first seek
-            # For an MPEG stream, FFmpeg lists only the part that it has read so far.
+            # For an MPEG stream, FFmpeg lists only the keyframes in the part that it has read so far.
             entries = [entry for entry in stream.index_entries if entry.is_keyframe and not is_mpeg(container)]
             keyframes = [(float(entry.timestamp * stream.time_base) - facts.origin_s, entry.pos) for entry in entries]
     except Corrupt as error:

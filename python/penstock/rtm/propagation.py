@@ -64,7 +64,7 @@ def ricker(samples: int, time_step_s: float, frequency_hz: float) -> NDArray[np.
 
 
 class Propagator:
-    """Operators and arrays for the shots of one survey in one process. Only one thread at a time can use them (`lock`).
+    """Operators and arrays for the shots of one survey in one process. Only the thread that holds `lock` can use them.
 
     Call `propagator` to get a propagator; the function keeps it for the next shot. The order of calls is `load`,
     `forward`, then `adjoint` or `image`. Time steps are computed in segments, so that only the snapshots of one segment
@@ -340,7 +340,7 @@ class CheckpointSteps:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Type of a value."""
+        """Type of a value in a checkpoint."""
         return self.levels.dtype
 
     @property
@@ -358,7 +358,8 @@ class CheckpointSteps:
 
 
 class _Operators:
-    """Devito operators for grids of any size. An operator is built at its first use, because that takes a second.
+    """Devito operators for grids of any size. An operator is built only when it is first used, because building it
+    takes a second.
 
     The wave equation is m u_tt + damp u_t - laplace(u) = source, where m is the squared slowness, and damp the damping
     of the sponge. `adjoint` is the transpose of `model`: the same equation with time reversed, the receivers as

@@ -89,10 +89,10 @@ class Plan:
     """Cost of one shot of a survey: steps and memory.
 
     Attributes:
-        steps: Time steps of one propagation. Modelling propagates once. Migration propagates twice, or more often with
-            Revolver.
-        snapshots: Snapshots of the forward wavefield.
-        grid_points: Grid points with the sponge.
+        steps: Number of time steps of one propagation. Modelling propagates once. Migration propagates twice, or more
+            often with Revolver.
+        snapshots: Number of snapshots of the forward wavefield.
+        grid_points: Number of grid points, including the sponge.
         gather_bytes: Size of a gather, float32.
         image_bytes: Size of an image, float32; the illumination has the same size.
         snapshot_bytes: Size of all snapshots, in memory for method "snapshots", or in a file for "disk".
@@ -128,7 +128,7 @@ class Survey:
         receivers_km: Position of each receiver, km.
         space_order: Order of the spatial derivatives, even.
         sponge_points: Width of the absorbing layer on each side, in samples; by default 40 in 2-D and 20 in 3-D.
-        snapshot_factor: Time steps between two snapshots of the forward wavefield.
+        snapshot_factor: Number of time steps between two snapshots of the forward wavefield.
 
     Raises:
         ConfigError: A value is invalid, a position is outside the grid, or `snapshot_factor` is too large for the
@@ -210,7 +210,7 @@ class Survey:
 
     @property
     def padded_shape(self) -> tuple[int, ...]:
-        """Grid samples with the sponge."""
+        """Number of grid samples along each axis, including the sponge."""
         return tuple(n + 2 * self.sponge_points for n in self.shape)
 
     @property
@@ -241,8 +241,8 @@ class Survey:
     def snapshots_per_segment(self) -> int:
         """Number of snapshots that migration by "disk" keeps in memory: about 32 MiB.
 
-        This is a multiple of 3, so that all segments of time steps start at the same one of a wavefield's three time
-        levels.
+        The number is a multiple of 3, so that all segments of time steps start at the same time level of a wavefield,
+        which has three.
         """
         return 3 * max(1, SEGMENT_BYTES // (12 * math.prod(self.padded_shape)))
 

@@ -120,8 +120,8 @@ def two_way_time_s(model: NDArray[Any], spacing_km: float, depth: int | None = N
     Args:
         model: Velocities [x, z] or [x, y, z], km/s.
         spacing_km: Grid spacing, km.
-        depth: Depth in samples from the surface. By default, this is the depth of the deepest reflector in each column;
-            without reflectors, the time is 0.
+        depth: Depth in samples from the surface. By default, this is the depth of the deepest reflector in each column.
+            Without reflectors, the time is 0.
     Raises:
         ConfigError: A velocity, the spacing or the depth is invalid.
     """

@@ -73,8 +73,8 @@ class Conversion:
     Attributes:
         dataset: The source.
         fields: Fields to read, by the names under which they are written.
-        left_out: (name, reason) for each part of the source that is not converted. Either no field reads the part, the
-            format cannot store it, or it is not selected.
+        left_out: (name, reason) for each part of the source that is not converted. A part is not converted if no field
+            reads it, the format cannot store it, or it is not selected.
         samples: Number of samples; None if it is known only after all samples are read.
         notes: (name, description of the loss) for each field that is stored with less information than in the source.
         elements: Arrow types of the elements of some fields in Parquet, by the names under which the fields are
@@ -160,7 +160,7 @@ class Conversion:
         """Yield the samples from number `start` on, in stored order. A value that a sample lacks is None.
 
         Raises:
-            Mismatch: A list contains a null, or a value has another type than in the first records.
+            Mismatch: A list contains a null, or the type of a value differs from its type in the first records.
         """
         specs = {name: _with_default(spec) for name, spec in self.fields.items()}
         masks = {}

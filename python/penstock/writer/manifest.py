@@ -41,7 +41,7 @@ def write_manifest(
     """Check that all shards exist, and write the manifest and the log of record offsets.
 
     Raises:
-        Changed: A shard is missing or has another size than when it was written.
+        Changed: A shard is missing, or its size has changed since it was written.
     """
     known = {shard.name: shard for shard in shards}
     listed = at.listed()

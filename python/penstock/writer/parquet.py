@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Encoder of Parquet, with pyarrow. Samples are collected in columns, and a worker thread encodes the file of a shard.
 
-An array is stored as a list of its elements in C order: a list of fixed size if the schema contains the shape.
+An array is stored as a list of its elements in C order. If the schema contains the shape, the list has a fixed size.
 """
 
 from __future__ import annotations
@@ -169,8 +169,8 @@ class _Shard:
 
 
 class ParquetEncoder:
-    """Encoder of rows in Parquet files. The column chunks are compressed, not the file, so the name has no suffix of a
-    compression.
+    """Encoder of rows in Parquet files. The column chunks are compressed, not the file, so the name of the file has no
+    compression suffix.
     """
 
     suffix = ".parquet"

@@ -90,7 +90,7 @@ class ColumnType:
             return (
                 RawSpec() if not self.depth else NestedSpec(None, (), self.depth) if self.depth > 1 else RawListSpec()
             )
-        is_time = self.is_time and kind.bit_width <= 64  # an interval has 128 bits
+        is_time = self.is_time and kind.bit_width <= 64  # an interval has 128 bits, and is not a time
         dtype = f"int{kind.bit_width}" if is_time else _DTYPES.get(str(kind))
         if dtype is None:
             return None

@@ -51,7 +51,7 @@ class Field:
         dtype: NumPy's name of the element type; empty for bytes, text and JSON.
         shape: Shape of the first array.
         is_ragged: Whether arrays differ in the size of their first dimension.
-        is_free: Whether arrays differ in other dimensions, too. Only a tar can store such arrays.
+        is_free: Whether arrays differ in other dimensions, too. Only the tar format can store such arrays.
         spec: Specification from the schema, or None.
         may_be_absent: Whether samples can lack the field even if its specification has no default.
         is_absent: Whether any sample lacks the field.

@@ -110,8 +110,8 @@ def convert(
     Args:
         to: `zarr`, `segy` or `hdf5`; by default from the destination's suffix.
         layout: Layout of a Zarr group: `plain` (default), or `mdio` (default for the suffix `.mdio`). MDIO v1 can open
-            the layout `mdio`, which has the names, `headers`, `trace_mask` and chunks of MDIO. It has shards only if
-            `shards` is given.
+            the layout `mdio`, which has the names, `headers`, `trace_mask` and chunks of MDIO. The layout `mdio` has
+            shards only if `shards` is given.
         access: Access pattern for which chunks are chosen: dimensions across which slices are read, or `balanced`,
             `shots` or `train`.
         chunks, shards: Shapes to use, such as `64,64,64`. `shards="none"` stores each chunk as an object.

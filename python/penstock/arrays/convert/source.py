@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sources of a conversion: read the samples and trace headers in a box, and the other parts of a SEG-Y file."""
+"""Sources of a conversion: read the samples and trace headers in a box, and all other parts of a SEG-Y file."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ class _Pieces:
 
 
 def _round_trip(volume: Source, facts: SegyFacts, loss: _Loss | None) -> Iterator[bytes]:
-    """Yield the SEG-Y file that the reverse conversion produces, from start to end, in pieces of about one block."""
+    """Yield the SEG-Y file that the reverse conversion produces, in sequential pieces of about one block."""
     layout = facts.layout
     yield facts.file_header.tobytes()
     count, rows = layout["traces"], facts.trace_index.reshape(-1)

@@ -74,7 +74,7 @@ def run_with_dask(
     on_shot: Callable[[dict[str, Any]], None] | None = None,
     timeout_s: float = 600.0,
 ) -> WorkerReport:
-    """Compute shots with Dask until all are finished.
+    """Compute shots with Dask until all shots are finished.
 
     Args:
         job_url: URL of the job, which must refer to the same folder on every worker.

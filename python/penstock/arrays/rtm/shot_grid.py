@@ -52,7 +52,8 @@ def shot_grid(survey: Survey, shot: int, aperture_km: float | None) -> ShotGrid:
         shot: Number of the shot.
         aperture_km: Half width of the part along each horizontal axis, km; None means the whole grid.
     Raises:
-        ConfigError: The shot does not exist, the part is narrower than the stencil, or it contains no receiver.
+        ConfigError: The shot does not exist, or its part of the grid is narrower than the stencil or contains no
+            receiver.
     """
     survey.check_shot(shot)
     if aperture_km is None:

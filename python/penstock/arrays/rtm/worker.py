@@ -390,7 +390,7 @@ class Worker:
 def run_shots(
     job_url: str | os.PathLike[str], stage: Stage = "all", *, timeout_s: float = 600.0, **options: Any
 ) -> WorkerReport:
-    """Compute shots of a job in this process until all are finished.
+    """Compute shots of a job in this process until all shots are finished.
 
     Args:
         job_url: A job that `prepare` has created.

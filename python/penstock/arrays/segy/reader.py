@@ -347,8 +347,8 @@ def _vertical(file: SegyFile, headers: HeaderScan, vertical: str) -> tuple[np.nd
         return numbers, {"units": "1", "long_name": "sample number"}
     delays = np.unique(headers["delay_time"]) if file.traces else np.zeros(1)
     start = float(delays[0]) if len(delays) == 1 else 0.0
-    # The header contains the interval in µs and the start in ms; for depths, the interval in 1/1000 of the unit and the
-    # start in the unit.
+    # The header contains the interval in µs and the start in ms. For depths, it contains the interval in 1/1000 of the
+    # unit and the start in the unit.
     unit = "ms" if vertical == "time" else _length_unit(file)
     attrs: dict[str, Any] = {"units": unit, "standard_name": vertical} if vertical == "depth" else {"units": unit}
     if len(delays) > 1:

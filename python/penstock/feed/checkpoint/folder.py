@@ -82,7 +82,7 @@ class Checkpoint:
         files: Number of data files.
         world: Number of ranks that wrote the checkpoint.
         created: Time of the commit, in UTC.
-        attempt: Random name of the attempt that wrote it.
+        attempt: Random name of the attempt that wrote the checkpoint.
     """
 
     step: int

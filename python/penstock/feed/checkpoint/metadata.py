@@ -71,7 +71,7 @@ class _Item(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Document(msgspec.Struct, frozen=True):
-    values: dict[str, _Tensor | None]  # None is a value that is not a tensor
+    values: dict[str, _Tensor | None]  # None stands for a value that is not a tensor
     paths: dict[str, list[str | int]] | None
     items: list[_Item]
 
@@ -85,7 +85,7 @@ def encode(metadata: Metadata, stored: Mapping[MetadataIndex, Stored]) -> bytes:
     """Encode torch's metadata and the locations of the values.
 
     Raises:
-        Unsupported: The planner's data are not the paths of flattened names, or a tensor is not dense.
+        Unsupported: The planner's data is not a mapping from flattened names to paths, or a tensor is not dense.
     """
     paths = metadata.planner_data
     if paths is not None and not isinstance(paths, Mapping):

@@ -220,7 +220,7 @@ def _empty(tensor: TensorStorageMetadata) -> torch.Tensor:
     (for example, channels last).
     """
     strides = getattr(tensor.properties, "strides", None)
-    # A tensor on `meta` allocates nothing, however large the strides are.
+    # A tensor on the device `meta` allocates no memory, even if the strides are large.
     if strides is not None and len(strides) == len(tensor.size) and min(strides, default=0) >= 0:
         shape = torch.empty_strided(tensor.size, strides, device="meta")
         return torch.empty_like(shape, dtype=tensor.properties.dtype, device="cpu")
@@ -228,7 +228,8 @@ def _empty(tensor: TensorStorageMetadata) -> torch.Tensor:
 
 
 def read_values(url: str | os.PathLike[str], step: int | None = None) -> dict[str, Any]:
-    """Read all values of a checkpoint by their flat names, as tensors on the CPU and plain values, in this process.
+    """Read all values of a checkpoint in this process, by their flat names. Values are tensors on the CPU or plain
+    values.
 
     Raises:
         NotFound, Corrupt: As for `CheckpointReader`.

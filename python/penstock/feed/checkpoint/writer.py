@@ -72,7 +72,7 @@ class CheckpointWriter(StorageWriter):  # type: ignore[misc]  # torch has no typ
 
     Raises (inside torch's CheckpointException):
         PreconditionFailed: The step has a checkpoint already.
-        NoSpace, Denied, SystemFault, ServerError: The store refuses the write. The earlier checkpoints are intact.
+        NoSpace, Denied, SystemFault, ServerError: The store rejects the write. Earlier checkpoints remain complete.
         Unsupported: A value is not a tensor or a plain value, or `use_collectives=False` was given.
     """
 
@@ -161,7 +161,7 @@ class CheckpointWriter(StorageWriter):  # type: ignore[misc]  # torch has no typ
     def discard(self) -> None:
         """Remove the files that this rank wrote for a checkpoint that was not committed."""
         if self._written is not None and self.committed is None:
-            with suppress(PenstockError):  # a leftover is harmless, and a later checkpoint removes it
+            with suppress(PenstockError):  # a remaining file is harmless, and a later checkpoint removes it
                 self.folder.remove(*self._written)
 
     @classmethod

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["override", "read", "state_home"]
+__all__ = ["for_nodes", "for_stores", "override", "read", "state_home"]
+
+_OF_THIS_USER = ("HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME")
 
 
 def read() -> Mapping[str, str]:
@@ -29,6 +31,21 @@ def state_home(environment: Mapping[str, str]) -> Path | None:
     if named.startswith("/"):
         return Path(named)
     return Path(home) / ".local/state" if home.startswith("/") else None
+
+
+def for_stores() -> dict[str, str]:
+    """Return the environment variables that the core's stores need."""
+    # Pass on only variables that stores use. Values that are not valid text are left out, because they cannot be
+    # credentials.
+    wanted = ("AWS_", "PENSTOCK_", "AZURE_", "GOOGLE_", "HADOOP_", "IDENTITY_", "CLOUDSDK_", "HF_")
+    exact = (*_OF_THIS_USER, "STORAGE_EMULATOR_HOST", "GCE_METADATA_HOST", "HUGGING_FACE_HUB_TOKEN")
+    found = {name: value for name, value in read().items() if name.startswith(wanted) or name in exact}
+    return {name: value for name, value in found.items() if value.isascii() or value.isprintable()}
+
+
+def for_nodes() -> dict[str, str]:
+    """Return the store variables for other machines: with credentials, but without paths in this user's folders."""
+    return {name: value for name, value in for_stores().items() if name not in _OF_THIS_USER}
 
 
 @contextmanager

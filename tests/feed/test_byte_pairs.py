@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock.feed import byte_pairs
+from penstock.feed.batch_columns import Ragged
 from penstock.feed.byte_pairs import Utf8
-from penstock.feed.columns import Ragged
 
 LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 CORPUS = (

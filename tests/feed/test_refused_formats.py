@@ -16,7 +16,7 @@ import pytest
 import penstock
 from penstock.errors import Corrupt, Unsupported
 
-from .test_optional_parts import example
+from .test_unknown_columns import example
 
 ROWS = np.arange(12.0).reshape(4, 3)
 

@@ -13,7 +13,7 @@ import pytest
 import penstock
 from penstock.errors import Mismatch, Unsupported
 
-from .test_optional_parts import feature, field, framed
+from .test_unknown_columns import feature, field, framed
 
 
 def whole(dataset):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import penstock
-from penstock.feed.columns import rows
+from penstock.feed.batch_columns import rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

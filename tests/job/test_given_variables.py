@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from penstock.engines.fuse import FuseEngine
-from penstock.stage.job import for_nodes, variables
+from penstock.env import for_nodes, for_stores
 
 _HERE = {
     "HOME": "/u/me",
@@ -21,6 +21,6 @@ def test_credentials_cross_to_nodes_and_folders_of_this_user_stay(monkeypatch):
     there = for_nodes()
     assert there["AWS_ENDPOINT_URL_S3"] == _HERE["AWS_ENDPOINT_URL_S3"]
     assert {"HOME", "PATH", "XDG_STATE_HOME", "XDG_CONFIG_HOME"} & there.keys() == set()
-    assert variables()["HOME"] == "/u/me"
+    assert for_stores()["HOME"] == "/u/me"
     engine = FuseEngine({"client": "rclone", "source": "s3://b/x"}, _HERE)
     assert engine._environment == {"AWS_ENDPOINT_URL_S3": _HERE["AWS_ENDPOINT_URL_S3"]}

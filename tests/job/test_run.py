@@ -19,10 +19,10 @@ from pathlib import Path
 import pytest
 
 from penstock.cli import run_plan
+from penstock.env import for_nodes
 from penstock.job.run_steps import Execution
 from penstock.job.spec import load
 from penstock.pool import lifecycle
-from penstock.stage.job import for_nodes
 
 _JOB = """
 name = "{name}"

@@ -138,11 +138,11 @@ def test_interrupted_disk_probe_counts_the_reads_of_the_phase(tmp_path: Path) ->
     prices = prices_of(str(tmp_path), is_custom_endpoint=True, same_region=False, tier="none")
     meter = Meter(prices, budget_usd=1.0, max_bytes=10**9, time_s=30.0)
 
-    def look(_phase: str, _workers: int, seen: tuple[int, int, int]) -> None:
+    def on_progress(_phase: str, _workers: int, seen: tuple[int, int, int]) -> None:
         if seen[0] >= 5:
             raise KeyboardInterrupt
 
-    probe = DiskProbe(str(tmp_path), Settings(time_s=30.0, cpu=False), meter, hooks=Hooks(look=look))
+    probe = DiskProbe(str(tmp_path), Settings(time_s=30.0, cpu=False), meter, hooks=Hooks(on_progress=on_progress))
     with pytest.raises(KeyboardInterrupt):
         probe.run()
     spent = probe.card().spent

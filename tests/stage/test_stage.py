@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 from stage_kit import await_true, facts, launch, tree
 
+from penstock import stage
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -298,6 +300,15 @@ def test_index_of_an_empty_text_is_refused(run_cli, tmp_path):
         ran = run_cli(*arguments, cwd=tmp_path)
         assert (ran.code, ran.out, "must not be empty" in ran.err) == (2, "", True)
     assert not (tmp_path / "dst").exists()
+
+
+def test_stage_from_and_to_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/a").write_bytes(b"content")
+    stage.run("~/src", "~/dst")
+    assert ((tmp_path / "dst/a").read_bytes(), (tmp_path / "~").exists()) == (b"content", False)
 
 
 def test_index_into_a_folder_that_is_not_there_says_so(run_cli, tmp_path):

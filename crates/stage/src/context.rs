@@ -8,8 +8,8 @@ use penstock_store::owned::{self, Proof};
 use penstock_types::{Deadline, Error, Result};
 use tokio::sync::watch;
 
+use crate::atomic_replace::replace_own;
 use crate::dest_dir::DestDir;
-use crate::node_leader::replace_own;
 use crate::opened_source::Source;
 use crate::plan::StagePlan;
 use crate::progress::{Failure, Progress};

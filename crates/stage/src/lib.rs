@@ -4,23 +4,24 @@
 //!
 //! [`StageRequest`] is the input; `run` executes it; `plan` computes the targets and rejects unsafe keys. `to_folder`
 //! downloads into `dest_dir`, which no key can leave; `to_store` uploads. `verify` compares a copy with its records and
-//! fetches damaged files again. `journal` makes a stage resumable. `destination_lock` prevents two launches from
-//! writing to one destination. `node_leader` reports progress to the other ranks of a node. `LimitStore` limits the
-//! request rate. A file gets its final name only when it is complete, verified and on disk.
+//! fetches damaged files again. `journal` makes a stage resumable. `dest_lock` prevents two launches from writing to
+//! one destination. `leader_heartbeat` reports progress to the other ranks of a node. `LimitStore` limits the request
+//! rate. A file gets its final name only when it is complete, verified and on disk.
 
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests write and remove files of their own"))]
 
+mod atomic_replace;
 mod blocking;
 mod commit;
 mod compress;
 mod concurrent;
 mod context;
 mod dest_dir;
-mod destination_lock;
+mod dest_lock;
 mod digests;
 mod job;
 mod journal;
-mod node_leader;
+mod leader_heartbeat;
 mod ofd_lock;
 mod opened_source;
 mod page_cache_fit;
@@ -39,7 +40,7 @@ mod verify;
 
 pub use compress::Compression;
 pub use job::Job;
-pub use node_leader::{WaitLimits, leader_ends, wait_for_leader};
+pub use leader_heartbeat::{WaitLimits, leader_ends, wait_for_leader};
 pub use plan::{Item, PART_BYTES, StageOptions, StagePlan};
 pub use progress::{Failure, Progress, Snapshot};
 pub use request::StageRequest;
@@ -47,6 +48,6 @@ pub use run::StageJob;
 pub use settings::{StageSettings, VerifySettings};
 pub use status_record::WireError;
 pub use summary::Summary;
-pub use to_folder::inventory::{Unfinished, recorded_manifest};
+pub use to_folder::manifests::{Unfinished, recorded_manifest};
 pub use verify::store::recorded_remotely;
 pub use verify::{FailedFile, Verified, VerifyJob, VerifyRequest};

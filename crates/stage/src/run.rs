@@ -12,7 +12,7 @@ use crate::blocking::blocking;
 use crate::context::{StageContext, StateDir};
 use crate::dest_dir::DestDir;
 use crate::job::Job;
-use crate::node_leader::Leader;
+use crate::leader_heartbeat::Leader;
 use crate::opened_source::{Source, is_same_folder};
 use crate::plan::{StageOptions, StagePlan};
 use crate::progress::Progress;

@@ -19,8 +19,8 @@ from penstock import _native, env
 from penstock.bench.phases import Hooks, collect, end_of, facts_of, raw_of, report_of, series_of
 from penstock.bench.rows import Latency, Row, columns
 from penstock.errors import ConfigError, PenstockError, PreconditionFailed
+from penstock.local_paths import is_local, local_path
 from penstock.ownership import remove_empty_folder
-from penstock.stage import job as stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -157,8 +157,8 @@ def run(
     """
     hooks = hooks or Hooks()
     _refuse_impossible(bench, points)
-    if stage.is_local(url):
-        url = str(Path(stage.local_path(url)).absolute())
+    if is_local(url):
+        url = str(Path(local_path(url)).absolute())
     variables = dict(env.read())
     existing = _native.object_keys(url, variables, min(bench.objects, _MAX_EXISTING)) if bench.existing else []
     place = url if bench.existing else below(url, folder or f"penstock-bench-{secrets.token_hex(4)}")
@@ -208,7 +208,7 @@ def clear(folder: str) -> None:
         PreconditionFailed: The folder was replaced by a link.
         PenstockError: A request failed.
     """
-    root = Path(stage.local_path(folder)) if stage.is_local(folder) else None
+    root = Path(local_path(folder)) if is_local(folder) else None
     if root is not None and root.is_symlink():
         raise PreconditionFailed(f"{root} is a link that the benchmark did not create", hint="remove the link")
     _native.clear_objects(folder, dict(env.read()))

@@ -46,14 +46,14 @@ class Hooks:
 
     Attributes:
         on_row: Called with each completed row.
-        look: Called ten times per second with the phase, its workers, and three counts of completed work (files or
+        on_progress: Called ten times per second with the phase, its workers, and three counts of completed work (files or
             requests, reads or writes, bytes). An exception ends the phase.
         start: Called with the name of a phase that is ready to begin. Returns the start time in seconds since the Unix
             epoch on this host's clock, or None to start immediately.
     """
 
     on_row: Callable[[Row], None] = lambda _row: None
-    look: Callable[[str, int, tuple[int, int, int]], None] = lambda _name, _workers, _done: None
+    on_progress: Callable[[str, int, tuple[int, int, int]], None] = lambda _name, _workers, _done: None
     start: Callable[[str], float | None] = _at_once
 
 
@@ -79,12 +79,12 @@ def report_of(begin: Callable[[], Phase], name: str, workers: int, hooks: Hooks)
     """
     agreed = hooks.start(name)
     while agreed is not None and (left := agreed - time.time()) > 0:
-        hooks.look(name, workers, (0, 0, 0))
+        hooks.on_progress(name, workers, (0, 0, 0))
         time.sleep(min(left, _LOOK_S))
     phase = begin()
     try:
         while (report := phase.wait(_LOOK_S)) is None:
-            hooks.look(name, workers, phase.progress())
+            hooks.on_progress(name, workers, phase.progress())
     except BaseException:
         phase.cancel()
         _ended(phase)

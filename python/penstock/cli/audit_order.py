@@ -13,7 +13,7 @@ from penstock.cli.fields import field, field_option
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from penstock.feed.audit import Audit
+    from penstock.feed.order_audit import Audit
 
 __all__ = ["command"]
 
@@ -90,7 +90,7 @@ def command(
     Exit code 0: all orders are equal. 1: they differ; the output names the first step that differs.
     """
     import penstock
-    from penstock.feed.audit import SCHEMA_VERSION, audit, first_difference, guess_fields
+    from penstock.feed.order_audit import SCHEMA_VERSION, audit, first_difference, guess_fields
 
     saved = _read_saved(against) if against is not None else None
     dataset = penstock.open(url, manifest, records_per_object=records_per_object)
@@ -146,7 +146,7 @@ def _read_saved(path: Path) -> dict[str, Any]:
 
 
 def _compare(found: dict[str, Any], saved: dict[str, Any], name: str) -> dict[str, Any] | None:
-    from penstock.feed.audit import first_difference
+    from penstock.feed.order_audit import first_difference
 
     for what in _SAME:
         if saved.get(what) != found[what]:

@@ -180,7 +180,7 @@ def _counts(dataset: Dataset) -> tuple[int | None, str]:
 def _first(dataset: Dataset, records: int) -> list[dict[str, str]]:
     """Return the first records as text, by field."""
     import penstock
-    from penstock.feed.columns import rows
+    from penstock.feed.batch_columns import rows
 
     schema = dataset.schema()
     partitions: dict[str, str] = {}
@@ -225,7 +225,7 @@ def _first_object(dataset: Dataset) -> int:
 
 def _value(value: Any, holds: str) -> str:
     """Return the value as text of about `_SHOWN` characters. `holds` describes the value's field."""
-    from penstock.feed.columns import Ragged
+    from penstock.feed.batch_columns import Ragged
 
     if isinstance(value, bytes):
         return _bytes(value)

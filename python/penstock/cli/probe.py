@@ -99,12 +99,12 @@ def command(target: str, output: Path | None, dry_run: bool, as_json: bool, **gi
     from penstock import env
     from penstock.bench.phases import Hooks
     from penstock.errors import ConfigError
+    from penstock.local_paths import local_path
     from penstock.probe.endpoint import endpoint_of
     from penstock.probe.files import DiskProbe
     from penstock.probe.objects import ObjectProbe
     from penstock.probe.run import Settings
     from penstock.probe.spending import Meter, prices_of
-    from penstock.stage import job as stage
 
     endpoint = endpoint_of(target, env.read())
     settings = Settings(
@@ -136,14 +136,14 @@ def command(target: str, output: Path | None, dry_run: bool, as_json: bool, **gi
     if dry_run:
         return 0
     is_path = endpoint.cloud == "file"
-    place = stage.local_path(target) if is_path else target
+    place = local_path(target) if is_path else target
     shown = _Shown()
     kind: type[Probe] = DiskProbe if is_path else ObjectProbe
     probe = kind(
         place,
         settings,
         meter,
-        hooks=Hooks(on_row=shown.row, look=shown.look),
+        hooks=Hooks(on_row=shown.row, on_progress=shown.on_progress),
         is_loopback=endpoint.is_loopback,
         say=shown.say,
     )
@@ -208,7 +208,7 @@ class _Shown:
         self._clear()
         click.echo(text, err=True)
 
-    def look(self, phase: str, workers: int, done: tuple[int, int, int]) -> None:
+    def on_progress(self, phase: str, workers: int, done: tuple[int, int, int]) -> None:
         if not sys.stderr.isatty():
             return
         click.echo(f"\r\x1b[K  {phase} by {workers}: {done[0]:,} requests", nl=False, err=True)

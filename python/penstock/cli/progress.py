@@ -24,7 +24,7 @@ __all__ = ["STYLES", "Follow", "Log", "line", "options"]
 STYLES = ("auto", "bar", "lines", "json", "none")
 _LINES_S = 10.0
 _EVENTS_S = 1.0
-_LOOK_S = 0.1
+_INTERVAL_S = 0.1
 # Time after which the first node stops showing a node that no longer reports.
 _LINGER_S = 10.0
 
@@ -168,7 +168,7 @@ class Follow:
         from penstock import stage
 
         try:
-            summary = stage.wait(job, look=self._look, look_s=_LOOK_S)
+            summary = stage.wait(job, on_progress=self._show, interval_s=_INTERVAL_S)
             self._linger(job)
         finally:
             if self._live is not None:
@@ -183,10 +183,10 @@ class Follow:
             return
         self._board.post(job.progress())
         while self._style != "none" and self._board.running(_LINGER_S):
-            self._look(job.progress())
-            time.sleep(_LOOK_S)
+            self._show(job.progress())
+            time.sleep(_INTERVAL_S)
 
-    def _look(self, mine: dict[str, int]) -> None:
+    def _show(self, mine: dict[str, int]) -> None:
         from penstock.stage.progress_files import summed
 
         if not mine["objects"]:

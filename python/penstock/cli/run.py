@@ -87,11 +87,11 @@ def command(
     finished, but the ranks of lost nodes were not rerun.
     """
     from penstock.cli.renamed import warn_of_rename
+    from penstock.env import for_nodes
     from penstock.errors import ConfigError
     from penstock.job import compare_paths
     from penstock.job.run_steps import Execution
     from penstock.job.spec import load
-    from penstock.stage.job import for_nodes
 
     if wait and not submit:
         raise ConfigError("--wait: requires --submit", where="--wait", hint="add --submit")

@@ -8,7 +8,7 @@ used.
 
 from penstock.feed.audio_fields import audio
 from penstock.feed.batch_by import BatchBy, Buckets, Budget, buckets, budget
-from penstock.feed.columns import Ragged
+from penstock.feed.batch_columns import Ragged
 from penstock.feed.dataset import Dataset, Schema
 from penstock.feed.fields import (
     FieldSpec,

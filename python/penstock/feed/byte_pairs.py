@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
 from penstock import _native
-from penstock.feed.columns import Ragged
+from penstock.feed.batch_columns import Ragged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

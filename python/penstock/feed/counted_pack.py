@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, MapFailed
-from penstock.feed import sample_scan
+from penstock.feed import sample_value_cache
 from penstock.feed.pack import TokenStream, check_identity, column_of
 from penstock.feed.states import VERSIONS
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.feed.dataset_base import DatasetBase
     from penstock.feed.epoch import BatchRun
     from penstock.feed.pack import PackStep
-    from penstock.feed.sample_scan import NewLoader
+    from penstock.feed.sample_value_cache import NewLoader
 
     Ints = np.ndarray[Any, Any]
 
@@ -47,7 +47,7 @@ def _counts(part: Dataset, tokenizing: Any, step: PackStep, on_error: str, new_l
     whole = replace(part, seed=None, steps=(), map_steps=(), tokenizing=tokenizing, packing=None, specs=specs)
     described = [name, [(each, spec.to_dict()) for each, spec in specs], tokenizing and tokenizing.digest, on_error]
     compute = partial(_scan, whole, name, on_error, new_loader)
-    return sample_scan.scanned(whole, f"pack `{name}`", f"tokens:{json.dumps(described)}", compute)  # type: ignore[no-any-return]
+    return sample_value_cache.scanned(whole, f"pack `{name}`", f"tokens:{json.dumps(described)}", compute)  # type: ignore[no-any-return]
 
 
 def _scan(dataset: Dataset, name: str, on_error: str, new_loader: NewLoader) -> Ints:
@@ -56,7 +56,7 @@ def _scan(dataset: Dataset, name: str, on_error: str, new_loader: NewLoader) -> 
     def counts(batch: dict[str, Any]) -> Ints:
         return np.diff(column_of(batch, name, np).offsets)
 
-    return sample_scan.in_batches(dataset, counts, on_error, new_loader)  # type: ignore[no-any-return]
+    return sample_value_cache.in_batches(dataset, counts, on_error, new_loader)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class CountedPacking:
 
     def _counted(self) -> tuple[list[Ints], str]:
         if self._known is None:
-            parts, made = sample_scan.leaves(self.dataset), self.dataset.tokenizing
+            parts, made = sample_value_cache.leaves(self.dataset), self.dataset.tokenizing
             found = [_counts(part, made, self.step, self._on_error, self._new_loader) for part in parts]
             digest = hashlib.blake2b(digest_size=8)
             for counts in found:

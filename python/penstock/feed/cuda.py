@@ -20,7 +20,7 @@ import torch
 
 from penstock import _native
 from penstock.errors import ConfigError, PenstockError, Unsupported
-from penstock.feed import columns
+from penstock.feed import batch_columns
 from penstock.feed.epoch import Delivery
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class Copies(Delivery[dict[str, Any]]):
             self._under_way.append(reading)
             try:
                 with self._device.copying():
-                    batch = columns.adapt(tensors, copy)
+                    batch = batch_columns.adapt(tensors, copy)
             finally:  # some copies have started even if the device ran out of memory
                 done = reading.done = self._device.copies_begun()
                 if self._has_ended:  # a signal handler ended the pass, but could not wait for these copies

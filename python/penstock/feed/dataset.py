@@ -16,9 +16,9 @@ from penstock.feed import fields as kinds
 from penstock.feed import (
     image_fields,
     node_cache,
-    optional_parts,
     pool_locality,
     selection,
+    unknown_columns,
     whole_record,
 )
 from penstock.feed import patches as array_patches
@@ -437,7 +437,7 @@ class Dataset(DatasetBase):
     def batch_fields(self) -> dict[str, Any]:
         """Return the fields of a batch: the fields that `fields()` has set, otherwise the fields of `schema()`."""
         if self.specs:
-            optional_parts.refuse_unknown([self])
+            unknown_columns.refuse_unknown([self])
             return whole_record.resolve(self)
         schema = self.schema()
         if not self._counts.has_warned:

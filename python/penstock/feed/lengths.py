@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
 from penstock.extras import require
-from penstock.feed import sample_scan
+from penstock.feed import sample_value_cache
 from penstock.feed.fields import RaggedSpec, RawListSpec, RawSpec, TensorSpec, TextSpec
 from penstock.feed.image_fields import BoxesSpec, KeypointsSpec
 
@@ -38,7 +38,7 @@ def of(dataset: DatasetBase, length: Any, on_error: str = "raise") -> list[Lengt
             2^32 - 2.
     """
     require("batch_by", "numpy")
-    parts = sample_scan.leaves(dataset)
+    parts = sample_value_cache.leaves(dataset)
     if isinstance(length, str):
         return [of_field(part, length, on_error) for part in parts]
     is_single = not hasattr(length, "__iter__") or (len(parts) == 1 and not _is_list_of_arrays(length))
@@ -103,7 +103,7 @@ def of_field(dataset: Dataset, name: str, on_error: str = "raise") -> Lengths:
     if dataset.map_steps:
         hint = f"These are the lengths of the stored field, before {_functions(dataset)}. {hint}"
     compute = partial(_scan, whole, name, on_error)
-    return sample_scan.scanned(whole, f"batch_by `{name}`", key, compute, hint)  # type: ignore[no-any-return]
+    return sample_value_cache.scanned(whole, f"batch_by `{name}`", key, compute, hint)  # type: ignore[no-any-return]
 
 
 def _measured(dataset: Dataset, name: str) -> FieldSpec:
@@ -171,4 +171,4 @@ def _scan(dataset: Dataset, name: str, on_error: str) -> Lengths:
             found = column
         return _checked(found, len(found))
 
-    return sample_scan.in_batches(dataset, lengths, on_error, Loader)  # type: ignore[no-any-return]
+    return sample_value_cache.in_batches(dataset, lengths, on_error, Loader)  # type: ignore[no-any-return]

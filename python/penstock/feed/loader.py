@@ -23,7 +23,7 @@ from penstock import _native, env, ranks
 from penstock.deprecation import renamed_parameters
 from penstock.errors import ConfigError, MapFailed, Unsupported
 from penstock.extras import require
-from penstock.feed import columns, fields, loader_arguments, rebatched_rank_state, states
+from penstock.feed import batch_columns, fields, loader_arguments, rebatched_rank_state, states
 from penstock.feed import report as reporting
 from penstock.feed.counted_pack import CountedPackFeed, CountedPacking
 from penstock.feed.epoch import BatchRun, Delivery, Epoch
@@ -276,7 +276,7 @@ class BaseLoader(Generic[Batch]):
         """Return the batch that the caller's `collate` makes from the samples."""
         from penstock.feed.numpy import array
 
-        samples = columns.rows(columns.adapt(tensors, array))
+        samples = batch_columns.rows(batch_columns.adapt(tensors, array))
         try:
             made = self._collate(samples)
         except Exception as error:
@@ -718,4 +718,4 @@ class Loader(BaseLoader[dict[str, Any]]):
         self._array = array
 
     def _adapt(self, tensors: dict[str, Any]) -> tuple[dict[str, Any], float]:
-        return columns.adapt(tensors, self._array), 0.0
+        return batch_columns.adapt(tensors, self._array), 0.0

@@ -19,7 +19,7 @@ from penstock import _native
 from penstock.deprecation import renamed_parameters
 from penstock.errors import ConfigError, Unsupported
 from penstock.feed import states
-from penstock.feed.columns import adapt, rows
+from penstock.feed.batch_columns import adapt, rows
 from penstock.feed.loader import Loader
 from penstock.feed.loader_arguments import epoch_number
 from penstock.feed.map_step import run_here

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, MapFailed
 from penstock.feed import global_seeds, map_functions, whole_record
-from penstock.feed.columns import Ragged, ragged, string_rows
+from penstock.feed.batch_columns import Ragged, ragged, string_rows
 from penstock.feed.function_digest import function_digest
 from penstock.feed.map_functions import Function, Functions, Results, Rows
 from penstock.feed.map_pool import MapTask, WorkerPool

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from penstock import _native, env
 from penstock.errors import ConfigError, Denied, NotFound, SystemFault
 from penstock.feed import classes as class_folders
-from penstock.feed import formats, hdf5_chunks, labels, pool_locality, url_list_pattern
+from penstock.feed import formats, hdf5_chunks, labels, pool_locality, urls_to_glob
 from penstock.feed.dataset import Dataset
 from penstock.local_paths import absolute
 
@@ -73,7 +73,7 @@ def open(  # noqa: A001 - the verb is the API
         text = _located(url, "url")
     else:
         several = [_located(each, "url") for each in url]
-        text = url_list_pattern.joined(several)
+        text = urls_to_glob.joined(several)
     if records_per_object is not None and records_per_object < 1:
         raise ConfigError(
             f"records_per_object: must be at least 1 (got {records_per_object})", where="records_per_object"
@@ -125,7 +125,7 @@ def _check_all_read(urls: list[str], source: _native.Source) -> None:
     """Raise an error if no object of a URL in a list is read, because all its objects have other formats."""
     listing = source.manifest()
     keys = [entry["key"] for entry in json.loads(listing)["objects"]]
-    unread, patterns = url_list_pattern.without_objects(urls, keys)
+    unread, patterns = urls_to_glob.without_objects(urls, keys)
     for pattern in patterns if unread is None else ():
         try:
             _native.Source.open(pattern, listing, dict(env.read()), formats.files().to_json())

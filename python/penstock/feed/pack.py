@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, MapFailed
 from penstock.feed import states
-from penstock.feed.columns import Ragged, ragged
+from penstock.feed.batch_columns import Ragged, ragged
 from penstock.feed.fields import SOURCE
 
 if TYPE_CHECKING:

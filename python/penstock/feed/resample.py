@@ -18,10 +18,10 @@ from penstock import _native
 from penstock.errors import ConfigError
 from penstock.extras import require
 from penstock.feed import classes as class_folders
-from penstock.feed import sample_scan, selection
+from penstock.feed import sample_value_cache, selection
 from penstock.feed.fields import to_json
+from penstock.feed.function_values import values_of
 from penstock.feed.number_arguments import as_int, as_int_or_none
-from penstock.feed.sample_values import values_of
 
 if TYPE_CHECKING:
     from penstock.feed.dataset import Dataset
@@ -287,8 +287,12 @@ def _read(dataset: Dataset, name: str) -> Any:
         raise ConfigError(f"labels: no field `{name}` (fields: {', '.join(specs)})", where="labels")
     only = dataset.fields(**{name: specs[name]})
     key = f"values:{name}:{to_json(only.batch_fields().items())}"
-    with sample_scan.advice_about_damage("labels", 'ds.filter(lambda sample: True, on_error="skip").resample(...)'):
-        return sample_scan.scanned(only, f"resample by `{name}`", key, lambda: values_of(only, _Label(name), workers=0))
+    with sample_value_cache.advice_about_damage(
+        "labels", 'ds.filter(lambda sample: True, on_error="skip").resample(...)'
+    ):
+        return sample_value_cache.scanned(
+            only, f"resample by `{name}`", key, lambda: values_of(only, _Label(name), workers=0)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from penstock import _native
 from penstock.errors import ConfigError
 from penstock.extras import require
-from penstock.feed import sample_scan
+from penstock.feed import sample_value_cache
 from penstock.feed.dataset_base import cut, stored_steps
 from penstock.feed.fields import to_json
 from penstock.feed.function_digest import function_digest
-from penstock.feed.sample_values import readable_values_of, values_of
+from penstock.feed.function_values import readable_values_of, values_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -233,8 +233,8 @@ class Filter:
                 compute = partial(readable_values_of, self.dataset, predicate)
             else:
                 compute = partial(values_of, self.dataset, predicate, self.workers)
-            with sample_scan.advice_about_damage("a filter", 'filter(fn, on_error="skip")'):
-                kept = sample_scan.scanned(self.dataset, f"filter {self!r}", key, compute)
+            with sample_value_cache.advice_about_damage("a filter", 'filter(fn, on_error="skip")'):
+                kept = sample_value_cache.scanned(self.dataset, f"filter {self!r}", key, compute)
             if len(kept) and not kept.any():
                 raise ConfigError(f"filter: {self!r} keeps none of the {len(kept):,} samples", where="filter")
             self._kept.append(kept)

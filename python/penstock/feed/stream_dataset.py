@@ -15,7 +15,7 @@ import torch
 
 from penstock.errors import ConfigError
 from penstock.feed import states
-from penstock.feed.columns import rows
+from penstock.feed.batch_columns import rows
 from penstock.feed.loader_arguments import epoch_number
 from penstock.feed.torch import Loader
 

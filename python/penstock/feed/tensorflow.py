@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from penstock.errors import ConfigError, Unsupported
-from penstock.feed.columns import Ragged
+from penstock.feed.batch_columns import Ragged
 from penstock.feed.fields import NestedSpec, PaddedSpec, PresentSpec, RaggedSpec, RawListSpec, TensorSpec
 from penstock.feed.image_fields import ImageSpec
 from penstock.feed.loader import Loader

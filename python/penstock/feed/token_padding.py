@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from penstock.errors import MapFailed
-    from penstock.feed.columns import Ragged
+    from penstock.feed.batch_columns import Ragged
 
 __all__ = ["TokenPadding"]
 

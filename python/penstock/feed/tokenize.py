@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, MapFailed
 from penstock.feed import byte_pairs
+from penstock.feed.batch_columns import Ragged, string_rows
 from penstock.feed.byte_pairs import Utf8
-from penstock.feed.columns import Ragged, string_rows
 from penstock.feed.fields import dtype_name
 from penstock.feed.map_step import record_place, row_positions
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from penstock.errors import ConfigError, RankFailed
-from penstock.feed import columns
+from penstock.feed import batch_columns
 from penstock.feed.cuda import Copies, CopyDevice, Cuda, Given
 from penstock.feed.equal_batches import EqualRun
 from penstock.feed.loader import BaseLoader
@@ -183,7 +183,7 @@ class Loader(BaseLoader[dict[str, Any]]):
         return Copies(*self._copied_to[1:]) if is_copied else super()._delivery()  # type: ignore[index]
 
     def _adapt(self, tensors: dict[str, Any]) -> tuple[dict[str, Any], float]:
-        batch = columns.adapt(tensors, torch.from_dlpack)
+        batch = batch_columns.adapt(tensors, torch.from_dlpack)
         if self.device is None or self.device.type == "cpu":
             return batch, 0.0
         began = time.perf_counter()
@@ -201,8 +201,8 @@ class Loader(BaseLoader[dict[str, Any]]):
             return {name: self._moved(value) for name, value in column.items()}
         if type(column) in (list, tuple):
             return type(column)(self._moved(value) for value in column)
-        if isinstance(column, columns.Ragged):
-            return columns.Ragged(self._moved(column.values), self._moved(column.offsets))
+        if isinstance(column, batch_columns.Ragged):
+            return batch_columns.Ragged(self._moved(column.values), self._moved(column.offsets))
         return column.to(self.device) if isinstance(column, torch.Tensor) else column
 
     def _device_name(self) -> str | None:

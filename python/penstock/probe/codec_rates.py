@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from penstock import _native, env
 from penstock.cluster import inventory
 from penstock.errors import NotFound, PenstockError, Unsupported
+from penstock.local_paths import is_local
 from penstock.probe.card import CpuRates
-from penstock.stage import job as stage
 
 if TYPE_CHECKING:
     from penstock.probe.run import Probe
@@ -60,7 +60,7 @@ def measure(probe: Probe) -> None:
 
 def _copy(probe: Probe, folder: Path) -> tuple[int, int]:
     """Copy objects up to the limits; return their number and bytes. Names keep the suffix, which shows the format."""
-    url = str(Path(probe.url).absolute()) if stage.is_local(probe.url) else probe.url
+    url = str(Path(probe.url).absolute()) if is_local(probe.url) else probe.url
     files = _native.Files(url, dict(env.read()), timeout_s=60.0)
     try:
         found = files.described(b"", most=_MAX_OBJECTS * 4)
@@ -105,7 +105,7 @@ def _passes(probe: Probe, folder: Path, count: int, stored: int) -> CpuRates:
             sums = {name: value + facts[name] for name, value in sums.items()}
         if epoch > 0 and time.monotonic() > until:
             break
-        probe.hooks.look("cpu", threads, (samples, int(sums["bytes_in"]), 0))
+        probe.hooks.on_progress("cpu", threads, (samples, int(sums["bytes_in"]), 0))
 
     def rate(what: str, busy: str) -> float | None:
         return sums[what] / sums[busy] if sums[busy] > 0 else None

@@ -22,9 +22,9 @@ import msgspec
 from penstock import _native
 from penstock.bench.page_cache import file_system_of
 from penstock.errors import ConfigError, Deadline, NotFound, PenstockError, Unreachable, Unsupported, redact
+from penstock.local_paths import local_path
 from penstock.probe.credentials import source_of
 from penstock.probe.endpoint import Endpoint, endpoint_of
-from penstock.stage import job as stage
 from penstock.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class Doctor:
             self._add("endpoint", "fail", str(error), hint=error.hint or "correct the variable")
             return self.checks
         if endpoint.cloud == "file":
-            self._path(Path(stage.local_path(self.url)))
+            self._path(Path(local_path(self.url)))
             return self.checks
         origin = "the cloud's own" if endpoint.is_default else f"from {endpoint.origin}"
         self._add("endpoint", "ok", f"{endpoint.shown}{endpoint.base}, {origin}", endpoint=endpoint.shown)

@@ -106,7 +106,7 @@ class DiskProbe(Probe):
             block = os.urandom(1 << 20)
             for _ in range(_SCRATCH_BYTES >> 20):
                 out.write(block)
-                self.hooks.look("scratch", 1, (0, out.tell(), 0))
+                self.hooks.on_progress("scratch", 1, (0, out.tell(), 0))
             out.flush()
             os.fsync(out.fileno())
         self.meter.count("write", 1, _SCRATCH_BYTES)
@@ -222,14 +222,14 @@ class DiskProbe(Probe):
         kind: Kind = "read" if phase == "read" else "write"
         done = (0, 0, 0)
 
-        def look(name: str, workers: int, seen: tuple[int, int, int]) -> None:
+        def on_progress(name: str, workers: int, seen: tuple[int, int, int]) -> None:
             nonlocal done
             done = seen
             _files, reads, moved = seen
-            self.hooks.look(name, workers, (reads, moved, 0))
+            self.hooks.on_progress(name, workers, (reads, moved, 0))
 
         try:
-            row = storage.run(self.file, bench, (point,), Hooks(look=look))[0]
+            row = storage.run(self.file, bench, (point,), Hooks(on_progress=on_progress))[0]
         except KeyboardInterrupt:
             meter.count(kind, done[1], done[2])
             raise

@@ -380,16 +380,18 @@ class ObjectProbe(Probe):
         point = ObjectPoint(object_size_bytes=max(1, size), concurrency=min(concurrency, limit))
         done = (0, 0, 0)
 
-        def look(name: str, workers: int, seen: tuple[int, int, int]) -> None:
+        def on_progress(name: str, workers: int, seen: tuple[int, int, int]) -> None:
             nonlocal done
             done = seen
             requests, moved, refused = seen
             meter.check(kind, requests + refused, moved)
-            self.hooks.look(f"{part}: {name}", workers, seen)
+            self.hooks.on_progress(f"{part}: {name}", workers, seen)
 
         began_s = time.monotonic()
         try:
-            rows = measure(place or self.url, bench, point, {operation: 1.0}, existing, Hooks(look=look), once=False)
+            rows = measure(
+                place or self.url, bench, point, {operation: 1.0}, existing, Hooks(on_progress=on_progress), once=False
+            )
         except BaseException:
             meter.count(kind, done[0] + done[2] + point.concurrency, done[1])
             raise

@@ -75,7 +75,7 @@ class Probe(ABC):
 
     Args:
         url: URL or path as the user gave it.
-        hooks: `look` gets the numbers of requests (reads and writes of a disk), of bytes, and of refused attempts.
+        hooks: `on_progress` gets the numbers of requests (reads and writes of a disk), of bytes, and of refused attempts.
         is_loopback: The store is on this machine, and shares its processors.
         say: Called with messages for the user.
     """
@@ -180,7 +180,7 @@ class Probe(ABC):
         until = time.monotonic() + min(seconds, max(0.0, self.meter.left_s))
         began_s = time.monotonic()
         while (left_s := until - time.monotonic()) > 0:
-            self.hooks.look("pause", 0, (0, 0, 0))
+            self.hooks.on_progress("pause", 0, (0, 0, 0))
             time.sleep(min(0.1, left_s))
         return time.monotonic() - began_s
 

@@ -20,8 +20,10 @@ from types import ModuleType
 from typing import Any
 
 from penstock.stage.collective import Staged, everywhere
-from penstock.stage.job import StageSpec, index, is_local, local_path, raise_for_failures, run, run_as, start, wait
-from penstock.stage.verification import VerifySpec, diff, start_verify, verify
+from penstock.stage.manifests import diff, index
+from penstock.stage.run_stage import raise_for_failures, run, run_as, start, wait
+from penstock.stage.spec import StageSpec
+from penstock.stage.verification import VerifySpec, start_verify, verify
 
 __all__ = [
     "StageSpec",
@@ -30,8 +32,6 @@ __all__ = [
     "diff",
     "everywhere",
     "index",
-    "is_local",
-    "local_path",
     "raise_for_failures",
     "run",
     "run_as",

@@ -20,11 +20,13 @@ from typing import TYPE_CHECKING, Any
 from penstock import env, ranks
 from penstock.deprecation import renamed_attribute, renamed_parameters
 from penstock.errors import ConfigError, Deadline, PenstockError, RankFailed, from_wire, to_wire
+from penstock.local_paths import is_local, local_path
 from penstock.ranks import Rank
-from penstock.stage import job as jobs
-from penstock.stage.job import ALIASES, RENAMED, StageSpec, raise_for_failures
+from penstock.stage import run_stage
 from penstock.stage.progress_files import summed
 from penstock.stage.rank_channel import RankChannel, find
+from penstock.stage.run_stage import raise_for_failures
+from penstock.stage.spec import ALIASES, RENAMED, StageSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,7 +77,7 @@ class Staged:
         Raises:
             Unsupported: The destination is a store.
         """
-        return Path(jobs.local_path(str(self.destination)))
+        return Path(local_path(str(self.destination)))
 
 
 @renamed_parameters({"arrive_s": "join_timeout_s", "silence_s": "heartbeat_timeout_s", **RENAMED}, aliases=ALIASES)
@@ -126,8 +128,8 @@ def everywhere(
             raise
     where: Path | str = summary["destination"]
     manifest: Path | str = summary["manifest"]
-    if jobs.is_local(spec.destination):
-        where = Path(jobs.local_path(spec.destination))
+    if is_local(spec.destination):
+        where = Path(local_path(spec.destination))
         manifest = where / ".penstock" / Path(manifest).name
     return Staged(
         where,
@@ -156,12 +158,12 @@ def _by_files(
     import json
 
     if spec.rank.local_rank == 0:
-        look = (
+        on_progress = (
             None
             if progress is None
             else _throttled(lambda now: progress(summed({spec.rank.node: now}, spec.rank.nodes)))
         )
-        return jobs.wait(jobs.start(spec), look=look)
+        return run_stage.wait(run_stage.start(spec), on_progress=on_progress)
     reported = json.loads(spec.request().leader_ends(start_s=join_timeout_s, silence_s=max(heartbeat_timeout_s, 2.0)))
     if "failed" in reported:
         raise _cause(from_wire(reported["failed"]), spec.rank.rank - spec.rank.local_rank)
@@ -283,18 +285,18 @@ def _lead(channel: RankChannel, spec: StageSpec, watch: _Monitor) -> None:
     """Run the stage of this node and report its result. Stops if the other ranks have already ended the stage."""
     job: StageJob | None = None
     try:
-        job = jobs.start(spec)
+        job = run_stage.start(spec)
         last = 0.0
 
-        def look(now: dict[str, int]) -> None:
+        def on_progress(now: dict[str, int]) -> None:
             nonlocal last
             if time.monotonic() - last >= _BEAT_S:
                 last = time.monotonic()
                 channel.send_to_root("now", {**now, "beat": last})
-            if watch.look() is not None:
+            if watch.check() is not None:
                 raise _Ended
 
-        channel.send_to_root("ended", {"summary": jobs.wait(job, look=look)})
+        channel.send_to_root("ended", {"summary": run_stage.wait(job, on_progress=on_progress)})
     except _Ended:
         assert job is not None
         job.cancel()
@@ -336,18 +338,18 @@ class _Monitor:
         # Ranks poll ten times per second. With thousands of ranks, they poll less often, to limit the load on the first
         # rank.
         self._every_s = min(_LOOK_S * max(1.0, channel.world / 256), 2.0)
-        self._looked_s = 0.0
+        self._checked_s = 0.0
 
-    def look(self) -> dict[str, Any] | None:
+    def check(self) -> dict[str, Any] | None:
         """Return the result, or None while it is missing. Cheap enough to be called ten times per second."""
         if self._channel.rank == 0:
             self._gather()
             if self._channel.recv_broadcast("alive") is None or time.monotonic() - self._alive_at_s > _BEAT_S:
                 self._alive_at_s = time.monotonic()
                 self._channel.broadcast("alive", self._alive_at_s)
-        elif time.monotonic() - self._looked_s < self._every_s:
+        elif time.monotonic() - self._checked_s < self._every_s:
             return None
-        self._looked_s = time.monotonic()
+        self._checked_s = time.monotonic()
         end: dict[str, Any] | None = self._channel.recv_broadcast("end")
         return end
 
@@ -390,7 +392,7 @@ class _Monitor:
     def end(self) -> dict[str, Any]:
         """Wait for the result. Stops waiting if the first rank is dead or the deadline has passed."""
         sign, since = None, time.monotonic()
-        while (end := self.look()) is None:
+        while (end := self.check()) is None:
             moment = time.monotonic()
             if self._channel.rank != 0:
                 alive = self._channel.recv_broadcast("alive")
@@ -407,10 +409,10 @@ class _Monitor:
 def _throttled(show: Callable[[dict[str, int]], None]) -> Callable[[dict[str, int]], None]:
     shown = 0.0
 
-    def look(now: dict[str, int]) -> None:
+    def on_progress(now: dict[str, int]) -> None:
         nonlocal shown
         if time.monotonic() - shown >= _BEAT_S and now["objects"]:
             shown = time.monotonic()
             show(now)
 
-    return look
+    return on_progress

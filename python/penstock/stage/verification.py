@@ -1,29 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of a completed stage: `verify` reads the files again, `diff` compares metadata."""
+"""Checks a completed stage: reads the copy again, and compares it with the record of the stage."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock import env
 from penstock.deprecation import renamed_parameters
 from penstock.errors import ConfigError
-from penstock.stage.job import (
-    RENAMED_REQUEST,
-    absolute,
-    is_local,
-    local_path,
-    state_folder,
-    to_json,
-    variables,
-    wait,
-)
+from penstock.local_paths import is_local, local_path
+from penstock.stage.run_stage import wait
+from penstock.stage.spec import RENAMED_REQUEST, state_folder, to_json
 
 if TYPE_CHECKING:
     from penstock._native import StageJob
 
-__all__ = ["VerifySpec", "diff", "start_verify", "verify"]
+__all__ = ["VerifySpec", "start_verify", "verify"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +58,7 @@ def start_verify(destination: str, **options: Any) -> StageJob:
     settings["remote"] = None if is_folder else destination
     del settings["destination"]
     folder = local_path(destination) if is_folder else state_folder("verify", destination, journal)
-    return _native.verify(to_json(settings), folder, variables())
+    return _native.verify(to_json(settings), folder, env.for_stores())
 
 
 def verify(destination: str, **options: Any) -> dict[str, Any]:
@@ -76,38 +69,3 @@ def verify(destination: str, **options: Any) -> dict[str, Any]:
         NotFound: Nothing was staged there.
     """
     return wait(start_verify(destination, **options))
-
-
-@renamed_parameters(RENAMED_REQUEST)
-def diff(
-    a: str,
-    b: str,
-    *,
-    timeout_s: float | None = None,
-    retry_timeout_s: float | None = None,
-    select: tuple[str, ...] = (),
-    exclude: tuple[str, ...] = (),
-) -> dict[str, Any]:
-    """Compare two datasets by logical name: added, removed, changed and same objects. Each is a manifest, a staged
-    folder or a URL.
-
-    `select` and `exclude` are patterns for the keys of both.
-
-    Raises:
-        NotFound, Denied, Unreachable, Throttled: One of the datasets cannot be listed.
-        Corrupt: A manifest is invalid.
-    """
-    from penstock import _native
-
-    found: dict[str, Any] = json.loads(
-        _native.diff(
-            absolute(a),
-            absolute(b),
-            variables(),
-            timeout_s=timeout_s,
-            retry_timeout_s=retry_timeout_s,
-            select=list(select),
-            exclude=list(exclude),
-        )
-    )
-    return found

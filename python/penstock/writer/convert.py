@@ -24,12 +24,11 @@ from penstock.errors import Changed, ConfigError, KeyRefused, Mismatch, Precondi
 from penstock.extras import require
 from penstock.feed import Loader, states
 from penstock.feed import open as open_dataset
-from penstock.feed.columns import rows
+from penstock.feed.batch_columns import rows
 from penstock.feed.fields import NestedSpec, PresentSpec, RaggedSpec, RawListSpec, RawSpec, TensorSpec, TextSpec
 from penstock.feed.number_arguments import as_int
-from penstock.feed.url_list_pattern import joined
-from penstock.local_paths import absolute
-from penstock.stage import is_local, local_path
+from penstock.feed.urls_to_glob import joined
+from penstock.local_paths import absolute, is_local, local_path
 from penstock.writer.destination import Destination
 from penstock.writer.journal import MANIFEST, Journal, difference
 from penstock.writer.run import Written, existing, run

@@ -12,9 +12,8 @@ from penstock import _native, env
 from penstock.atomic_file import PART_PREFIX, atomic_file
 from penstock.datasets.files import write_errors
 from penstock.errors import ConfigError, Interrupted, NotFound, Unsupported
-from penstock.local_paths import absolute
+from penstock.local_paths import absolute, is_local, local_path
 from penstock.ownership import remove_file
-from penstock.stage import is_local, local_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

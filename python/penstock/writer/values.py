@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.errors import ConfigError, Unsupported
-from penstock.feed.columns import Ragged
+from penstock.feed.batch_columns import Ragged
 from penstock.feed.fields import (
     FieldSpec,
     NestedSpec,

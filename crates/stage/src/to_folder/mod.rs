@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Stages into a folder: finds the objects that are missing, downloads them and writes the new manifest.
 
+pub(crate) mod concurrent_downloads;
 pub(crate) mod context;
-pub(crate) mod inventory;
+pub(crate) mod manifests;
 pub(crate) mod multipart_download;
 pub(crate) mod part_files;
 pub(crate) mod part_transfer;
 pub(crate) mod remaining_work;
 pub(crate) mod sink;
 pub(crate) mod small_object;
-pub(crate) mod workers;
 pub(crate) mod write_buffer;
 
 use std::sync::Arc;
@@ -18,17 +18,17 @@ use penstock_codec::{Codec, strip_suffix};
 use penstock_store::owned::{self, Proof};
 use penstock_types::{Error, Result, Url, unix_now};
 
+use crate::atomic_replace::replace_own_with;
 use crate::blocking::blocking;
 use crate::context::{StageContext, StateDir};
 use crate::dest_dir::DestDir;
 use crate::journal::Journal;
-use crate::node_leader::replace_own_with;
 use crate::plan::Item;
 use crate::progress::Failure;
 use crate::request::StageRequest;
-use crate::to_folder::inventory::manifest_name;
+use crate::to_folder::concurrent_downloads::Workers;
+use crate::to_folder::manifests::manifest_name;
 use crate::to_folder::remaining_work::{RemainingWork, remaining_work, sweep};
-use crate::to_folder::workers::Workers;
 use penstock_dataset::manifest::{Entry, Head, Manifest, ManifestFormat, write};
 
 /// Copies the objects to the folder; returns the path of the manifest.

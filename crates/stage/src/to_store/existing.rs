@@ -11,7 +11,7 @@ use penstock_types::{Deadline, Error, Key, Result};
 use crate::journal::{Journal, Line};
 use crate::plan::{Item, StageOptions};
 use crate::progress::Progress;
-use crate::to_folder::inventory::Document;
+use crate::to_folder::manifests::Document;
 use crate::to_store::manifests::is_manifest;
 use crate::to_store::target::Target;
 use crate::to_store::upload_types::UploadItem;

@@ -13,7 +13,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::blocking::blocking;
 use crate::journal::{Journal, Line};
 use crate::plan::Item;
-use crate::to_folder::inventory::{Document, is_manifest_name, latest, manifest_name};
+use crate::to_folder::manifests::{Document, is_manifest_name, latest, manifest_name};
 use crate::to_store::target::Target;
 use penstock_dataset::manifest::{Entry, Manifest, ManifestFormat};
 

@@ -29,7 +29,7 @@ use crate::digests::ContentDigest;
 use crate::job::Job;
 use crate::progress::Progress;
 use crate::status_record::FOLDER;
-use crate::to_folder::inventory::{Inventory, Record, Unfinished, read};
+use crate::to_folder::manifests::{Inventory, Record, Unfinished, read};
 use penstock_dataset::key_filter::KeyFilter;
 use penstock_dataset::manifest::is_own;
 

@@ -14,14 +14,14 @@ use tokio::sync::watch;
 
 use crate::blocking::blocking;
 use crate::dest_dir::DestDir;
-use crate::destination_lock::LaunchLock;
+use crate::dest_lock::LaunchLock;
 use crate::journal::Journal;
 use crate::opened_source::Source;
 use crate::plan::{Item, StageOptions};
 use crate::progress::Progress;
 use crate::status_record::FOLDER;
-use crate::to_folder::inventory::{Record, amend};
-use crate::to_folder::workers::Workers;
+use crate::to_folder::concurrent_downloads::Workers;
+use crate::to_folder::manifests::{Record, amend};
 use crate::verify::VerifyRequest;
 use penstock_dataset::manifest::{Entry, Manifest};
 

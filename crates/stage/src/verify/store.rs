@@ -19,7 +19,7 @@ use crate::digests::ContentDigest;
 use crate::opened_source::Source;
 use crate::plan::{Item, StageOptions};
 use crate::progress::Progress;
-use crate::to_folder::inventory::Document;
+use crate::to_folder::manifests::Document;
 use crate::to_store::manifests::{documents, manifest_names};
 use crate::to_store::target::Target;
 use crate::to_store::upload_types::UploadItem;

@@ -90,7 +90,7 @@ def _run(config: AgentConfig, rank: int, send: Callable[[dict[str, Any]], None])
 
 
 def _measure(config: AgentConfig, rank: int, follower: Follower) -> None:
-    hooks = Hooks(on_row=follower.on_row, look=follower.look, start=follower.start)
+    hooks = Hooks(on_row=follower.on_row, on_progress=follower.on_progress, start=follower.start)
     work = config.work
     hosts = len(config.nodes)
     seed = (work.bench.seed + rank * _APART) % (1 << 63)

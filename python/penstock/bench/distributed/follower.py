@@ -103,13 +103,13 @@ class Follower:
         assert moment is not None
         return moment
 
-    def look(self, phase: str, workers: int, done: tuple[int, int, int]) -> None:
+    def on_progress(self, phase: str, workers: int, done: tuple[int, int, int]) -> None:
         """Report this host's progress, at most once per `_REPORT_S`."""
         self.check()
         now = time.monotonic()
         if now - self._reported_at >= _REPORT_S:
             self._reported_at = now
-            self._lines.send({"look": [phase, workers, list(done)]})
+            self._lines.send({"progress": [phase, workers, list(done)]})
 
     def on_row(self, row: Row) -> None:
         """Send a row to the leader."""

@@ -17,8 +17,8 @@ from penstock.bench.results import Provenance
 from penstock.bench.rows import Row
 from penstock.cluster import raise_for_failures
 from penstock.cluster.exits import describe
+from penstock.env import for_nodes
 from penstock.errors import Bug, ConfigError, PenstockError, from_wire
-from penstock.stage.job import for_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -150,8 +150,8 @@ class _Messages:
                 case {"row": row}:
                     self.rows.append(msgspec.convert(row, Row))
                     self._hooks.on_row(self.rows[-1])
-                case {"look": [name, workers, [a, b, c]]}:
-                    self._hooks.look(name, workers, (a, b, c))
+                case {"progress": [name, workers, [a, b, c]]}:
+                    self._hooks.on_progress(name, workers, (a, b, c))
                 case {"machine": machine}:
                     self.machine = msgspec.convert(machine, Provenance)
                 case {"clock_skew_s": float(skew)}:

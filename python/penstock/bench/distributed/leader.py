@@ -190,10 +190,10 @@ class Leader:
                         self._begin()
                 case {"row": dict(row), "of": int(at)}:
                     self._rows.setdefault(at, []).append({"rank": rank, "row": row})
-                case {"look": [str(name), int(workers), [int(a), int(b), int(c)]]}:
+                case {"progress": [str(name), int(workers), [int(a), int(b), int(c)]]}:
                     seen[rank] = (a, b, c)
                     total = [sum(column) for column in zip(*seen.values(), strict=True)]
-                    self._send({"look": [name, workers * len(everyone), total]})
+                    self._send({"progress": [name, workers * len(everyone), total]})
                 case {"done": True}:
                     done.add(rank)
                 case {"fault": dict(reported)}:

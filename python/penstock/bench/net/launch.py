@@ -13,9 +13,9 @@ import msgspec
 from penstock.bench.net.rank import run_rank
 from penstock.bench.net.result import NetResult
 from penstock.cluster.exits import describe
+from penstock.env import for_nodes
 from penstock.errors import Bug, Deadline, PenstockError, RankFailed, from_wire
 from penstock.ranks import rendezvous_port
-from penstock.stage.job import for_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -16,7 +16,7 @@ import msgspec
 
 from penstock.bench.verdict.advice import Advice, advise
 from penstock.bench.verdict.grouping import gather
-from penstock.bench.verdict.sweep_context import look
+from penstock.bench.verdict.sweep_context import context_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -107,7 +107,7 @@ def classify(rows: Iterable[Row]) -> Verdict:
     sweeps = gather(rows)
     judged: list[Judged] = []
     for sweep in sweeps:
-        seen = look(sweep, sweeps)
+        seen = context_of(sweep, sweeps)
         judged += [_judge(cell, seen) for cell in sweep.cells]
     return Verdict(cells=tuple(judged), left_out=len(rows) - sum(c.repeats for s in sweeps for c in s.cells))
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from penstock.bench.verdict.grouping import Sweep
     from penstock.bench.verdict.sweep_fit import Model
 
-__all__ = ["Seen", "look"]
+__all__ = ["Seen", "context_of"]
 
 # Files of at least `_MANY_BLOCKS` blocks are limited by their blocks, not by open. Rates within `_SAME_RATE` count as
 # equal.
@@ -39,7 +39,7 @@ class Seen(NamedTuple):
     blocks_alone: bool
 
 
-def look(sweep: Sweep, others: Sequence[Sweep]) -> Seen:
+def context_of(sweep: Sweep, others: Sequence[Sweep]) -> Seen:
     """Fit a sweep and compare it with the other sweeps of the same rows."""
     points = [Point(c.workers, sweep.fitted_size(c), c.workers / c.per_s) for c in sweep.cells]
     model = fit(points)

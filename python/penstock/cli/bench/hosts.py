@@ -53,7 +53,7 @@ def measured(
     from penstock.cli.bench.table import Table
 
     table = Table(silent=given["as_json"])
-    hooks = Hooks(on_row=table.row, look=table.look)
+    hooks = Hooks(on_row=table.row, on_progress=table.on_progress)
     if not is_many(given):
         deliver(here(hooks), spec, table, given)
         return

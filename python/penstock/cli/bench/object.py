@@ -103,7 +103,7 @@ def command(url: str, **given: Any) -> None:
     """
     from penstock.bench.distributed.config import Objects
     from penstock.bench.objects import ObjectBench, ObjectPoint, parse_mix, run
-    from penstock.stage.job import absolute
+    from penstock.stage.spec import absolute
 
     default = ("get",) if given["existing"] else ("put", "get", "head", "list", "delete")
     bench = ObjectBench(

@@ -59,7 +59,7 @@ class Table:
     def echo(self, text: str) -> None:
         click.echo(text, err=True)
 
-    def look(self, phase: str, workers: int, done: tuple[int, int, int]) -> None:
+    def on_progress(self, phase: str, workers: int, done: tuple[int, int, int]) -> None:
         """Print the progress on a terminal, in one line that is overwritten."""
         if not sys.stderr.isatty():
             return

@@ -17,7 +17,7 @@ from penstock.errors import Corrupt, NotFound, PenstockError
 from penstock.feed.checkpoint import metadata as documents
 from penstock.feed.checkpoint.folder import CheckpointFolder
 from penstock.feed.checkpoint.metadata import BLOCK_BYTES, Stored
-from penstock.feed.checkpoint.values import load_plain
+from penstock.feed.checkpoint.plain_values import load_plain
 from penstock.feed.checkpoint.writer import step_of
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from penstock.errors import ConfigError, PenstockError, Unsupported
 from penstock.feed.checkpoint import metadata as documents
 from penstock.feed.checkpoint.folder import Checkpoint, CheckpointFolder, data_name
 from penstock.feed.checkpoint.metadata import BLOCK_BYTES, Stored, item_bytes
-from penstock.feed.checkpoint.values import check_loadable
+from penstock.feed.checkpoint.plain_values import check_loadable
 
 if TYPE_CHECKING:
     import os

@@ -121,7 +121,9 @@ class ImageTraining:
             # The memory is reused, because new pages cost as much as the conversion. This is safe: the backward pass
             # of the last step, which reads this memory, has ended.
             if self._values is None or self._values.shape != images.shape:
-                self._values = torch.empty(images.shape, dtype=torch.float32, device=images.device)
+                # bfloat16 holds 0 to 255 exactly.
+                dtype = torch.bfloat16 if self.recipe.amp else torch.float32
+                self._values = torch.empty(images.shape, dtype=dtype, device=images.device)
             return self._values.copy_(images).permute(0, 3, 1, 2)
         return as_input(images, channels_last=self.recipe.channels_last)
 

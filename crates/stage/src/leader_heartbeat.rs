@@ -7,18 +7,17 @@
 //! only after the waiting rank has seen a heartbeat or the lock.
 
 use std::fs::File;
-use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use penstock_store::owned::{OwnedFile, Proof, Replace};
 use penstock_types::{Error, Result, Stopwatch, unix_now};
 use tokio::sync::oneshot;
 
+use crate::atomic_replace::replace_own;
 use crate::blocking::blocking;
 use crate::dest_dir::{DestDir, open_own, open_to_read};
-use crate::destination_lock::LaunchLock;
+use crate::dest_lock::LaunchLock;
 use crate::ofd_lock::{Mode, is_locked, try_lock};
 use crate::status_record::{FOLDER, HEARTBEAT, Identity, LOOK, Process, Record, State, WireError, read_record};
 use crate::summary::Summary;
@@ -123,37 +122,6 @@ fn write_record(
     let (identity, process) = (identity.clone(), Some(process.clone()));
     let record = Record { penstock_status: 1, state, identity, process, beat, at_s, error, failure, summary };
     replace_own(folder, &record.identity.status_name(), &serde_json::to_vec(&record)?)
-}
-
-/// Atomically replaces one of Penstock's small files in an open folder: readers see either the old or the new content.
-pub(crate) fn replace_own(folder: &Arc<OwnedFd>, name: &str, bytes: &[u8]) -> std::io::Result<()> {
-    let temporary = begin_replace(folder, name)?;
-    temporary.file().write_all(bytes)?;
-    end_replace(&temporary, folder, name)
-}
-
-/// Like `replace_own`, but `fill` writes the content, and `io` converts disk errors.
-pub(crate) fn replace_own_with(
-    folder: &Arc<OwnedFd>,
-    name: &str,
-    io: impl Fn(&std::io::Error) -> Error,
-    fill: impl FnOnce(&mut File) -> Result<()>,
-) -> Result<()> {
-    let temporary = begin_replace(folder, name).map_err(|error| io(&error))?;
-    let mut file = temporary.file().try_clone().map_err(|error| io(&error))?;
-    fill(&mut file)?;
-    end_replace(&temporary, folder, name).map_err(|error| io(&error))
-}
-
-fn begin_replace(folder: &Arc<OwnedFd>, name: &str) -> std::io::Result<OwnedFile> {
-    let temporary = OwnedFile::lock_blocking(folder, &format!("{name}.tmp"))?;
-    temporary.clear()?;
-    Ok(temporary)
-}
-
-fn end_replace(temporary: &OwnedFile, folder: &OwnedFd, name: &str) -> std::io::Result<()> {
-    temporary.file().sync_data()?;
-    Ok(temporary.rename(folder, name.as_bytes(), Replace::Existing(Proof::Covered))?)
 }
 
 /// Time limits of a rank that waits for its leader.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import _native, env
 from penstock.errors import ConfigError, Unsupported
-from penstock.feed.columns import Ragged
+from penstock.feed.batch_columns import Ragged
 from penstock.feed.fields import tensor
 from penstock.feed.loader import Loader
 

@@ -7,10 +7,10 @@ import traceback
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.feed.columns import rows
+from penstock.feed.batch_columns import rows
 from penstock.feed.map_functions import FunctionFailed
 from penstock.feed.map_step import map_failed
-from penstock.feed.sample_scan import batch_size
+from penstock.feed.sample_value_cache import batch_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -218,7 +218,7 @@ pub(crate) fn amend(dest_dir: &DestDir, mut change: impl FnMut(&mut Entry) -> bo
             let io = |error: &std::io::Error| dest_dir.io_error(name.as_bytes(), error, 0);
             let place = dest_dir.place(name.as_bytes());
             let entries = manifest.objects.iter().map(Ok);
-            crate::node_leader::replace_own_with(&own, name, io, |file| {
+            crate::atomic_replace::replace_own_with(&own, name, io, |file| {
                 write(file, *format, &manifest.head(), entries, &place)
             })?;
         }

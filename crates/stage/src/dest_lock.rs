@@ -180,7 +180,7 @@ async fn beating(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node_leader::replace_own;
+    use crate::atomic_replace::replace_own;
 
     fn identity(node: u32, nodes: u32, launch: Option<&str>) -> Identity {
         Identity { request: "s3://a/".to_owned(), launch: launch.map(str::to_owned), node, nodes }

@@ -87,10 +87,10 @@ def test_slice_is_a_picture_or_an_array(segy, tmp_path, run):
     ("argv", "words"),
     [
         (["--at", "depth=3", "-o", "s.png"], "`depth` is not one of inline, crossline, time"),
-        (["--at", "inline=99999", "-o", "s.png"], "is outside the axis (100 to 109)"),
+        (["--at", "inline=99999", "-o", "s.png"], "is outside the range of the axis (100 to 109)"),
         (["--at", "inline", "-o", "s.png"], "is not DIMENSION=NUMBER"),
         (["--at", "inline=a", "-o", "s.png"], "is not DIMENSION=NUMBER"),
-        (["--at", "inline=100", "--at", "time=0", "-o", "s.png"], "2 dimensions, but 1 remain"),
+        (["--at", "inline=100", "--at", "time=0", "-o", "s.png"], "exactly 2 free dimensions (got 1: crossline)"),
         (["-o", "s.tiff"], "`.tiff` is not one of .png, .npy, .sgy, .segy"),
     ],
 )  # fmt: skip

@@ -139,8 +139,8 @@ def test_migration_with_wrong_arguments_is_refused(shot, tmp_path):
     survey, smoothed, gather = shot
     for arguments, message in (
         ({"method": "memory"}, "method: 'memory' is not a migration method"),
-        ({"method": "disk"}, "snapshot_dir: missing for method disk"),
-        ({"snapshot_dir": tmp_path}, "snapshot_dir: not used by method snapshots"),
+        ({"method": "disk"}, "snapshot_dir: required by method disk"),
+        ({"snapshot_dir": tmp_path}, "snapshot_dir: not supported by method snapshots"),
         ({"method": "revolver", "checkpoints": 0}, "checkpoints: must be at least 1 .got 0"),
         ({"shot": 2}, "shot: 2 is not in a survey of 2 shots"),
     ):
@@ -222,8 +222,8 @@ def test_stack_of_unfit_arrays_is_refused():
     for images, illuminations, message in (
         ([], [], "no images"),
         ([ones], [np.ones((5, 8))], "images have shape"),
-        ([ones], [0 * ones], "illumination is not positive"),
-        ([ones], [-ones], "illumination is not positive"),
+        ([ones], [0 * ones], "illumination is 0 everywhere"),
+        ([ones], [-ones], "or negative somewhere"),
     ):
         with pytest.raises(ConfigError, match=message):
             stack(images, illuminations)

@@ -63,7 +63,7 @@ def test_json_of_a_survey_reads_back_as_the_same_survey():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema_version": 2}, "schema_version 2 is not supported, only 1"),
+        ({"schema_version": 2}, r"schema_version must be 1 \(got 2\)"),
         ({"depth": 3}, "unknown key 'depth'"),
         ({"record_s": None}, "record_s: None is not a number"),
         ({"record_s": "1.0"}, "record_s: '1.0' is not a number"),

@@ -100,7 +100,7 @@ class Array:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:  # noqa: FBT001 - NumPy's protocol
         if copy is False:
-            raise ValueError("copy: False is not supported, because reading an array from a store always makes a copy")
+            raise ValueError("copy=False is not supported, because reading an array from a store always creates a copy")
         whole: np.ndarray[Any, Any] = self[...]
         return whole if dtype is None else whole.astype(dtype)
 

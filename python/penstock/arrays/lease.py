@@ -96,7 +96,8 @@ class Lease:
                 if not holder.is_gone:
                     raise Busy(
                         f"{self._place}: in use by {holder}", where=self._place,
-                        hint=f"wait until it ends; if it was killed, its lease expires within {self._term_s:.0f} s",
+                        hint="wait until the other process ends; if it was killed, its lease expires within "
+                        f"{self._term_s:.0f} s",
                     ) from None  # fmt: skip
                 taken_from = holder
             try:

@@ -40,7 +40,7 @@ def place_of(array: Array, at: Mapping[str, float]) -> tuple[Any, ...]:
         numbers = np.arange(array.shape[axis]) if found is None else np.asarray(found.values, dtype=np.float64)
         if not len(numbers) or not min(numbers) <= wanted <= max(numbers):
             ends = f"{numbers[0]:g} to {numbers[-1]:g}" if len(numbers) else "empty"
-            raise ConfigError(f"at: {dim} {wanted:g} is outside the axis ({ends})", where="at")
+            raise ConfigError(f"at: {dim}={wanted:g} is outside the range of the axis ({ends})", where="at")
         key[axis] = int(np.abs(numbers - wanted).argmin())
     return tuple(key)
 
@@ -65,7 +65,7 @@ def picture(array: Array, at: Mapping[str, float]) -> bytes:
     key = place_of(array, at)
     if len(left) != 2:
         raise ConfigError(
-            f"at: a picture requires 2 dimensions, but {len(left)} remain ({', '.join(left)})",
+            f"at: a picture requires exactly 2 free dimensions (got {len(left)}: {', '.join(left)})",
             where="at",
             hint="fix the other dimensions, for example --at inline=120",
         )

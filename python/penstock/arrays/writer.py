@@ -105,7 +105,7 @@ class ArrayWriter:
             end = max(start, end)
             if start % part or (end % part and end != side):
                 raise ConfigError(
-                    f"axis {axis}: {start}:{end} starts or ends inside an object ({part} long), so writes of other "
+                    f"axis {axis}: {start}:{end} starts or ends inside an object of length {part}, so writes of other "
                     "processes could be lost",
                     where="box",
                     hint=f"write boxes that begin and end at multiples of {', '.join(map(str, self.objects))} (see "

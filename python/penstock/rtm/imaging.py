@@ -81,7 +81,7 @@ def migrate_shot(
         )
     if (method == "disk") != (snapshot_dir is not None):
         raise ConfigError(
-            f"snapshot_dir: {'missing for' if snapshot_dir is None else 'not used by'} method {method}",
+            f"snapshot_dir: {'required by' if snapshot_dir is None else 'not supported by'} method {method}",
             hint="set snapshot_dir to a folder on a fast local disk, together with method disk",
             where="snapshot_dir",
         )
@@ -188,7 +188,8 @@ def stack(images: Iterable[NDArray[Any]], illuminations: Iterable[NDArray[Any]])
     highest = float(illumination.max(initial=0.0))
     if highest <= 0 or float(illumination.min()) < 0:
         raise ConfigError(
-            "stack: illumination is not positive", hint="pass the illuminations that migrate_shot returned"
+            "stack: the illumination is 0 everywhere, or negative somewhere",
+            hint="pass the illuminations that migrate_shot returned",
         )
     compensated = image / (illumination + _WATER_LEVEL * highest)
     stacked = np.zeros(image.shape)
@@ -217,7 +218,7 @@ def reflector_peaks(image: NDArray[Any], count: int, *, separation: int = 8) -> 
             f"image: must be an array [x, z] or [x, y, z] of finite numbers (got shape {list(values.shape)})"
         )
     if min(count, separation) < 1:
-        raise ConfigError(f"count and separation: must be at least 1 (got {min(count, separation)})")
+        raise ConfigError(f"count, separation: must be at least 1 (got {count} and {separation})")
     # Only the middle half of each horizontal axis is used, because a finite spread blurs the edges.
     middle = tuple(slice(n // 4, n - n // 4) for n in values.shape[:-1])
     trace = _envelope(values[middle].mean(axis=tuple(range(values.ndim - 1))))

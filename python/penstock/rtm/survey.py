@@ -322,7 +322,7 @@ class Survey:
             raise ConfigError("survey: not a JSON object", where="survey")
         if document.get("schema_version") != SCHEMA_VERSION:
             raise ConfigError(
-                f"survey: schema_version {document.get('schema_version')!r} is not supported, only {SCHEMA_VERSION}",
+                f"survey: schema_version must be {SCHEMA_VERSION} (got {document.get('schema_version')!r})",
                 hint="write the survey again with this version of Penstock",
                 where="schema_version",
             )
@@ -330,7 +330,9 @@ class Survey:
         known = {field.name for field in fields(cls)}
         required = {"shape", "spacing_km", "time_step_s", "record_s", "frequency_hz", "sources_km", "receivers_km"}
         if unknown := sorted(values.keys() - known):
-            raise ConfigError(f"survey: unknown key {unknown[0]!r}", hint=f"use keys from {', '.join(sorted(known))}")
+            raise ConfigError(
+                f"survey: unknown key {unknown[0]!r}", hint=f"use only these keys: {', '.join(sorted(known))}"
+            )
         if missing := sorted(required - values.keys()):
             raise ConfigError(f"survey: {missing[0]} is missing", where=missing[0])
         return cls(**values)

@@ -54,7 +54,7 @@ class MdioSource:
     def __post_init__(self) -> None:
         if self.inner.segy is None:
             raise Unsupported(
-                "layout: mdio requires trace headers, which this volume does not contain",
+                "layout: `mdio` requires trace headers, but this volume has none",
                 hint="convert from SEG-Y, or from a volume that was converted from SEG-Y",
             )
         self.segy: SegyFacts | None = self.inner.segy

@@ -258,8 +258,8 @@ def _destination(
 def _facts(volume: Source, location: Location) -> SegyFacts:
     if volume.segy is None:
         raise Unsupported(
-            f"{location.url}: a conversion to SEG-Y requires trace headers, which the source does not contain",
-            hint="run penstock array create --from SOURCE, which makes headers from coordinates",
+            f"{location.url}: a conversion to SEG-Y requires trace headers, but the source has none",
+            hint="run penstock array create --from SOURCE to create headers from coordinates",
         )
     return volume.segy
 

@@ -81,7 +81,7 @@ def verify(
         raise Unsupported(f"{from_.url}: a certificate requires a SEG-Y source")
     volume = open_source(to)
     if volume.segy is None:
-        raise Unsupported(f"{to.url}: a certificate requires trace headers, which the volume does not contain")
+        raise Unsupported(f"{to.url}: a certificate requires trace headers, but the volume has none")
     entry = from_.entry()
     if entry is None:
         raise NotFound(f"{from_.url} does not exist", where=from_.url)

@@ -105,7 +105,7 @@ def parse_zfp(text: str, dtype: np.dtype[Any], ndim: int) -> ZfpSettings | None:
     if not (isfinite(value) and 0 < value <= most) or (mode == "precision" and value != int(value)):
         raise ConfigError(
             f"codec: `{text}` is not a valid zfp setting", where="codec",
-            hint="set the loss: zfp:tolerance=0.01 (largest error), zfp:precision=16 (bits, 1 to 64) or zfp:rate=8 "
+            hint="use zfp:tolerance=0.01 (largest error), zfp:precision=16 (bits, 1 to 64) or zfp:rate=8 "
             "(bits per sample)",
         )  # fmt: skip
     if dtype.name not in ("float32", "float64"):

@@ -141,9 +141,7 @@ class Job:
         try:
             document = json.loads(text)
             if document["schema_version"] != SCHEMA_VERSION:
-                raise Corrupt(
-                    f"{place}: schema_version {document['schema_version']} is not supported, only {SCHEMA_VERSION}"
-                )
+                raise Corrupt(f"{place}: schema_version must be {SCHEMA_VERSION} (got {document['schema_version']})")
             volumes = {name: Volume(**each) for name, each in document["volumes"].items()}
             survey = Survey.from_json(json.dumps(document["survey"]))
             return cls(

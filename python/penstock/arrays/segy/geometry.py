@@ -186,8 +186,7 @@ def grid(scan: HeaderScan, keys: Sequence[KeyField]) -> Geometry:
     if scan.traces < _SPARSEST * cells:
         shape = " × ".join(f"{len(side):,}" for side in sides)
         raise ConfigError(
-            f"map: the resulting grid of {shape} would be more than {1 - _SPARSEST:.0%} empty with {scan.traces:,} "
-            "traces",
+            f"map: {scan.traces:,} traces would fill less than {_SPARSEST:.0%} of the resulting grid of {shape}",
             where="map",
             hint="run penstock array info --scan FILE to list the geometries that fit the headers",
         )

@@ -453,7 +453,7 @@ def test_folder_of_others_or_of_another_dataset_is_left_alone(tmp_path):
         generate(tmp_path / "mine", small(), jobs=1)
     generate(tmp_path / "set", small(), jobs=1)
     before = contents(tmp_path / "set")
-    with pytest.raises(errors.ConfigError, match="seed is 0 there and 1 here"):
+    with pytest.raises(errors.ConfigError, match="its seed is 0, but this run has 1"):
         generate(tmp_path / "set", small(seed=1), jobs=1)
     with pytest.raises(errors.ConfigError, match="jobs"):
         generate(tmp_path / "set", small(), jobs=0)
@@ -470,7 +470,7 @@ def test_dataset_made_with_other_packages_is_not_completed(tmp_path, monkeypatch
     monkeypatch.setattr(images, "_made_with", lambda: {"pillow": "1.0"})
     assert generate(tmp_path, small(), jobs=1).written == 0  # nothing is missing
     (tmp_path / "train/train-00001-of-00003").unlink()
-    with pytest.raises(errors.ConfigError, match=r"pillow is .* there and 1\.0 here"):
+    with pytest.raises(errors.ConfigError, match=r"its pillow is .*, but this run has 1\.0"):
         generate(tmp_path, small(), jobs=1)
     monkeypatch.undo()
     generate(tmp_path, small(), jobs=1)

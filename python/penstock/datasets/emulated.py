@@ -76,7 +76,7 @@ def generate(
     if write is None:
         raise ConfigError(f"format `{format}` is not one of tfrecord, npz, jpeg, png")
     if records_per_file > 1 and write is _picture:
-        raise ConfigError(f"a {format} file contains one picture, not {records_per_file}")
+        raise ConfigError(f"records per file: must be 1 for {format} (got {records_per_file})")
     digits = len(str(files))
     names = [f"img_{i:0{digits}d}_of_{files}.{format}" for i in range(files)]
     prepare_folder(out, set(names))

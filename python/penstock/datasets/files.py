@@ -38,7 +38,7 @@ def prepare_folder(out: Path, names: set[str]) -> None:
     if strangers:
         raise ConfigError(
             f"{out} contains {len(strangers)} other files ({strangers[0]}, ...)",
-            hint="choose an empty folder; a dataset's folder may contain only its samples",
+            hint="choose an empty folder, because a dataset's folder must contain only its samples",
         )
 
 

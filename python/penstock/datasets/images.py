@@ -223,8 +223,8 @@ def _refuse_different(out: Path, found: dict[str, Any], wanted: dict[str, Any]) 
     if different:
         name = different[0]
         raise ConfigError(
-            f"{out} contains a dataset of other settings or package versions: {name} is {found.get(name)} there and"
-            f" {wanted[name]} here ({len(different)} differ)",
+            f"{out} contains a dataset with other settings or package versions: its {name} is {found.get(name)}, but"
+            f" this run has {wanted[name]} ({len(different)} values differ)",
             where=str(out),
             hint="choose an empty folder, or repeat the settings and versions of the dataset to complete it",
         )
@@ -389,7 +389,7 @@ def _in_processes(
         raise SystemFault(
             f"{out}: 1 of {processes} processes that write images ended unexpectedly",
             where=str(out),
-            hint="check the memory and the system log; the same command continues with fewer --jobs",
+            hint="check the memory and the system log, then repeat the command with fewer --jobs to continue",
         ) from error
     finally:
         # After an error or an interrupt, each process stops at its next image and removes its partial shard.

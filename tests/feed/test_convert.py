@@ -451,7 +451,7 @@ def test_convert_of_a_list_with_a_null_is_left_out_or_fails(tmp_path, target):
     assert [name for name, _ in plan.left_out] == ["list"]
     with pytest.raises(Mismatch, match="record 250: column `list` contains a null") as found:
         convert(tmp_path / "late.parquet", tmp_path / "b", format=target)
-    assert found.value.hint == "leave the part out: select the others by fields="
+    assert found.value.hint == "leave out the part: select the others with fields="
     with pytest.raises(Mismatch, match="record 250: column `list` contains a null") as found:
         convert(tmp_path / "late.parquet", tmp_path / "c", format=target, fields=["list"])
     assert found.value.hint == "correct this record in the source, because no other part is converted"
@@ -500,7 +500,9 @@ def test_convert_into_a_folder_inside_the_source_is_refused(tmp_path):
         pq.write_table(pa.table({"n": [1, 2]}), folder / name)
     (tmp_path / "link").symlink_to(folder)
     for source in (folder, tmp_path / "link", folder / "**", folder / "{a.parquet,new/*}"):
-        with pytest.raises(ConfigError, match=r"is inside the source .*, which would then contain the new shards too"):
+        with pytest.raises(
+            ConfigError, match=r"is inside the source .*, so the source would contain the new shards, too"
+        ):
             convert(source, folder / "new", format="tar")
     assert not (folder / "new").exists()
     # Neither an object nor a pattern that does not match the new shards would contain them.
@@ -568,7 +570,7 @@ def test_convert_to_tar_accepts_keys_of_text_and_refuses_numbers(tmp_path):
 
 def test_convert_to_tar_of_a_sample_without_any_value_is_refused(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"n": 1}\n{"n": null}\n')
-    with pytest.raises(KeyRefused, match="sample 1 has no value, and a tar cannot store a sample without a member"):
+    with pytest.raises(KeyRefused, match="sample 1 has no values, but a tar cannot store a sample without members"):
         convert(tmp_path / "a.jsonl", tmp_path / "b", format="tar")
     assert convert(tmp_path / "a.jsonl", tmp_path / "c", format="tfrecord").samples == 2
 
@@ -578,7 +580,9 @@ def test_convert_equal_keys_in_a_shard_are_refused(tmp_path):
     penstock.write(rows, tmp_path / "a")
     with pytest.raises(KeyRefused, match="sample 2: the key 'a' is the key of two samples") as refused:
         convert(tmp_path / "a", tmp_path / "b", format="tar")
-    assert refused.value.hint == "leave `__key__` out: select the other parts by fields=; then samples are numbered"
+    assert (
+        refused.value.hint == "leave out `__key__`: select the other parts with fields=, so that samples are numbered"
+    )
     assert convert(tmp_path / "a", tmp_path / "b", format="tar", fields=["txt"]).samples == 3
 
 
@@ -706,7 +710,7 @@ def test_convert_command_names_flags_in_hints(tmp_path, call_cli):
     line[2] = str(tmp_path / "c")
     assert call_cli(*line, "--fields", "n,b/").err.startswith("not selected: `m`, `o`\n")
     assert "left out b/, m, o: not selected\n" in call_cli(*line, "--fields", "n", "--dry-run").out
-    assert "hint: rename the part by --fields: NEW=OLD\n" in call_cli(*line, "--fields", "n,b/").err
+    assert "hint: rename the part with NEW=OLD in --fields\n" in call_cli(*line, "--fields", "n,b/").err
     for name in ("x", "y", "z"):
         (tmp_path / name).touch()
     warned = call_cli("convert", str(tmp_path), str(tmp_path / "c"), "--format", "tar", "--dry-run").err

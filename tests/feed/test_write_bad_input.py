@@ -97,7 +97,7 @@ def test_write_tar_names_are_checked(tmp_path):
         penstock.write([{"a/b": b""}], tmp_path / "b", format="tar")
     with pytest.raises(KeyRefused, match="'' cannot be an extension"):
         penstock.write([{"": b""}], tmp_path / "b", format="tar", schema={"": penstock.raw()})
-    with pytest.raises(ConfigError, match=r"`JPG` and `jpg` would both be the tar member `\.jpg`"):
+    with pytest.raises(ConfigError, match=r"`JPG` and `jpg` would have the same tar member, `\.jpg`"):
         penstock.write([{"JPG": b"", "jpg": b""}], tmp_path / "c", format="tar")
     with pytest.raises(Unsupported, match="`x` is a list of bytes, which a tar member cannot store"):
         penstock.write([{"x": [b"a"]}], tmp_path / "d", format="tar")
@@ -114,7 +114,7 @@ def test_write_tar_names_are_checked(tmp_path):
         ({"level": 10, "compress": "gzip", "format": "parquet"}, "level: must be 1 to 9 for gzip in parquet"),
         ({"level": 99, "compress": "zstd"}, "level: must be -7 to 22 for zstd in tfrecord"),
         ({"shard_bytes": "30kB"}, "shard_bytes: must be an integer"),
-        ({"name": "../x"}, "name: '../x' is not the start of a file name"),
+        ({"name": "../x"}, "name: must consist of letters, .*got '../x'"),
         ({"if_exists": "maybe"}, "if_exists: `maybe` is not one of"),
         ({"workers": 0}, "workers: must be at least 1"),
         ({"schema": {"x": penstock.image(8)}}, "schema: `x` must be a penstock.tensor"),

@@ -218,7 +218,7 @@ def test_write_full_disk_is_named_and_the_rest_follows(tmp_path):
             penstock.write(samples, disk / "d", shard_bytes=16_000)
         complete = len(files(disk / "d/.penstock/write")) - 1  # and the settings
         assert f"{4 * complete} samples in {complete} complete shards are stored" in str(caught.value)
-        assert "make the same call again" in str(caught.value.hint)
+        assert "repeat the same call" in str(caught.value.hint)
         assert not list((disk / "d").glob(f"{PART_PREFIX}*"))
         subprocess.run(["mount", "-o", "remount,size=2m", disk], check=True)
         assert penstock.write(samples, disk / "d", shard_bytes=16_000).skipped > 0

@@ -159,7 +159,7 @@ def _flags() -> Iterator[None]:
     except PenstockError as error:
         if error.hint:
             hint = error.hint.replace('if_exists="overwrite"', "--overwrite")
-            hint = hint.replace("make the same call again", "run the same command again")
+            hint = hint.replace("repeat the same call", "run the same command again")
             hint = re.sub(r'(\w+)="(\w+)"(?: or "(\w+)")?', _flag, hint)
             error.__notes__[0] = hint.replace("fields=", "--fields").replace("shard_bytes", "--shard-bytes")
         raise

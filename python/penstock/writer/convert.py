@@ -110,7 +110,7 @@ class Conversion:
             source, target = f"{os.path.realpath(local_path(source))}/", f"{os.path.realpath(destination.path)}/"
         if any((source + key).startswith(target) for key, _size, _version in self._objects):
             raise ConfigError(
-                f"url: {destination.url} contains objects of the source {self.dataset.url}",
+                f"url: the destination {destination.url} contains objects of the source {self.dataset.url}",
                 where="url",
                 hint="choose another folder",
             )
@@ -119,7 +119,8 @@ class Conversion:
         below = target[len(source) :]
         if self._selects(below + settings.shard_name(0)):
             raise ConfigError(
-                f"url: {destination.url} is inside the source {self.selection}, which would then contain the new shards too",
+                f"url: the destination {destination.url} is inside the source {self.selection}, so the source would "
+                "contain the new shards, too",
                 where="url",
                 hint="choose a folder outside the source",
             )
@@ -193,7 +194,7 @@ class Conversion:
                     yield row
         except Mismatch as error:
             only = "correct this record in the source, because no other part is converted"
-            error.__notes__ = ["leave the part out: select the others by fields=" if len(self.fields) > 1 else only]
+            error.__notes__ = ["leave out the part: select the others with fields=" if len(self.fields) > 1 else only]
             raise
 
 
@@ -425,9 +426,9 @@ def _hints() -> Iterator[None]:
         yield
     except KeyRefused as error:
         if error.hint is None and str(error).startswith("write:"):
-            error.add_note("rename the part by fields=: NEW=OLD")
+            error.add_note("rename the part with NEW=OLD in fields=")
         elif error.hint is not None and f"`{KEY}`" in error.hint:
-            error.__notes__[0] = f"leave `{KEY}` out: select the other parts by fields=; then samples are numbered"
+            error.__notes__[0] = f"leave out `{KEY}`: select the other parts with fields=, so that samples are numbered"
         raise
 
 

@@ -193,12 +193,12 @@ class TarEncoder:
                 raise ConfigError(
                     f"write: `{KEY}` is {field.dtype or field.kind.replace('_', ' of ')}, instead of bytes or text",
                     where="samples",
-                    hint="convert it to text, or leave it out: then samples are numbered",
+                    hint=f"convert `{KEY}` to text, or leave it out, so that samples are numbered",
                 )
             part = "" if field.name == KEY else self._part(field)
             if part in seen:
                 raise ConfigError(
-                    f"write: `{seen[part]}` and `{field.name}` would both be the tar member `.{part}`",
+                    f"write: the fields `{seen[part]}` and `{field.name}` would have the same tar member, `.{part}`",
                     where="samples",
                     hint="rename one of them",
                 )
@@ -252,7 +252,7 @@ class TarEncoder:
                 members.append((at, part, *self._content(shard, at, field, value)))
         if not members:
             raise KeyRefused(
-                f"write: sample {sample:,} has no value, and a tar cannot store a sample without a member",
+                f"write: sample {sample:,} has no values, but a tar cannot store a sample without members",
                 where="samples",
                 hint='leave such samples out, or use format="tfrecord" or "parquet"',
                 key=key,
@@ -262,7 +262,8 @@ class TarEncoder:
             raise KeyRefused(
                 f"write: sample {sample:,}: the key {key!r} {problem}",
                 where="samples",
-                hint="give every sample a `__key__` of its own without dots, or leave `__key__` out: then samples are numbered",
+                hint="give every sample a unique `__key__` without dots, or leave out `__key__`, so that samples are "
+                "numbered",
                 key=key,
             )
         shard.keys.add(key)

@@ -198,7 +198,7 @@ def existing(at: Destination, journal: Journal, listed: dict[str, int]) -> dict[
         raise ConfigError(
             f"{at.url} contains {len(others):,} other objects ({others[0]}, ...)",
             where="url",
-            hint="choose an empty folder; the folder of a dataset may contain only its shards",
+            hint="choose an empty folder, because a dataset's folder must not contain other objects",
         )
     return found
 
@@ -317,12 +317,12 @@ class _Writer:
                 if not isinstance(error, PenstockError):
                     error.add_note(
                         f"penstock.write: stopped at sample {number:,}; {len(self._shards):,} shards of {self._at.url} are "
-                        "complete, and the same call continues after them"
+                        "complete; repeat the same call to continue after them"
                     )
                 if isinstance(error, NoSpace):
                     raise NoSpace(
                         f"{error} ({self._samples:,} samples in {len(self._shards):,} complete shards are stored)",
-                        hint="free some space and make the same call again: it continues after the complete shards",
+                        hint="free some space, and repeat the same call to continue after the complete shards",
                         where=error.where,
                     ) from error
                 raise

@@ -67,7 +67,9 @@ class Settings:
             raise ConfigError(f"shard_bytes: must be at least 1 (got {self.shard_bytes})", where="shard_bytes")
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", self.name):
             raise ConfigError(
-                f"name: {self.name!r} is not the start of a file name (letters, digits, `_`, `-` and `.`)", where="name"
+                f"name: must consist of letters, digits, `_`, `-` and `.`, and cannot start with `-` or `.` (got "
+                f"{self.name!r})",
+                where="name",
             )
 
     def to_dict(self) -> dict[str, Any]:

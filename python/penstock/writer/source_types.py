@@ -146,7 +146,8 @@ class Columns:
                     raise Unsupported(
                         f"fields: `{name}` is {have[0][1].element} in {have[0][0]}, but {column.element} in {key}",
                         where="fields",
-                        hint="convert the files of each type to a folder of their own, or leave the part out by fields=",
+                        hint="convert the files of each type to a separate folder, or select the other parts with "
+                        "fields=",
                     )
 
 

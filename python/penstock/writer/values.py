@@ -229,8 +229,8 @@ class Field:
                 f"write: sample {sample:,}: `{self.name}` has the shape {list(shape)}, but an earlier sample has "
                 f"{list(self.shape)}; only the first dimension can differ, because the format does not store shapes",
                 where="samples",
-                hint='store its bytes and its shape as two fields, or use format="tar", in which WebDataset reads such arrays, but '
-                "penstock.open does not",
+                hint='store the bytes and the shape as two fields, or use format="tar" (WebDataset can read such '
+                "arrays, but penstock.open cannot)",
             )
 
     def _shaped(self, shape: tuple[int, ...], want: str, sample: int) -> ConfigError:
@@ -380,7 +380,8 @@ class Fields:
                 f"write: sample {number:,} has the field `{other[0]}`, which is not among the fields "
                 f"{_listed(self._names)}",
                 where="samples",
-                hint="every sample must have the fields of the first; name optional ones in a schema, with a default",
+                hint="give every sample the fields of the first sample; for optional fields, give write() a schema "
+                "with defaults",
             )
         for field, value in zip(self.fields, found, strict=True):
             if value is not None:

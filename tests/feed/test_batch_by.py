@@ -267,8 +267,11 @@ def test_kept_lengths_that_are_damaged_are_read_again(tmp_path, cache):
     ("make", "text"),
     [
         (lambda: penstock.buckets("t", [4, 4], [1, 1]), r"boundaries: must be ascending \(got \[4, 4\]\)"),
-        (lambda: penstock.buckets("t", [4, 8], [1]), "2 boundaries need as many sizes, or one more"),
-        (lambda: penstock.buckets("t", [], []), "0 boundaries need as many sizes"),
+        (
+            lambda: penstock.buckets("t", [4, 8], [1]),
+            r"one size per boundary or one more, .* \(got 1 sizes for 2 boundaries\)",
+        ),
+        (lambda: penstock.buckets("t", [], []), r"at least 1 size \(got 0 sizes for 0 boundaries\)"),
         (lambda: penstock.buckets("t", [4], [0]), "batch_sizes: must be a whole number from 1"),
         (lambda: penstock.buckets("t", [float("nan")], [1]), "boundaries: must be a whole number"),
         (lambda: penstock.buckets("t", [4], [1], global_batch_sizes=[1]), "give exactly one of batch_sizes"),
@@ -295,7 +298,7 @@ def test_a_bad_rule_is_an_error(make, text):
         (["a", "b", "c"], "must be an array of one number per sample"),
         (lambda sample: 1, r"must be an array of one number per sample \(got function\)"),
         ("nothing", "`nothing` does not exist"),
-        ("x", r"`x` is float32 \[\], but lengths are those of a ragged"),
+        ("x", r"`x` is float32 \[\]; it must be a ragged"),
     ],
 )
 def test_bad_lengths_are_an_error(tmp_path, length, text):

@@ -275,7 +275,7 @@ def test_checkpoint_of_a_newer_version_is_refused_and_not_skipped(tmp_path):
     save(tmp_path, 2)
     commit = tmp_path / "000000000002/commit.json"
     commit.write_text(json.dumps({**json.loads(commit.read_text()), "version": 2}))
-    with pytest.raises(Corrupt, match="version 2; this Penstock reads up to version 1"):
+    with pytest.raises(Corrupt, match="format version 2, but this build reads up to 1"):
         latest_checkpoint(tmp_path)
 
 

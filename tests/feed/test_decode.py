@@ -361,7 +361,7 @@ def test_decode_state_with_more_outputs_than_the_sample_has_is_refused(numbers):
     walk = loader(made)
     walk.load_state_dict({**state, "outputs": 4})
     with pytest.raises(
-        ConfigError, match=r"state: 4 outputs of the sample at position \d+ .* fn now returns [23] for it"
+        ConfigError, match=r"state: 4 outputs of the sample at position \d+ .* fn now returns only [23] outputs"
     ):
         list(walk)
     # A sample that now fails has no outputs; those of the next sample are complete.

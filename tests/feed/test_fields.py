@@ -117,7 +117,7 @@ def test_format_that_is_not_known_or_needs_facts_is_refused(tmp_path):
             penstock.open(tmp_path, format=name)
     with pytest.raises(ConfigError, match="at least one column"):
         penstock.formats.fixed()
-    with pytest.raises(ConfigError, match="window length and step must be at least 1"):
+    with pytest.raises(ConfigError, match="length and stride must be at least 1"):
         penstock.formats.tokens(0)
 
 

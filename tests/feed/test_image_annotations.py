@@ -509,7 +509,7 @@ def test_annotation_that_follows_nothing_is_refused(tmp_path, fields, text):
     [
         (lambda: penstock.boxes(format="yxyx"), "not one of xyxy"),
         (lambda: penstock.boxes(min_area=float("nan")), "is out of range"),
-        (lambda: penstock.keypoints(3, flip_order=(0, 0, 1)), "each number from 0 to 2 once"),
+        (lambda: penstock.keypoints(3, flip_order=(0, 0, 1)), "each number from 0 to 2 exactly once"),
     ],
 )
 def test_annotation_with_wrong_arguments_is_refused(make, text):

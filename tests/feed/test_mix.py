@@ -88,7 +88,7 @@ def test_steps_that_say_nothing_clear_are_refused(plain):
 
 @pytest.mark.parametrize("name", ["fields", "shuffle", "select", "filter", "resample", "cache"])
 def test_mixture_method_of_a_part_is_refused_with_its_place(parts, name):
-    with pytest.raises(penstock.errors.ConfigError, match=f"{name}: a mixture does not have this method") as caught:
+    with pytest.raises(penstock.errors.ConfigError, match=f"{name}: not supported by a mixture") as caught:
         getattr(penstock.mix({parts[0]: 1, parts[1]: 1}), name)(lambda sample: True)
     assert f"a.{name}(...)" in caught.value.hint
 

@@ -169,7 +169,7 @@ def test_list_refuses_items_with_settings_of_their_own():
         *(penstock.image(8), penstock.mask(), penstock.boxes(), penstock.keypoints(3)),
         *(penstock.ragged("int64").like("boxes"), penstock.ragged("int64").padded(), penstock.raw(record=True)),
     ):
-        with pytest.raises(ConfigError, match="items must be tensor"):
+        with pytest.raises(ConfigError, match="item must be a tensor"):
             penstock.list(item)
     deep = penstock.raw()
     for _ in range(8):

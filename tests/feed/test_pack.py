@@ -322,7 +322,7 @@ def test_tokenize_and_pack_refuse_what_they_cannot_do(tmp_path: Path) -> None:
         (lambda: text.pack(0), "length must be 1 to"),
         (lambda: text.pack(8, documents=2**24), "documents must be 1 to"),
         (lambda: text.pack(8, fields=("a", "b"), eos=1), "bos and eos cannot be added to several fields"),
-        (lambda: text.pack(8, fields=("mask",)), "are added by pack itself"),
+        (lambda: text.pack(8, fields=("mask",)), "because pack adds these fields"),
         (lambda: text.pack(8, fields=("a", "a")), "one or more distinct names"),
         (lambda: text.pack(8, pad={"labels": -100}), r"pad names `labels`, which is not one of the fields \(tokens\)"),
         (lambda: text.pack(8, dtype="float32"), "dtype `float32` is not one of uint8"),
@@ -337,10 +337,10 @@ def test_tokenize_and_pack_refuse_what_they_cannot_do(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=match):
             call()
-    with pytest.raises(TypeError, match="has no length, because its windows are not counted"):
+    with pytest.raises(TypeError, match="has no length, because the dataset is packed without count_tokens=True"):
         len(penstock.Loader(dataset(tmp_path), batch_size=1))
     for function, match in (
-        (lambda texts: texts[1:], r"9 texts gave 8 lists of `tokens`"),
+        (lambda texts: texts[1:], r"the function returned 8 lists of `tokens` for 9 texts"),
         (lambda texts: [["a"] for _ in texts], "is not a list of int64"),
         (lambda texts: [[1.5] for _ in texts], "'float' object cannot be interpreted as an integer"),
         (lambda texts: ["12" for _ in texts], "'str' object cannot be interpreted as an integer"),

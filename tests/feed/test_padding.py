@@ -175,7 +175,7 @@ def test_padding_beyond_the_memory_budget_is_an_error(tmp_path):
     [
         ({"to": 0}, "to: must be longest, bucket or a length"),
         ({"to": "short"}, "to: must be longest, bucket"),
-        ({"to": 8, "multiple_of": 8}, "multiple_of: must be at least 1; for rows of a given length, it must be 1"),
+        ({"to": 8, "multiple_of": 8}, "multiple_of: must be at least 1, or exactly 1 if `to` is a number"),
         ({"multiple_of": 0}, "multiple_of: must be at least 1"),
         ({"value": 0.5}, "value: 0.5 is not a value of type int64"),
         ({"mask": ""}, "mask: must be the name of a column"),

@@ -143,7 +143,7 @@ def test_local_reach_shares_a_nodes_part_among_its_own_ranks(pool, monkeypatch):
 def test_dataset_outside_the_pool_is_read_as_ever(pool):
     dataset = penstock.open(pool / "bucket", format=_FORM)
     assert dataset.locality is None
-    with pytest.raises(ConfigError, match="this process has no pool with this dataset"):
+    with pytest.raises(ConfigError, match="this process has no pool that contains this dataset"):
         dataset.shuffle(1, scope="node")
     with pytest.raises(ConfigError, match="neither global nor node"):
         dataset.shuffle(1, scope="near")  # type: ignore[arg-type]

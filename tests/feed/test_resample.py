@@ -210,8 +210,8 @@ def test_invalid_weights_are_refused(plain, folder, labels):
     nan, negative = np.ones(18), np.ones(18)
     nan[[4, 6]], negative[5] = np.nan, -1
     for bad, text in (
-        (order(nan), "2 of 18 weights are NaN; the first is that of sample 4"),
-        (order(negative), "1 of 18 weights are negative; the first is that of sample 5"),
+        (order(nan), r"2 of 18 weights are NaN \(first: sample 4\)"),
+        (order(negative), r"1 of 18 weights are negative \(first: sample 5\)"),
         (order([np.inf] * 18), "18 of 18 weights are infinite"),
         (order(np.zeros(18)), "all 18 weights are 0"),
         (order(np.ones(17)), "17 weights were given for 18 samples"),
@@ -231,7 +231,7 @@ def test_invalid_weights_are_refused(plain, folder, labels):
         (order(np.ones(18), schedule=[(3, np.ones(18)), (2, np.ones(18))]), "epochs must increase"),
         (order(np.ones(18), samples=0), "samples: must be at least 1"),
         (order(np.ones(18), passes=0), "passes: must be at least 1"),
-        (order(np.ones(18), replacement=False), "samples: must be given with replacement=False"),
+        (order(np.ones(18), replacement=False), "samples: required with replacement=False"),
         (order([1] * 4 + [0] * 14, replacement=False, samples=5), "5 samples cannot be drawn .* from 4"),
         (order(np.ones(18), seed=2), "already shuffled with seed 1"),
         (lambda: plain.resample(np.ones(18)).samples, "requires a shuffled dataset"),

@@ -200,11 +200,11 @@ def test_shards_of_mds_may_lack_columns(tmp_path):
 
 def test_masks_have_names_of_their_own(evolved):
     dataset = penstock.open(evolved)
-    with pytest.raises(ConfigError, match="fields: b and another field both define the field a"):
+    with pytest.raises(ConfigError, match="fields: two fields have the name a; one of them is the mask or rate of b"):
         dataset.fields(a=penstock.raw(), b=penstock.raw(mask="a"))
-    with pytest.raises(ConfigError, match="fields: b and another field both define the field m"):
+    with pytest.raises(ConfigError, match="fields: two fields have the name m; one of them is the mask or rate of b"):
         dataset.fields(a=penstock.raw(mask="m"), b=penstock.raw(mask="m"))
-    with pytest.raises(ConfigError, match=r"default: must be `\(\)`, an empty list \(got 0\)"):
+    with pytest.raises(ConfigError, match=r"default: must be `\(\)`, which means an empty list \(got 0\)"):
         penstock.ragged("int64", default=0)
     assert str(penstock.tensor("int8", (), mask="m")) == "int8 [], default 0, mask m"
     assert np.dtype(bool) == loaded(dataset, id=penstock.tensor("int64", (), mask="m"))["m"].dtype

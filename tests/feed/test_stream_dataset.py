@@ -180,7 +180,7 @@ def test_stream_dataset_state_that_workers_cannot_follow_is_refused(shuffled):
     next(samples)
     again = StreamDataset(shuffled, batch_size=4)
     again.load_state_dict(stream.state_dict())
-    with pytest.raises(ConfigError, match="loaded in a different process"):
+    with pytest.raises(ConfigError, match="is not the process that loaded the state"):
         list(DataLoader(again, batch_size=4, num_workers=1))
 
 

@@ -115,7 +115,7 @@ def test_padded_refuses_what_it_cannot_do(tmp_path):
         (lambda: tokens.padded().pack(8), r"pack: cannot be combined with padded\(\)"),
         (lambda: tokens.padded(0), "to: must be longest or a length"),
         (lambda: tokens.padded("bucket"), "to: must be longest or a length"),
-        (lambda: tokens.padded(8, multiple_of=8), "multiple_of: must be at least 1; for rows"),
+        (lambda: tokens.padded(8, multiple_of=8), "multiple_of: must be at least 1, or exactly 1"),
         (lambda: tokens.padded(multiple_of=0), "multiple_of: must be at least 1"),
         (lambda: tokens.padded(value=2**31), "value: 2147483648 is not a value of int32"),
         (lambda: tokens.padded(value={"tokens": 0.5}), "value: must be an integer"),
@@ -130,7 +130,9 @@ def test_padded_refuses_what_it_cannot_do(tmp_path):
     ) as caught:
         list(penstock.Loader(tokens.padded(16), batch_size=8))
     assert caught.value.hint == "cut longer samples: padded(16, truncate=True)"
-    with pytest.raises(MapFailed, match=r"value names `labels`, which is not a field of tokens \(tokens\)"):
+    with pytest.raises(
+        MapFailed, match=r"value contains `labels`, which is not a field of tokens \(the fields are tokens\)"
+    ):
         list(penstock.Loader(tokens.padded(value={"labels": -100}), batch_size=8))
     numbered = text.fields(text=penstock.text(), n=penstock.text().of("text"))
     for made in (numbered.tokenize(Bytes()).padded(mask="n"), numbered.tokenize(Bytes(), into="n")):

@@ -180,7 +180,7 @@ def test_texts_that_samples_lack_have_a_mask(taxi, tmp_path):
     (tmp_path / "b/a.jsonl").write_text('{"t":"x"}\n{"t":null}\n{}\n{"t":""}\n')
     batch = whole(penstock.open(tmp_path / "b").fields(t=penstock.text(mask="has_t")))
     assert (batch["t"], batch["has_t"].tolist()) == (["x", "", "", ""], [True, False, False, True])
-    with pytest.raises(ConfigError, match="t and another field both define the field n"):
+    with pytest.raises(ConfigError, match="two fields have the name n; one of them is the mask or rate of t"):
         penstock.open(tmp_path / "b").fields(t=penstock.text(mask="n"), n=penstock.text().of("t"))
 
 

@@ -252,7 +252,7 @@ def test_video_with_bytes_after_its_end_is_whole(tmp_path, kind, ends):
         if is_whole:
             assert clips(tmp_path, frames=2, start=0.2) == [(f"a.{kind}", [2, 3])]
         else:
-            with pytest.raises(Corrupt, match="is cut off"):
+            with pytest.raises(Corrupt, match="is a truncated video"):
                 clips(tmp_path)
 
 
@@ -328,7 +328,7 @@ def narrow(width, height, first=0):
 
 
 def test_video_too_narrow_to_be_cut_is_corrupt(tmp_path):
-    with pytest.raises(Corrupt, match="frame of 16 x 4,000 pixels, which would be 512 x 128,000"):
+    with pytest.raises(Corrupt, match="frame of 16 x 4,000 pixels, which would have 512 x 128,000 pixels"):
         penstock.video.Decoder(2, size=512)(narrow(4000, 16), seed=1)
     changes = narrow(64, 48) + narrow(4000, 16, first=10)
     with pytest.raises(Corrupt, match="frame of 16 x 4,000 pixels"):
@@ -380,8 +380,8 @@ def test_video_damage_is_handled_by_on_error(tmp_path):
         ({"frames": 0}, "0 frames"),
         ({"size": 0}, "0 x 0"),
         ({"stride": 0}, "stride 0"),
-        ({"fps": 5, "stride": 2}, "either stride or fps"),
-        ({"fps": float("nan")}, "either stride or fps"),
+        ({"fps": 5, "stride": 2}, "cannot be combined with stride"),
+        ({"fps": float("nan")}, "fps: must be above 0"),
         ({"start": "middle"}, "start: must be"),
         ({"crop": "left"}, "neither center nor none"),
     ],

@@ -318,5 +318,5 @@ def test_write_with_masks_reads_and_converts_them_without_fields(tmp_path, targe
         assert batch["x"].tolist() == [5, -1]
         assert batch["has_x"].tolist() == [True, False]
     taken = {"x": penstock.tensor("int64", (), mask="n"), "n": penstock.tensor("int64", ())}
-    with pytest.raises(ConfigError, match="x and another field both define the field n"):
+    with pytest.raises(ConfigError, match="two fields have the name n; one of them is the mask or rate of x"):
         penstock.write(samples, tmp_path / "c", format=target, schema=taken)

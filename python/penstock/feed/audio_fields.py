@@ -76,7 +76,8 @@ class _ClipSpec(TensorSpec):
         raise ConfigError(
             "padded: clips of fixed length are padded already",
             where="audio",
-            hint="leave .padded() out (penstock.audio(mask=...) marks the recording's samples), or leave out seconds=",
+            hint="leave out .padded(), or leave out seconds=; penstock.audio(mask=...) marks the samples of the "
+            "recording",
         )
 
 
@@ -160,7 +161,7 @@ def audio(
                 hint="give seconds=, or pad whole recordings with .padded(mask=...)",
             )
         if default is not None and default != ():
-            raise ConfigError(f"default: must be `()`, an empty recording (got {default!r})", where="audio")
+            raise ConfigError(f"default: must be `()`, which means an empty recording (got {default!r})", where="audio")
         if not 0 < as_float("max_seconds", max_seconds) <= 1e9:
             raise ConfigError(f"max_seconds: {max_seconds} is not above 0 s", where="audio")
         recording = AudioDecoding(rate_hz, count, None, None, float(max_seconds), rate=rate)
@@ -169,15 +170,19 @@ def audio(
         raise ConfigError("audio: clips of fixed length need a sample_rate, such as 16_000", where="audio")
     samples = round(seconds * rate_hz) if math.isfinite(as_float("seconds", seconds)) else 0
     if not 0 < samples < 2**31:
-        raise ConfigError(f"seconds: {seconds} s at {rate_hz} Hz is not a clip of 1 to 2^31 - 1 samples", where="audio")
+        raise ConfigError(
+            f"seconds: a clip must have 1 to 2^31 - 1 samples (got {seconds} s at {rate_hz} Hz)", where="audio"
+        )
     if start != "random" and not (isinstance(start, (int, float)) and 0 <= start < 1e9):
-        raise ConfigError(f"start: must be a time in seconds, or random (got {start!r})", where="audio")
+        raise ConfigError(f'start: must be a time in seconds or "random" (got {start!r})', where="audio")
     if mask is not None and mask == rate:
         raise ConfigError(
             f"audio: mask and rate have the same name, {mask}", where="audio", hint="give them different names"
         )
     if isinstance(default, tuple):
-        raise ConfigError(f"default: must be the value of every sample (got {default!r})", where="audio")
+        raise ConfigError(
+            f"default: must be one number, the value of every sample of the clip (got {default!r})", where="audio"
+        )
     begin = None if isinstance(start, str) else float(start)
     clip = AudioDecoding(rate_hz, count, samples, begin, float(max_seconds), mask, rate)
     spec = _ClipSpec(dtype_name(dtype), (*inner, samples), default=default, audio=clip)

@@ -214,7 +214,8 @@ def buckets(
         raise ConfigError(f"boundaries: must be ascending (got {list(bounds)})", where="batch_by")
     if not sizes or len(sizes) - len(bounds) not in (0, 1):
         raise ConfigError(
-            f"batch_sizes: {len(bounds)} boundaries need as many sizes, or one more (got {len(sizes)})",
+            f"batch_sizes: must contain one size per boundary or one more, and at least 1 size (got {len(sizes)} sizes "
+            f"for {len(bounds)} boundaries)",
             where="batch_by",
         )
     return Buckets(length, None if window is None else _whole("window", window), bounds, sizes, is_global)

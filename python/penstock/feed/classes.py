@@ -56,7 +56,7 @@ def labels(source: _native.Source, classes: Sequence[str]) -> dict[str, Any]:
     if unknown:
         shown = ", ".join(f"`{name}`" for name in unknown[:_MAX_SHOWN]) + (", …" if len(unknown) > _MAX_SHOWN else "")
         raise ConfigError(
-            f"classes: {source.url} has {len(unknown):,} class folders that are not among the {len(numbers):,} given "
+            f"classes: {len(unknown):,} class folders of {source.url} are not among the {len(numbers):,} given "
             f"classes: {shown}",
             where="classes",
             hint="give the classes of a dataset that has all of these folders, or a pattern that leaves them out",

@@ -337,7 +337,8 @@ class CountedPackRun:
             raise MapFailed(
                 f"pack: document {positions[at]:,} of the epoch has {found[at]:,} tokens, but {counted[at]:,} were counted",
                 where="pack",
-                hint="the tokenizer must return the same tokens in every pass; give tokenize() another key if it changed",
+                hint="use a tokenizer that returns the same tokens in every pass; if the tokenizer changed, give "
+                "tokenize() another key",
             )
         self._kept.append((positions, tensors))
 

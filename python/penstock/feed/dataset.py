@@ -193,7 +193,7 @@ class Dataset(DatasetBase):
         is_behind = names[-1:] != ["shuffle"] if "shuffle" in names else self.seed is not None and bool(steps)
         if is_behind or "repeat" in names:
             raise ConfigError(
-                "shuffle: must come before repeat, and cannot follow other steps after an earlier shuffle",
+                "shuffle: must come before repeat(), and another shuffle() must directly follow the first",
                 where="shuffle",
                 hint="use ds.shuffle(seed).repeat(n): each pass has its own order",
             )
@@ -320,7 +320,7 @@ class Dataset(DatasetBase):
         """
         if self.locality is None:
             raise ConfigError(
-                f"{self.url}: the part of this node is unknown, because this process has no pool with this dataset",
+                f"{self.url}: this process has no pool that contains this dataset, so the part of this node is unknown",
                 where="scope",
                 hint="start the ranks with penstock run, which sets PENSTOCK_JOB_POOL",
             )

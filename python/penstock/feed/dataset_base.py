@@ -92,7 +92,8 @@ class DatasetBase:
     def __getitem__(self, index: object) -> Any:
         """Not supported, because a dataset only describes the data. Python also calls this method for iteration."""
         raise Unsupported(
-            f"a dataset without a loader supports neither iteration nor indexing (got {index!r})",
+            f"a dataset supports neither iteration nor indexing (got index {index!r}), because it only describes "
+            "the data",
             hint="read batches by penstock.Loader(dataset, batch_size=...); for a torch DataLoader, use "
             "penstock.torch.MapDataset(dataset)",
         )
@@ -119,7 +120,7 @@ class DatasetBase:
         index, count = as_int("index", index), as_int("count", count)
         if not 0 <= index < count < 2**63:
             raise ConfigError(
-                f"shard: must be from 0 to the number of shards - 1 (got {index} of {count})", where="shard"
+                f"shard: index must be from 0 to count - 1 (got index {index} with count {count})", where="shard"
             )
         return self._step("shard", index, count)
 
@@ -267,8 +268,9 @@ class DatasetBase:
             raise ConfigError(
                 f"padded: the dataset is {state}",
                 where="padded",
-                hint="pad a stored field by its type: .fields(x=penstock.ragged(dtype).padded()); pass lists of decode() "
-                'through tokenize first: .tokenize(lambda lists: lists, "x", into="x", key="lists-1")'
+                hint="to pad a stored field, call padded() of the field: .fields(x=penstock.ragged(dtype).padded()); "
+                "to pad lists that decode() returns, call tokenize() first: "
+                '.tokenize(lambda lists: lists, "x", into="x", key="lists-1")'
                 if self.tokenizing is None
                 else None,
             )

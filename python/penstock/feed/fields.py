@@ -373,7 +373,7 @@ def or_default(default: object, mask: str | None) -> str:
 def _empty(default: object, mask: str | None) -> tuple[()] | None:
     """Return the default of a list: `()` if a default is given or the field has a mask, otherwise None."""
     if default is not None and default != ():
-        raise ConfigError(f"default: must be `()`, an empty list (got {default!r})", where="fields")
+        raise ConfigError(f"default: must be `()`, which means an empty list (got {default!r})", where="fields")
     return () if default is not None or mask is not None else None
 
 
@@ -495,7 +495,7 @@ def padded_length(
         raise ConfigError(f"to: must be {', '.join(names)} or a length of at least 1 (got {to!r})", where=where)
     if not 1 <= multiple < 2**31 or (multiple > 1 and not isinstance(length, str)):
         raise ConfigError(
-            f"multiple_of: must be at least 1; for rows of a given length, it must be 1 (got {multiple})", where=where
+            f"multiple_of: must be at least 1, or exactly 1 if `to` is a number (got {multiple})", where=where
         )
     if mask is not None and (not isinstance(mask, str) or not mask):
         raise ConfigError(f"mask: must be the name of a column (got {mask!r})", where=where)
@@ -517,7 +517,10 @@ def with_masks(specs: dict[str, FieldSpec]) -> dict[str, FieldSpec]:
             followers |= audio.companions(name, parts)
         for follower, made_spec in followers.items():
             if specs.get(follower, made_spec) != made_spec or made.get(follower, made_spec) != made_spec:
-                raise ConfigError(f"fields: {name} and another field both define the field {follower}", where="fields")
+                raise ConfigError(
+                    f"fields: two fields have the name {follower}; one of them is the mask or rate of {name}",
+                    where="fields",
+                )
             made[follower] = made_spec
     return made
 

@@ -149,7 +149,7 @@ def _windows(length: int, stride: int | None, eos: int | None) -> dict[str, Any]
     step = length if stride is None else stride
     if length < 1 or step < 1:
         raise ConfigError(
-            f"format: window length and step must be at least 1 (got {length} and {step})", where="format"
+            f"format: length and stride must be at least 1 (got length {length} and stride {step})", where="format"
         )
     return {"length": length, "stride": step, **({} if eos is None else {"eos": eos})}
 
@@ -311,7 +311,7 @@ def hdf5(*datasets: str) -> Format:
 
 def _bytes(count: int) -> int:
     if count < 0:
-        raise ConfigError(f"format: the header must have at least 0 bytes (got {count})", where="format")
+        raise ConfigError(f"header_bytes: must be at least 0 (got {count})", where="format")
     return count
 
 
@@ -346,7 +346,7 @@ def named(format: str | Format | None) -> Format | None:  # noqa: A002 - the arg
             )
         known = ", ".join(sorted(name for name in __all__ if name != "Format"))
         raise ConfigError(
-            f"format: `{format}` cannot be given as a string; the formats that can are {', '.join(sorted(_PLAIN))}",
+            f"format: `{format}` is not one of the formats that a string can name ({', '.join(sorted(_PLAIN))})",
             where="format",
             hint=f"call a function of penstock.formats for other formats: {known}",
         )

@@ -112,7 +112,7 @@ class _Hash:
             self._add_class(value)
         elif isinstance(value, ModuleType):
             if self._is_own(value.__name__):
-                raise TypeError(f"any part of {value.__name__} may be used")
+                raise TypeError(f"the function can use any part of {value.__name__}")
             self._add_version(value.__name__)
         elif kind is CodeType:
             self._add_code(value)
@@ -176,7 +176,7 @@ class _Hash:
         for name, path in dict.fromkeys(_loads(function.__code__)):
             found = [scope[name] for scope in (cells, function.__globals__) if name in scope]
             if not found and name in _DYNAMIC:
-                raise TypeError(f"{name} may use any name")
+                raise TypeError(f"{name} can access any global name")
             for value in found:
                 self._put(name)
                 self._add_path(value, path)
@@ -186,7 +186,7 @@ class _Hash:
     def _add_path(self, value: Any, path: tuple[str, ...]) -> None:
         """Add a value. If the value is one of the user's modules, add only the object at `path` in this module."""
         if "import_module" in path or value is importlib.import_module:
-            raise TypeError("import_module may import anything")
+            raise TypeError("import_module can import any module")
         for name in path:
             if not self._is_own_module(value):
                 break
@@ -223,7 +223,7 @@ class _Hash:
     def _add_tensor(self, value: Any, kind: type) -> None:
         torch = sys.modules["torch"]
         if kind not in (torch.Tensor, torch.nn.Parameter) or value.is_quantized:
-            raise TypeError(f"{kind.__name__} has more than elements")
+            raise TypeError(f"{kind.__name__} can have data in addition to its elements")
         data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         self.add((kind, str(value.dtype), tuple(value.shape), value.requires_grad, data, vars(value)))
 

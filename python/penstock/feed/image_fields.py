@@ -449,7 +449,7 @@ def keypoints(
     order = as_ints("flip_order", flip_order)
     if each < 1 or (order and sorted(order) != list(range(each))):
         raise ConfigError(
-            f"keypoints: flip_order must contain each number from 0 to {each - 1} once (got {list(order)})",
+            f"keypoints: flip_order must contain each number from 0 to {each - 1} exactly once (got {list(order)})",
             where="keypoints",
         )
     dims = 3 if visibility else 2

@@ -76,7 +76,7 @@ class Loader(BaseLoader[dict[str, Any]]):
         """Check that this process's devices need exactly the rows that this rank reads."""
         if self._batch_by is not None and not self._batch_by.is_even(self.world):
             raise ConfigError(
-                f"batch_by: the processes' parts of a sharded array must be of equal size, on {self.world} processes",
+                f"batch_by: all {self.world} processes must have the same number of rows of a sharded array",
                 where="batch_by",
                 hint="give sizes per rank: batch_sizes, or tokens",
             )

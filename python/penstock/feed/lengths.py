@@ -145,8 +145,8 @@ def _measured(dataset: Dataset, name: str) -> FieldSpec:
         if dataset.map_steps:
             hint = f"for a field that {_functions(dataset)} makes, give an array of one length per sample"
     raise ConfigError(
-        f"length: `{name}` {found}, but lengths are those of a ragged, padded, raw, text or raw_list field, or the value "
-        "of an integer field of shape ()",
+        f"length: `{name}` {found}; it must be a ragged, padded, raw, text or raw_list field, or an integer field of "
+        "shape ()",
         where="batch_by",
         hint=hint,
     )

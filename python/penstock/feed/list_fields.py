@@ -53,8 +53,8 @@ def list(  # noqa: A001 - the name in the API
     is_other = any(getattr(item, name, None) for name in ("follows", "record", "audio"))
     if is_other or type(item) not in _ITEMS:
         raise ConfigError(
-            "list: the items must be tensor, ragged, raw, text, raw_list or list fields, without like() or record=True "
-            f"(got {item!s})",
+            "list: the item must be a tensor, ragged, raw, text, raw_list or list field, without like() and "
+            f"record=True (got {item!s})",
             where="fields",
         )
     dtype: str | None

@@ -328,12 +328,16 @@ class BaseLoader(Generic[Batch]):
         if isinstance(self._packing, CountedPacking):
             return self._packing.count(self._epoch)
         if self._packing is not None:
-            raise TypeError(f"a loader of {self.dataset!r} has no length, because its windows are not counted")
+            raise TypeError(
+                f"a loader of {self.dataset!r} has no length, because the dataset is packed without count_tokens=True"
+            )
         if self._unindexed is not None:
-            raise TypeError(f"a loader of {self.dataset!r} has no length, because its records are not counted")
+            raise TypeError(
+                f"a loader of {self.dataset!r} has no length, because the dataset was opened with indexed=False"
+            )
         if self.dataset.rebatches:
             raise TypeError(
-                f"a loader of {self.dataset!r} has no length, because functions decide the number of samples"
+                f"a loader of {self.dataset!r} has no length, because functions can drop or add samples (rebatch=True)"
             )
         if (plan := self._plan()) is not None:
             return plan.native.count(self._epoch, self.tail)

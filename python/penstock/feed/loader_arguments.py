@@ -106,14 +106,14 @@ def check_policies(dataset: DatasetBase, tail: str | None, on_error: str) -> Non
         raise ConfigError(
             'on_error: "skip" cannot be combined with tail="drop", because skipped samples make batches smaller',
             where="on_error",
-            hint='use substitute, or tail="pad"',
+            hint='use on_error="substitute", or tail="pad"',
         )
     if on_error == "skip" and dataset.map_steps and not dataset.decodes:
         raise ConfigError(
-            'on_error: "skip" cannot be combined with map(), because it changes the row positions that seed map '
-            "functions",
+            'on_error: "skip" cannot be combined with map(), because the seeds of map functions depend on row '
+            "positions, which skipped samples would change",
             where="on_error",
-            hint="use substitute, or decode() instead of map()",
+            hint='use on_error="substitute", or decode() instead of map()',
         )
     if on_error == "skip" and tail == "pad" and dataset.decodes:
         raise ConfigError(

@@ -102,7 +102,7 @@ class MapStep:
             raise ConfigError(
                 f"timeout_s: {timeout_s:g} s cannot be enforced, because fn runs in the thread of the caller",
                 where="timeout_s",
-                hint=f"give {name}() workers=1 or threads=1, or leave timeout_s out",
+                hint=f"set workers=1 or threads=1 in {name}(), or leave out timeout_s",
             )
         try:
             wants_seed = "seed" in inspect.signature(function).parameters

@@ -42,7 +42,7 @@ every machine.
 def _only_of_parts(name: str) -> Callable[..., NoReturn]:
     def method(*_: Any, **__: Any) -> NoReturn:
         raise ConfigError(
-            f"{name}: a mixture does not have this method, only its parts have it",
+            f"{name}: not supported by a mixture, only by its parts",
             where=name,
             hint=f"call it on the parts before mixing: mix({{a.{name}(...): 1, b.{name}(...): 1}})",
         )
@@ -281,7 +281,7 @@ def _schedule(
         raise ConfigError(f"schedule: the positions must increase (got {starts})", where="schedule")
     for number, part in enumerate(sources):
         if not any(weights[number] > 0 for _, weights in stages):
-            raise ConfigError(f"mix: {part!r} has the weight 0 throughout", where="mix")
+            raise ConfigError(f"mix: {part!r} has the weight 0 at all positions", where="mix")
     return [(start, _whole(weights)) for start, weights in stages]
 
 

@@ -79,7 +79,7 @@ def cache_request(
         raise ConfigError(f"limit_bytes: must be at least 1 (got {limit})", where="limit_bytes")
     if isinstance(folder, bool) or folder is None:
         if folder is False and (limit is not None or transcode != "never"):
-            raise ConfigError("cache: a limit or transcode cannot be set while the cache is off", where="cache")
+            raise ConfigError("cache: limit_bytes and transcode cannot be combined with cache(False)", where="cache")
         return CacheRequest(is_on=folder is not False, limit_bytes=limit, transcode=transcode)
     return CacheRequest(is_on=True, folder=str(Path(folder).absolute()), limit_bytes=limit, transcode=transcode)
 

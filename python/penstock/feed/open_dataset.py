@@ -133,9 +133,9 @@ def _check_all_read(urls: list[str], source: _native.Source) -> None:
             unread = pattern
             break
     if unread is not None:
+        name = json.loads(source.format)["name"]
         raise ConfigError(
-            f"url: {unread} has no object that is read as {json.loads(source.format)['name']}, the format of the list's "
-            "other objects",
+            f"url: {unread} contains no {name} objects, but {name} is the format of the other objects in the list",
             where="url",
             hint="remove it from the list, or open it separately and use penstock.mix to read both",
         )

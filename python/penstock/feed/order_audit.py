@@ -74,7 +74,8 @@ def guess_fields(dataset: Dataset) -> dict[str, TensorSpec]:
         if isinstance(first, bytes):
             if len(items) > 1:
                 raise Unsupported(
-                    f"feature {feature} contains {len(items)} byte strings", hint="give --field NAME=DTYPE:SHAPE"
+                    f"feature {feature}: contains {len(items)} byte strings, but a type can be inferred only for 1",
+                    hint="give --field NAME=DTYPE:SHAPE",
                 )
             found[feature] = tensor("uint8", (len(first),))
         elif first is not None:
@@ -107,7 +108,9 @@ def audit(
             if rank == 0:
                 rows.append([])
             if step >= len(rows):
-                raise ConfigError(f"ranks: rank {rank} has more steps than rank 0 ({len(rows)})", where="ranks")
+                raise ConfigError(
+                    f"ranks: rank {rank} has more steps than rank 0, which has {len(rows)}", where="ranks"
+                )
             rows[step] += _digests(batch)
             made += 1
         if made != len(rows):

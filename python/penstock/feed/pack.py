@@ -72,7 +72,10 @@ class PackStep:
                 hint="add them in the function that makes the tokens",
             )
         if {"segment_ids", "position_ids", "mask"} & set(self.fields):
-            raise ConfigError("pack: segment_ids, position_ids and mask are added by pack itself", where="pack")
+            raise ConfigError(
+                "pack: fields cannot contain segment_ids, position_ids or mask, because pack adds these fields",
+                where="pack",
+            )
 
     def check_unpadded(self, dataset: DatasetBase) -> None:
         """Raise ConfigError if a stored field of documents is padded, because the padding would be packed as tokens."""
@@ -323,7 +326,10 @@ class TokenStream:
             skip = token if row == first else 0
             count = bounds[row + 1] - bounds[row] + before + behind - skip
             if count < 0:
-                raise ConfigError(f"state: document {row} has fewer than {skip:,} tokens", where="state")
+                raise ConfigError(
+                    f"state: continues after token {skip:,} of document {row}, but the document has fewer tokens",
+                    where="state",
+                )
             if not step.split:
                 room = step.length - (self.tokens + end) % step.length
                 end += room if count > room and room < step.length else 0
@@ -444,7 +450,7 @@ def column_of(tensors: Mapping[str, Any], name: str, np: Any) -> Ragged:
         raise ConfigError(
             f"pack: `{name}` is not a field of numbers (the fields are {known})",
             where="pack",
-            hint=f"return the lists from tokenize(fn, key=...), or pass those of map() and decode() through it: "
+            hint="return lists from tokenize(fn, key=...); for lists from map() or decode(), add a step: "
             f'tokenize(lambda lists: lists, "{name}", into="{name}", key="lists-1")'
             if isinstance(column, list)
             else 'call tokenize() first, or name the field of tokens: pack(length, fields="input_ids")',

@@ -83,8 +83,8 @@ class RebatchRun(MapRun):
         skip, self._skip_outputs = self._skip_outputs, 0
         if skip and 0 < sum(counts[:1]) <= skip:
             raise ConfigError(
-                f"state: {skip:,} outputs of the sample at position {task.positions[0]:,} were delivered, but fn now returns "
-                f"{counts[0]:,} for it",
+                f"state: {skip:,} outputs of the sample at position {task.positions[0]:,} were delivered before, but "
+                f"fn now returns only {counts[0]:,} outputs for this sample",
                 where="state",
                 hint=FUNCTION_HINT,
             )

@@ -91,7 +91,7 @@ def place_of_state(state: Mapping[str, Any], loader: BaseLoader[Any], start: int
     """
     if "outputs" not in state:
         raise ConfigError(
-            "state: saved without decode(rebatch=True), but this loader's dataset uses it",
+            "state: saved without decode(rebatch=True), but this loader's dataset uses rebatch=True",
             where="state",
             hint="remove rebatch=True to continue from this state",
         )

@@ -191,7 +191,7 @@ def of(
             raise ConfigError(f"{name}: must be at least 1 (got {value})", where=name)
     if not replacement and samples is None:
         raise ConfigError(
-            "samples: must be given with replacement=False; otherwise, all samples would be drawn, and weights would "
+            "samples: required with replacement=False; otherwise, every sample would be drawn once, and weights would "
             "have no effect",
             where="samples",
         )
@@ -318,8 +318,8 @@ def _floats(spec: WeightSpec, samples: int, classes: Any) -> Any:
     for problem, is_bad in (("NaN", np.isnan(spec)), ("infinite", np.isinf(spec)), ("negative", spec < 0)):
         if is_bad.any():
             raise ConfigError(
-                f"weights: {int(is_bad.sum()):,} of {samples:,} weights are {problem}; the first is that of sample "
-                f"{int(is_bad.argmax()):,}",
+                f"weights: {int(is_bad.sum()):,} of {samples:,} weights are {problem} (first: sample "
+                f"{int(is_bad.argmax()):,})",
                 where="weights",
             )
     if not spec.any():

@@ -54,7 +54,9 @@ def advice_about_damage(what: str, how: str) -> Iterator[None]:
     try:
         yield
     except Corrupt as error:
-        error.add_note(f"a loader's on_error does not apply to {what}; leave out samples that cannot be read: {how}")
+        error.add_note(
+            f"a loader's on_error does not apply to {what}; to leave out samples that cannot be read, use {how}"
+        )
         raise
 
 
@@ -85,7 +87,7 @@ def scanned(dataset: Dataset, what: str, key: str | None, compute: Callable[[], 
             what,
             f"{dataset.samples:,}",
             f"{dataset.source.size_bytes:,}",
-            "" if is_shared else "; the result is not kept, so each process reads them",
+            "" if is_shared else "; the result is not stored, so each process reads them",
             hint and f". {hint}",
         )
         values = compute()
@@ -128,7 +130,7 @@ def _write(path: Path, values: Any) -> None:
         with atomic_file(path, durable=False) as out:
             save(out, values=values)
     except OSError as error:
-        _LOG.warning("%s: the result is not kept: %s", path, error.strerror)
+        _LOG.warning("%s: the result cannot be stored: %s", path, error.strerror)
 
 
 def batch_size(dataset: Dataset, most: int) -> int:

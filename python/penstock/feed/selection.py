@@ -221,8 +221,8 @@ class Filter:
             key = self.key if self.key is not None else function_digest(self.function)
             if key is None:
                 _LOG.warning(
-                    "%s: filter: the result is not kept, because the function uses values or modules that cannot be hashed. "
-                    "Give filter(key=...) a text that identifies it.",
+                    "%s: filter: the result is not stored, because the function uses values or modules that cannot be "
+                    "hashed. Set filter(key=...) to a text that identifies the function.",
                     self.dataset.url,
                 )
             else:

@@ -105,9 +105,9 @@ def check(state: Mapping[str, Any], dataset: DatasetBase, batches: str | None = 
         )
     if "outputs" in state and not dataset.rebatches:
         raise ConfigError(
-            "state: saved with decode(rebatch=True), but this loader's dataset does not use it",
+            "state: saved with decode(rebatch=True), but this loader's dataset does not use rebatch=True",
             where="state",
-            hint="give decode() rebatch=True to continue from this state",
+            hint="set rebatch=True in decode() to continue from this state",
         )
     if "packed" in state:
         raise ConfigError(

@@ -190,9 +190,10 @@ class StreamDataset(torch.utils.data.IterableDataset):  # type: ignore[misc]  # 
         else:
             if self._resumed_in != os.getpid():
                 raise ConfigError(
-                    "state: loaded in a different process from the one that reads (such as a worker of a DataLoader)",
+                    "state: the process that reads (such as a worker of a DataLoader) is not the process that loaded "
+                    "the state",
                     where="state",
-                    hint="load it by torchdata's StatefulDataLoader, or use num_workers=0",
+                    hint="load the state with torchdata's StatefulDataLoader, or use num_workers=0",
                 )
             loader.load_state_dict(self._resume["loader"])
             skip, self._resume = self._resume["row"], None

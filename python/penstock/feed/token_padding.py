@@ -75,7 +75,9 @@ class TokenPadding:
         names = ", ".join(columns)
         values = self.values if isinstance(self.values, dict) else dict.fromkeys(columns, self.values)
         if unknown := values.keys() - columns.keys():
-            raise failed("padded", f"value names `{min(unknown)}`, which is not a field of tokens ({names})")
+            raise failed(
+                "padded", f"value contains `{min(unknown)}`, which is not a field of tokens (the fields are {names})"
+            )
         if self.mask in columns:
             raise failed("padded", f"mask `{self.mask}` is also the name of a field of tokens")
         made: dict[str, Any] = {}

@@ -97,7 +97,7 @@ class TokenizeStep:
         text = text if key is None else key
         if not text:
             raise ConfigError(
-                f"tokenize: {tokenizer!r} has no digest, so a state cannot show which function it was saved with",
+                f"tokenize: {tokenizer!r} has no digest, so a state cannot identify the function",
                 where="tokenize",
                 hint='name the function and its version: tokenize(fn, key="my-tokenizer-1")',
             )
@@ -309,7 +309,9 @@ def _joined(rows: Sequence[Any], texts: _Texts, dtype: str, name: str) -> Ragged
         if isinstance(rows, Ragged):  # result of byte_pairs
             return Ragged(_fitted(rows.values, dtype), rows.offsets)
         if len(rows) != len(texts):
-            raise texts.failed("tokenize", f"{len(texts):,} texts gave {len(rows):,} lists of `{name}`")
+            raise texts.failed(
+                "tokenize", f"the function returned {len(rows):,} lists of `{name}` for {len(texts):,} texts"
+            )
         return _ragged(rows, dtype)
     except _NOT_TOKENS as error:
         row = _first_other(rows, dtype)
@@ -348,5 +350,5 @@ def _first_other(rows: Any, dtype: str) -> int | None:
 def _fitted(values: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
     made = values.astype(dtype)
     if made.ndim != 1 or not (made == values).all():
-        raise ValueError("a value does not fit")
+        raise ValueError("a value does not fit the type")
     return made

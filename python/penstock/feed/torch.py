@@ -38,7 +38,7 @@ def _device(device: Any) -> Any:
         raise ConfigError(
             f"device: {device!r} is not a torch device",
             where="device",
-            hint="give the name of one, such as cpu or cuda:0, or a torch.device",
+            hint="give the name of a device, such as cpu or cuda:0, or a torch.device",
         ) from error
 
 

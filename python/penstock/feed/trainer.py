@@ -40,9 +40,9 @@ def feed_trainer(trainer: Any, loader: Loader) -> None:
     if loader.world > 1 and not loader.has_fixed_positions:
         raise ConfigError(
             f"feed_trainer: the {loader.world} ranks have different positions in {loader.dataset!r}, but Trainer saves "
-            "only that of the first rank",
+            "only the position of the first rank",
             where="feed_trainer",
-            hint="write the packed or decoded samples once by penstock.write(), and train on them",
+            hint="write the packed or decoded samples once with penstock.write(), and train on the written dataset",
         )
     batches = _Batches(loader, trainer)
     trainer.remove_callback(_Position)  # callback of an earlier call

@@ -29,7 +29,7 @@ def joined(urls: Sequence[str]) -> str:
         raise ConfigError("url: the list is empty", where="url")
     if len(urls) > _MAX_URLS:
         raise ConfigError(
-            f"url: {len(urls):,} URLs exceed the limit of {_MAX_URLS:,}",
+            f"url: a list can have at most {_MAX_URLS:,} URLs (got {len(urls):,})",
             where="url",
             hint="give the folder or a pattern, or a manifest (penstock index)",
         )

@@ -113,11 +113,15 @@ class ClipSpec:
         if not (0 < height < 2**15 and 0 < width < 2**15):
             raise ConfigError(f"size: {height} x {width} is not a valid size", where="video")
         if fps is not None and (stride != 1 or not 0 < as_float("fps", fps) <= 1000):
-            raise ConfigError(f"fps: give either stride or fps, above 0 (got {stride} and {fps})", where="video")
+            raise ConfigError(
+                f"fps: must be above 0 and at most 1000, and cannot be combined with stride (got fps {fps} and stride "
+                f"{stride})",
+                where="video",
+            )
         if crop not in ("center", "none"):
             raise ConfigError(f"crop: {crop!r} is neither center nor none", where="video")
         if start != "random" and not (isinstance(start, (int, float)) and 0 <= start < 1e9):
-            raise ConfigError(f"start: must be a time in seconds, or random (got {start!r})", where="video")
+            raise ConfigError(f'start: must be a time in seconds or "random" (got {start!r})', where="video")
         begin = None if isinstance(start, str) else float(start)
         return cls(frames, height, width, stride, None if fps is None else float(fps), begin, crop)
 
@@ -182,7 +186,7 @@ def check_whole(file: Any, name: str) -> None:
         end = at - 4 if is_known else 0
     file.seek(0)
     if end > size:
-        raise Corrupt(f"{name} is a video that is cut off (want {end:,} bytes, have {size:,})")
+        raise Corrupt(f"{name} is a truncated video (want {end:,} bytes, have {size:,})")
 
 
 @contextmanager
@@ -310,8 +314,9 @@ def _put(out: Any, at: int, frame: Any, shown: Any, spec: ClipSpec, name: str) -
         height, width = max(height, round(frame.height * scale)), max(width, round(frame.width * scale))
         if height * width > max(_MAX_SCALED, 4 * spec.height * spec.width):
             raise Corrupt(
-                f"{name} has a frame of {frame.height:,} x {frame.width:,} pixels, which would be {height:,} x {width:,} "
-                f"if it covered {spec.height:,} x {spec.width:,}; leave it out or set crop='none'"
+                f"{name} has a frame of {frame.height:,} x {frame.width:,} pixels, which would have {height:,} x "
+                f"{width:,} pixels after scaling to cover {spec.height:,} x {spec.width:,}; leave out the file, or set "
+                "crop='none'"
             )
     pixels = frame.to_ndarray(format="rgb24", width=width, height=height, interpolation="BICUBIC")
     top, left = (height - spec.height) // 2, (width - spec.width) // 2

@@ -173,4 +173,4 @@ def _keep(path: Path, videos: Sequence[Video | str]) -> None:
         with atomic_file(path, durable=False) as out:
             out.write(zlib.compress(text.encode(), 1))
     except OSError as error:
-        _LOG.warning("%s: the index is not kept: %s", path, error.strerror)
+        _LOG.warning("%s: the index cannot be stored: %s", path, error.strerror)

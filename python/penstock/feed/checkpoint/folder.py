@@ -213,12 +213,13 @@ class CheckpointFolder:
             raise Corrupt(f"{place} is not the commit of a Penstock checkpoint: {error}", where=place) from None
         if commit.format != _FORMAT or commit.step != step:
             raise Corrupt(
-                f"{place} is not the commit of this checkpoint: it is a {commit.format!r} of step {commit.step:,}",
+                f"{place} is not the commit of this checkpoint: its format is {commit.format!r}, and its step is "
+                f"{commit.step:,}",
                 where=place,
             )
         if commit.version > _VERSION:
             raise _Newer(
-                f"{place} has version {commit.version}; this Penstock reads up to version {_VERSION}",
+                f"{place} has format version {commit.version}, but this build reads up to {_VERSION}",
                 where=place,
                 hint="install a newer Penstock",
             )
@@ -233,7 +234,7 @@ class CheckpointFolder:
                 f"{self.place(commit.step)} is damaged: it has {len(own):,} files with {sum(own):,} bytes, "
                 f"instead of {commit.files:,} with {commit.bytes:,}",
                 where=self.place(commit.step),
-                hint="delete this folder and resume from the checkpoint before it",
+                hint="delete this folder, and resume from the previous checkpoint",
             )
         if files.get(metadata) != commit.metadata_bytes:
             raise Corrupt(
@@ -264,9 +265,9 @@ class CheckpointFolder:
         if (len(raw), _native.crc32c(raw)) != (commit.metadata_bytes, commit.metadata_crc32c):
             place = f"{self.place(step)}/{name}"
             raise Corrupt(
-                f"{place} is damaged: CRC-32C {_native.crc32c(raw):08x} instead of {commit.metadata_crc32c:08x}",
+                f"{place} is damaged: it has CRC-32C {_native.crc32c(raw):08x} (want {commit.metadata_crc32c:08x})",
                 where=place,
-                hint="delete this checkpoint and resume from the one before it",
+                hint="delete this checkpoint, and resume from the previous checkpoint",
             )
         return raw
 

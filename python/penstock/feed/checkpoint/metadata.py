@@ -90,7 +90,7 @@ def encode(metadata: Metadata, stored: Mapping[MetadataIndex, Stored]) -> bytes:
     paths = metadata.planner_data
     if paths is not None and not isinstance(paths, Mapping):
         raise Unsupported(
-            f"checkpoint: planner data of type {type(paths).__name__} are not supported, only a mapping from names to paths"
+            f"checkpoint: planner data must be a mapping from names to paths (got {type(paths).__name__})"
         )
     values = {name: _encoded(name, value) for name, value in metadata.state_dict_metadata.items()}
     items = [
@@ -143,7 +143,7 @@ def decode(raw: bytes, place: str) -> tuple[Metadata, dict[MetadataIndex, Stored
             _check_covered(name, value, stored)
     except (msgspec.MsgspecError, UnicodeDecodeError, KeyError, TypeError, ValueError) as error:
         raise Corrupt(
-            f"{place}: the metadata is not that of a checkpoint: {type(error).__name__}: {error}", where=place
+            f"{place}: the metadata is not valid for a checkpoint: {type(error).__name__}: {error}", where=place
         ) from None
     paths = None if document.paths is None else {name: tuple(path) for name, path in document.paths.items()}
     return Metadata(state_dict_metadata=values, planner_data=paths, storage_data=stored), stored
@@ -170,7 +170,7 @@ def _decoded(value: _Tensor | None) -> Any:
             for at, count, size in zip(chunk.offsets, chunk.sizes, value.size, strict=True)
         )
         if not inside:
-            raise ValueError(f"a chunk exceeds its tensor of {value.size}")
+            raise ValueError(f"a chunk is not within its tensor, whose size is {value.size}")
     return TensorStorageMetadata(properties, torch.Size(value.size), chunks)
 
 
@@ -196,5 +196,5 @@ def _location(item: _Item, value: _Tensor | None) -> Stored:
         sizes = next((sizes for offsets, sizes in value.chunks if offsets == item.offsets), None)
         dtype = getattr(torch, value.dtype)
         if sizes is None or item_bytes(sizes, dtype) != item.length:
-            raise ValueError(f"{item.name} has {item.length} bytes for a chunk of {sizes}")
+            raise ValueError(f"{item.name} has {item.length} bytes, which do not match its chunk (size: {sizes})")
     return Stored(item.file, item.offset, item.length, tuple(item.crc32c))

@@ -36,7 +36,8 @@ def check_loadable(data: bytes, name: str) -> None:
         found = str(error).partition("\n")[0][:160]
         raise Unsupported(
             f"checkpoint: `{name}` is not a tensor or a plain value: {found}",
-            hint="save numbers, text, lists and dicts, or allow its class with torch.serialization.add_safe_globals",
+            hint="save only numbers, text, lists and dicts, or allow the value's class with "
+            "torch.serialization.add_safe_globals",
         ) from None
 
 

@@ -92,7 +92,9 @@ class CheckpointReader(StorageReader):  # type: ignore[misc]  # torch has no typ
         # Without this check, wrong metadata could make the reader allocate more memory than the files contain.
         have, want = sum(one.length for one in stored.values()), self.folder.find(self.step).bytes
         if have != want:
-            raise Corrupt(f"{place}: the metadata locates {have:,} of {want:,} bytes", where=place)
+            raise Corrupt(
+                f"{place}: the metadata describes {have:,} bytes, but the commit states {want:,} bytes", where=place
+            )
         return found, stored
 
     def set_up_storage_reader(self, _metadata: Metadata, _is_coordinator: bool, *_: Any, **__: Any) -> None:  # noqa: FBT001 - torch's interface
@@ -121,7 +123,7 @@ class CheckpointReader(StorageReader):  # type: ignore[misc]  # torch has no typ
         if index not in self._stored:
             assert self.step is not None
             place = self.folder.place(self.step)
-            raise Corrupt(f"{place}: the metadata does not locate `{index.fqn}`", where=place)
+            raise Corrupt(f"{place}: the metadata does not contain the location of `{index.fqn}`", where=place)
         return self._stored[index]
 
     def _read_item(self, item: ReadItem, planner: LoadPlanner) -> None:
@@ -205,7 +207,7 @@ class CheckpointReader(StorageReader):  # type: ignore[misc]  # torch has no typ
                         f"{place}: `{name}` is damaged: the block at {offset:,} has CRC-32C {have:08x} (want {want:08x}) "
                         f"and {len(block):,} bytes (want {length:,})",
                         where=place,
-                        hint="delete this checkpoint and resume from the one before it",
+                        hint="delete this checkpoint, and resume from the previous checkpoint",
                     )
                 yield block
 

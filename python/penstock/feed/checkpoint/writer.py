@@ -194,7 +194,7 @@ def _bytes_of(tensor: torch.Tensor, item: WriteItem) -> memoryview:
     data = memoryview(dense.flatten().view(torch.uint8).numpy())
     if len(data) != _planned_bytes(item):
         raise Unsupported(
-            f"checkpoint: `{item.index.fqn}` has {len(data):,} bytes, but {_planned_bytes(item):,} were planned"
+            f"checkpoint: `{item.index.fqn}` has {len(data):,} bytes, but {_planned_bytes(item):,} bytes were planned"
         )
     return data
 

@@ -64,7 +64,7 @@ class Hub:
         self.private, self.gated = None, False
         self.requests, self.cdn_requests = [], []
         self.expired = set()
-        self.fault = ""  # `cycle` (pages without end), `json`, `inward` (a redirect to a metadata address), `short`
+        self.fault = ""  # `cycle` (pages that repeat), `json`, `inward` (a redirect to a metadata address), `short`
 
     def commit(self):
         """Save the files as a commit of `main`, and return its hash."""

@@ -126,7 +126,7 @@ def test_hub_errors_name_what_is_missing(hub):
     with pytest.raises(ConfigError, match=r"hf:// must be followed by datasets/ORG/NAME"):
         penstock.open("hf://lab/set")
     hub.gated = True
-    with pytest.raises(Denied, match="gated: accept its conditions"):
+    with pytest.raises(Denied, match="gated: log in to the Hub"):
         penstock.open("hf://datasets/lab/set/data/")
 
 
@@ -135,7 +135,7 @@ def test_hub_errors_name_what_is_missing(hub):
     [
         ("inward", "redirects to an address of this machine or of a metadata service"),
         ("short", "pinned version: 104 bytes, found: 95 bytes"),
-        ("cycle", "pages without end"),
+        ("cycle", "pages that repeat"),
         ("json", "a malformed page"),
     ],
 )

@@ -145,7 +145,7 @@ impl Emulator {
             std::io::ErrorKind::AddrInUse => {
                 Error::config("bind", format!("{bind} is in use by another program; use port 0 to get a free port"))
             }
-            _ => Error::System { place: format!("bind {bind}"), reason: error.to_string() },
+            _ => Error::System { place: format!("the address {bind}"), reason: error.to_string() },
         };
         let listener = runtime.block_on(TcpListener::bind(bind)).map_err(refused)?;
         let address = listener.local_addr().map_err(refused)?;

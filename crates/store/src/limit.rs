@@ -395,7 +395,9 @@ impl Store for LimitStore {
 
 impl LimitStore {
     fn multipart(&self) -> Result<&dyn MultipartStore> {
-        self.inner.multipart().ok_or_else(|| Error::bug("a multipart upload to a store without them"))
+        self.inner
+            .multipart()
+            .ok_or_else(|| Error::bug("a multipart upload to a store that does not support multipart uploads"))
     }
 }
 

@@ -12,7 +12,7 @@ use crate::{Fault, Meta, MeteredStore, PutOptions, Retry, Store, ThrottledStore}
 
 /// Returns the inner store's multipart interface. A wrapper supports multipart uploads only if its inner store does.
 pub(crate) fn multipart(inner: &dyn Store) -> Result<&dyn MultipartStore> {
-    inner.multipart().ok_or_else(|| Error::bug("a multipart upload to a store without them"))
+    inner.multipart().ok_or_else(|| Error::bug("a multipart upload to a store that does not support multipart uploads"))
 }
 
 fn total(bytes: &[Bytes]) -> u64 {

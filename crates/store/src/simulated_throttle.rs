@@ -109,7 +109,7 @@ impl Throttle {
         };
         // All bytes count, even if the deadline comes first, because an aborted read has used the bandwidth too.
         tokio::time::sleep_until(deadline.instant().map_or(until, |at| at.min(until)).into()).await;
-        deadline.check("a transfer of a throttled store")
+        deadline.check("a transfer from or to a throttled store")
     }
 }
 

@@ -7,13 +7,13 @@ use std::time::{Duration, Instant, SystemTime};
 use crate::{Error, Result};
 
 /// Returns the current monotonic time.
-#[expect(clippy::disallowed_methods, reason = "this is the one door to the clock")]
+#[expect(clippy::disallowed_methods, reason = "only this module reads the clock")]
 pub fn now() -> Instant {
     Instant::now()
 }
 
 /// Returns the time since the Unix epoch; zero if the clock is set to a time before the epoch.
-#[expect(clippy::disallowed_methods, reason = "this is the one door to the clock")]
+#[expect(clippy::disallowed_methods, reason = "only this module reads the clock")]
 pub fn unix_now() -> Duration {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }

@@ -223,7 +223,7 @@ fn over_budget(what: &str, need: u64, budget: u64) -> String {
 
 fn no_space(place: &str, need: u64, free: u64) -> String {
     match need {
-        0 => format!("{place} could not be written: its disk is full"),
+        0 => format!("{place} cannot be written: the disk is full"),
         need => format!("{place} has {} bytes free, but {} are needed", with_separators(free), with_separators(need)),
     }
 }
@@ -245,10 +245,10 @@ const UNSUPPORTED_HINTS: [(&str, &str); 16] = [
     ("the TFRecord reader", "write the file again with compression_type=\"GZIP\""),
     ("text formats", "compress the object by gzip, zstd or LZ4, and let its name end in `.gz`, `.zst` or `.lz4`"),
     ("the default fields", "name the fields: dataset.fields(NAME=penstock.raw())"),
-    ("fields", "read it as penstock.raw(), or the whole record as penstock.raw(record=True)"),
+    ("typed fields", "read it as penstock.raw(), or the whole record as penstock.raw(record=True)"),
 ];
 const READ_OTHER_COLUMNS: &str =
-    "read other columns, or write the file again with other types: docs/guides/formats.md, What is not read";
+    "read other columns, or write the file again with other types (see \"What is not read\" in docs/guides/formats.md)";
 const WRITE_ZARR_AGAIN: &str = "write the numbers again in C order, compressed by zstd, gzip or Blosc";
 
 impl Error {
@@ -290,11 +290,11 @@ impl Error {
                 "check the bucket and prefix with `aws s3 ls`, and AWS_ENDPOINT_URL if the store is not AWS"
             }
             Self::NotFound { place } if place.contains("hf://") => {
-                "check the name and the revision on the dataset's page, and the folder in its list of files"
+                "check the name and the revision on the dataset's page, and check that its list of files contains the folder"
             }
             Self::NotFound { .. } => "check the path",
             Self::Denied { place, .. } if place.starts_with("hf:") => {
-                "check the name on its page, and the account of the token with `hf auth whoami`"
+                "check the dataset's name on its page, and check the token's account with `hf auth whoami`"
             }
             Self::Denied { place, .. } if place.starts_with("az:") => {
                 "check that AZURE_STORAGE_KEY, AZURE_STORAGE_SAS_TOKEN or `az login` allows listing and reading this container"
@@ -323,10 +323,10 @@ impl Error {
                 "check the NameNode's RPC address (fs.defaultFS, not its web address) and that its DataNodes are up: `hdfs dfsadmin -report`"
             }
             Self::Unreachable { place, .. } if place.starts_with("hf:") => {
-                "check HF_ENDPOINT, and that this machine reaches the Hub; if compute nodes do not, copy the dataset with `penstock stage` first"
+                "check HF_ENDPOINT, and check that this machine can reach the Hub; if the compute nodes cannot, first copy the dataset with `penstock stage`"
             }
             Self::Unreachable { .. } => {
-                "check that the endpoint is up and that its address (such as AWS_ENDPOINT_URL) is right"
+                "check that the endpoint is up and that its address (such as AWS_ENDPOINT_URL) is correct"
             }
             Self::Untrusted { reason, .. } if reason.starts_with("its issuer") => {
                 "set SSL_CERT_FILE (for S3: AWS_CA_BUNDLE) to the PEM file of the issuer"
@@ -350,7 +350,7 @@ impl Error {
                 "leave such samples out with on_error=\"skip\", or leave the field out"
             }
             Self::Mismatch { .. } => {
-                "declare the fields with the types of the records; `penstock.open(url).schema()` lists those of the first record"
+                "declare the fields with the types of the records; `penstock.open(url).schema()` lists the types of the first record"
             }
             Self::Changed { .. } => "run `penstock index` again: the dataset is being written to",
             Self::Precondition { place, .. } if !place.contains("://") => {
@@ -360,11 +360,11 @@ impl Error {
             Self::Busy { .. } => "wait until the other process ends, or stop it; then run the same command again",
             Self::BudgetExceeded { .. } => "raise the memory budget or make the batch smaller",
             Self::NoSpace { .. } => {
-                "free some space or choose another destination, then run the same command again: it resumes"
+                "free some space or choose another destination, then run the same command again to resume"
             }
-            Self::KeyRefused { .. } => "rename the object at its source, or stage a prefix without it",
+            Self::KeyRefused { .. } => "rename the object at the source, or stage a prefix that does not contain it",
             Self::RankFailed { .. } => "read that rank's log",
-            Self::Bug { .. } => "report it, with the output of the same command under --debug",
+            Self::Bug { .. } => "report the bug, and include the output of the same command with --debug",
             Self::Unsupported { by, .. } => UNSUPPORTED_HINTS.iter().find(|(start, _)| by.starts_with(start))?.1,
             Self::Config { .. } | Self::System { .. } | Self::Interrupted => return None,
         };
@@ -441,7 +441,7 @@ mod tests {
     fn io_errors_become_actionable_variants() {
         let full = std::io::Error::from_raw_os_error(28);
         assert_eq!(Error::from_io("/d", &full).code(), "no-space");
-        assert_eq!(Error::from_io("/d", &full).to_string(), "/d could not be written: its disk is full");
+        assert_eq!(Error::from_io("/d", &full).to_string(), "/d cannot be written: the disk is full");
         let denied = std::io::Error::from_raw_os_error(13);
         assert_eq!(Error::from_io("/d", &denied).code(), "denied");
     }

@@ -262,7 +262,7 @@ impl FromStr for Url {
 fn hub_url(rest: &str) -> Result<Url> {
     let bad = |problem: &str| Error::config("url", problem);
     let form =
-        "hf:// must be followed by datasets/ORG/NAME[@REVISION][/FILE]; models, spaces and buckets are not datasets";
+        "hf:// must be followed by datasets/ORG/NAME[@REVISION][/FILE] (models, spaces and buckets are not supported)";
     let mut parts = rest.splitn(4, '/');
     let (Some("datasets"), Some(org), Some(name)) = (parts.next(), parts.next(), parts.next()) else {
         return Err(bad(form));
@@ -294,7 +294,8 @@ fn refuse_secrets(authority: &str, key: &str) -> Result<()> {
     // secret, and no bucket name contains a `:`.
     if authority.contains(['@', ':']) {
         return bad(
-            "the URL contains credentials or a port; set credentials by environment variables, files or a login",
+            "the URL contains credentials or a port; to set credentials, use environment variables, credential files or a \
+             login",
         );
     }
     let query = key.rsplit_once('?').map(|(_, query)| query.to_ascii_lowercase()).unwrap_or_default();

@@ -177,7 +177,10 @@ def _foreseen(error: Exception) -> PenstockError:
         if isinstance(error, PermissionError):
             return Denied(text)
         return NoSpace(text) if error.errno in (errno.ENOSPC, errno.EDQUOT) else SystemFault(text)
-    return Bug(f"{type(error).__name__}: {error}", hint="report it, with the output of the same command under --debug")
+    return Bug(
+        f"{type(error).__name__}: {error}",
+        hint="report the bug, and include the output of the same command with --debug",
+    )
 
 
 def _print_redacted(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -155,15 +155,12 @@ impl ObjectSpec {
             return Err(Error::config("--compressible", format!("must be 0 to 100 (got {})", self.compressible)));
         }
         if !self.once && self.time_limit_s.is_none() && self.request_limit.is_none() && !self.until_stable {
-            return Err(Error::config(
-                "--duration",
-                "required if there is no other limit; otherwise, the requests would never end",
-            ));
+            return Err(Error::config("--duration", "required, because no other limit ends the requests"));
         }
         if self.once && self.mix.iter().filter(|share| share.weight > 0.0).count() > 1 {
             return Err(Error::config(
                 "--mix",
-                "without a limit, each object is read once, which requires exactly one kind of request",
+                "must contain exactly one kind of request if no limit is set (each object is then used once)",
             ));
         }
         Arrivals::new(self.arrivals, self.rate, 0, self.concurrency, self.seed).map(drop)

@@ -252,7 +252,7 @@ fn agreed(spec: &StorageSpec, is_cancelled: &AtomicBool) -> Result<Option<f64>> 
     let Some(agreed) = spec.start_at_s else { return Ok(None) };
     let left = agreed - unix_now().as_secs_f64();
     if !(0.0..=3600.0).contains(&left) {
-        let problem = format!("the agreed start is {left:.3} s ahead of this host's clock (allowed: 0 to 3,600 s)");
+        let problem = format!("must be 0 to 3,600 s after the current time of this host (got {left:.3} s)");
         return Err(Error::config("--start-at", problem));
     }
     crate::arrivals::wait_until(now() + Duration::from_secs_f64(left), &|| is_cancelled.load(Ordering::Relaxed));

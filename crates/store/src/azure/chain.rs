@@ -145,7 +145,7 @@ async fn of_cli(context: &Context) -> Result<Option<Credential>> {
     let arguments = ["account", "get-access-token", "--resource", RESOURCE, "--output", "json"];
     let Ok(output) = context.command_execute("az", &arguments).await else { return Ok(None) };
     if !output.success() {
-        return Err(Error::credential_invalid("az returned no token (is it logged in?)"));
+        return Err(Error::credential_invalid("`az` returned no token; run `az login`"));
     }
     token(&output.stdout, "az").map(Some)
 }

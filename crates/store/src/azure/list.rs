@@ -80,10 +80,11 @@ impl Listing {
             if self.last.as_ref().is_some_and(|last| *last >= blob.key) {
                 return Err(Error::Unsupported {
                     what: format!(
-                        "the listing of {}, which is not in byte order at `{}`,",
+                        "the listing order of {} (not in byte order at `{}`, as in accounts with a hierarchical \
+                         namespace)",
                         self.container.root, blob.key
                     ),
-                    by: "Penstock (accounts with a hierarchical namespace list in another order)".to_owned(),
+                    by: "Penstock".to_owned(),
                 });
             }
             self.last = Some(blob.key.clone());

@@ -51,15 +51,15 @@ impl GuardedClient {
             return match self.asks_metadata || is_named {
                 true => Ok(()),
                 false => Err(Error::config_invalid(format!(
-                    "requests to the metadata address {host} are disabled unless PENSTOCK_S3_IMDS, PENSTOCK_AZURE_IMDS or \
-                     PENSTOCK_GS_METADATA is 1"
+                    "requests to the metadata address {host} are disabled; to enable them, set PENSTOCK_S3_IMDS, \
+                     PENSTOCK_AZURE_IMDS or PENSTOCK_GS_METADATA to 1"
                 ))),
             };
         }
         if uri.scheme() == Some(&Scheme::HTTPS) || is_loopback(host) || is_named {
             return Ok(());
         }
-        Err(Error::config_invalid(format!("tokens are never requested over plain http (host {host})")))
+        Err(Error::config_invalid(format!("tokens are requested only over https, but the URL of {host} uses http")))
     }
 }
 

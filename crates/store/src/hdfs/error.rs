@@ -43,7 +43,7 @@ pub(super) fn of(place: &str, root: &str, error: &HdfsError) -> Error {
                     refused("a file exists where its folder should be")
                 }
                 "ParentNotDirectoryException" => refused("a file exists where its folder should be"),
-                "PathComponentTooLongException" => refused("a name in the path is too long for this HDFS"),
+                "PathComponentTooLongException" => refused("a name in the path is too long for this HDFS cluster"),
                 "InvalidPathException" => refused("HDFS does not accept this path"),
                 "AccessControlException" | "AuthorizationException" | "InvalidToken" | "SaslException" => {
                     Error::Denied { place, reason }

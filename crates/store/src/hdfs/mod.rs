@@ -93,7 +93,8 @@ impl Hdfs {
         }
         let root = Url { scheme: Scheme::Hdfs, authority: authority.to_owned(), key: Key::default() };
         if settings.is_strange {
-            let problem = "the tenant of this URL has no HADOOP_USER_NAME (that of other URLs is not used)";
+            let problem =
+                "HADOOP_USER_NAME is not set for the tenant of this URL (the value of the process is not used)";
             return Err(Error::config(root.to_string(), problem));
         }
         let cluster = Cluster { root, settings: settings.clone(), metrics, clients: Mutex::default() };
@@ -143,7 +144,7 @@ impl Cluster {
                 let reason = error::shown(&error.to_string());
                 Error::config(
                     self.root.to_string(),
-                    format!("no HDFS is configured for this URL ({reason}); check HADOOP_CONF_DIR"),
+                    format!("no HDFS cluster is configured for this URL ({reason}); check HADOOP_CONF_DIR"),
                 )
             }),
             Err(_) => Err(Error::config("HADOOP_USER_NAME", "not set, and the current user has no name")),

@@ -121,7 +121,7 @@ impl Dataset {
             let page: Vec<Entry> =
                 serde_json::from_slice(&page).map_err(|error| odd(&place, &format!("a malformed page ({error})")))?;
             let link = text(&head.headers, "link").and_then(next_of);
-            let has_more = listed.tokens.advance(link, &place).map_err(|_| odd(&place, "pages without end"))?;
+            let has_more = listed.tokens.advance(link, &place).map_err(|_| odd(&place, "pages that repeat"))?;
             listed.found.extend(page.into_iter().filter(|entry| entry.kind == "file").map(Entry::meta));
             if !has_more {
                 return Ok(take(&mut listed.found));

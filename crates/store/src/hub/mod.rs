@@ -197,9 +197,9 @@ impl Dataset {
         let (place, reason) = (place.to_owned(), status::reason_phrase(code));
         let denied = |reason: &str| Error::Denied { place: place.clone(), reason: reason.to_owned() };
         match (code.as_u16(), text(headers, "x-error-code")) {
-            (_, Some("GatedRepo")) => {
-                denied("the dataset is gated: accept its conditions on its page, with the account of the token")
-            }
+            (_, Some("GatedRepo")) => denied(
+                "the dataset is gated: log in to the Hub with the account of the token, and accept the conditions on the dataset's page",
+            ),
             // For requests without access, the Hub does not reveal whether a private dataset exists.
             (401, _) | (_, Some("RepoNotFound")) if is_hub && self.token.is_none() => denied(
                 "the dataset does not exist, or is private: set HF_TOKEN, or log in with the Hub's own program (`hf auth login`)",

@@ -91,7 +91,7 @@ impl Mirrors {
     pub fn damaged(&self, key: &Key) {
         let member = lock(&self.shared.agreed).remove(key).and_then(|agreed| agreed.member);
         if let Some(member) = member {
-            self.shared.members[member].leave_out_unless_first(member, format!("the bytes of `{key}` differ"));
+            self.shared.members[member].leave_out_unless_first(member, format!("the content of `{key}` is wrong"));
         }
     }
 }

@@ -24,7 +24,7 @@ pub(crate) fn follow(from: &Uri, location: &str, home: &Authority, place: &str) 
     let here = authority.map(Authority::as_str).unwrap_or_default();
     let location = location.split('#').next().unwrap_or_default();
     let absolute = if location.is_empty() {
-        return Err(refused("without a Location"));
+        return Err(refused("without a Location header"));
     } else if location.split(['/', '?']).next().is_some_and(|first| first.contains(':')) {
         location.to_owned()
     } else if location.starts_with("//") {

@@ -88,7 +88,7 @@ impl Chain {
                 RoleSource::Profile(source) => {
                     if depth >= DEEPEST {
                         return Err(Error::config_invalid(format!(
-                            "the source profiles of {role} form a cycle, or a chain of more than {DEEPEST}"
+                            "the source profiles of {role} form a cycle, or a chain of more than {DEEPEST} profiles"
                         )));
                     }
                     let whom = format!("profile {source}");
@@ -106,7 +106,7 @@ impl Chain {
                         }
                         "Ec2InstanceMetadata" => {
                             return Err(Error::config_invalid(
-                                "the profile needs the instance's metadata, which is read only with PENSTOCK_S3_IMDS=1",
+                                "the profile needs the instance metadata; to allow requests to it, set PENSTOCK_S3_IMDS=1",
                             ));
                         }
                         _ => None,
@@ -130,7 +130,7 @@ impl ProvideCredential for Chain {
         let profile = named.clone().unwrap_or_else(|| "default".to_owned());
         if named.is_some() && !files.knows(&profile) {
             return Err(Error::config_invalid(format!(
-                "AWS_PROFILE names the profile {profile}, which neither the config nor the credentials file of AWS contains"
+                "AWS_PROFILE is {profile}, but neither the AWS config file nor the AWS credentials file contains this profile"
             )));
         }
         let means = files.means(&profile, false)?;

@@ -225,7 +225,7 @@ async fn test_profile_that_is_nowhere_is_named() {
     let (server, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
     let error = signed(&variables(&ENDS, &server, home.path())).await.unwrap_err();
     assert_eq!(error.code(), "config");
-    assert!(error.to_string().contains("AWS_PROFILE names the profile team"), "{error}");
+    assert!(error.to_string().contains("AWS_PROFILE is team, but"), "{error}");
 }
 
 #[tokio::test]

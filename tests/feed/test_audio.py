@@ -82,7 +82,7 @@ def test_audio_channels_mix_repeat_or_are_refused(tmp_path):
     clip = one(tmp_path, stereo, penstock.audio(16_000, seconds=0.005, channels=2))["wave"]
     assert clip.shape == (1, 2, 80)
     assert np.array_equal(clip[0], want[:80].T)
-    with pytest.raises(Mismatch, match="has 2 channels, but the field has 3"):
+    with pytest.raises(Mismatch, match="has 2 channels, but the field needs 3"):
         whole(tmp_path, stereo, channels=3)
 
 

@@ -123,7 +123,9 @@ def test_raw_lines_and_rows_of_any_content_reach_a_decoder(tmp_path):
         lambda record: {"n": len(record)} if record.endswith(b"}") else None
     )
     assert sum(records(repaired, "n")) == sum(map(len, lines)) - len(lines[1])
-    with pytest.raises(Corrupt, match=r"record 0 is not a JSON object .* \(NaN and Infinity are not JSON: write null,"):
+    with pytest.raises(
+        Corrupt, match=r"record 0 is not a JSON object .* \(NaN and Infinity are not valid JSON: write null,"
+    ):
         records(dataset.fields(a=penstock.tensor("int64", ())), "a")
     with pytest.raises(Corrupt, match="record 0 is not a JSON object"):
         dataset.schema()

@@ -16,7 +16,7 @@ impl Inflated {
     /// Builds the error for an object that ends inside `what`.
     pub(crate) fn ends_inside(&self, place: &str, what: &str) -> Error {
         let (bytes_in, bytes_out) = (with_separators(self.bytes_in), with_separators(self.bytes_out));
-        let have = format!("have {bytes_in} of the stream's bytes, inflated {bytes_out} so far");
+        let have = format!("have {bytes_in} stored bytes, inflated {bytes_out} bytes so far");
         Error::corrupt(place, format!("ends inside {what} ({have})"))
     }
 }

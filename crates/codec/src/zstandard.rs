@@ -137,7 +137,7 @@ fn cut_short(frames: &Frames, bytes_in: usize, bytes_out: usize, place: &str) ->
     Error::corrupt(
         place,
         format!(
-            "ends inside {what} (have {} of the stream's bytes, inflated {} so far)",
+            "ends inside {what} (have {} stored bytes, inflated {} bytes so far)",
             with_separators(bytes_in as u64),
             with_separators(bytes_out as u64)
         ),

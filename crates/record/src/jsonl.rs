@@ -27,7 +27,7 @@ pub fn check_start(content: &[u8], place: &str) -> Result<usize> {
     let start = if content.starts_with(BOM) { BOM.len() } else { 0 };
     let first = content[start..].iter().find(|byte| !byte.is_ascii_whitespace());
     if first == Some(&b'[') {
-        let what = format!("a JSON array in place of JSON lines ({place})");
+        let what = format!("a JSON array instead of JSON lines ({place})");
         return Err(Error::Unsupported { what, by: "the JSON lines reader".to_owned() });
     }
     Ok(start)
@@ -137,7 +137,7 @@ impl<'a> Line<'a> {
                 true => " (if the object continues on the next line, join its lines: jq -c . OLD.json > NEW.jsonl)",
                 // Python's json.dumps writes these words, although JSON does not allow them.
                 false if ["NaN", "Infinity"].iter().any(|word| rest.starts_with(word)) => {
-                    " (NaN and Infinity are not JSON: write null, or read the line by raw(record=True) and decode it)"
+                    " (NaN and Infinity are not valid JSON: write null, or read the line with raw(record=True) and decode it)"
                 }
                 false => "",
             };
@@ -225,7 +225,7 @@ mod tests {
         assert_eq!(found(b"{}"), [b"{}"]);
         assert_eq!(found(b""), [b""; 0]);
         let error = check_start(b" \n[1,", "p").unwrap_err().to_string();
-        assert!(error.starts_with("a JSON array in place of JSON lines (p) is not supported"), "{error}");
+        assert!(error.starts_with("a JSON array instead of JSON lines (p) is not supported"), "{error}");
     }
 
     #[test]

@@ -112,7 +112,7 @@ impl Encoding {
                 let want =
                     want.map_or_else(|_| "more than the address space".to_owned(), |want| with_separators(want as u64));
                 let (dtype, shape, have) = (spec.dtype, &spec.shape, with_separators(data.len() as u64));
-                Err(Error::corrupt(place, format!("is {dtype} {shape:?} in {have} bytes (want {want})")))
+                Err(Error::corrupt(place, format!("has {have} bytes, but {dtype} {shape:?} needs {want}")))
             }
         }
     }

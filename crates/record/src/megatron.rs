@@ -78,7 +78,7 @@ pub fn documents(index: &[u8], size: u64, place: &str) -> Result<Vec<Range<u64>>
     if need > body.len() as u128 {
         let (have, sequences) = (with_separators(index.len() as u64), with_separators(sequences));
         let want = need + HEADER_LEN as u128;
-        let problem = format!("ends inside its tables: {sequences} sequences need {want} bytes, and it has {have}");
+        let problem = format!("ends inside its tables (want {want} bytes for {sequences} sequences, have {have})");
         return Err(Error::corrupt(place, problem));
     }
     let count = sequences as usize;
@@ -157,8 +157,7 @@ mod tests {
             problem(&bytes, 11).starts_with("p places sequence 3 (1 values of uint16) at byte 10 of an object of 11")
         );
         assert!(
-            problem(&bytes[..60], 12)
-                .starts_with("p ends inside its tables: 4 sequences need 122 bytes, and it has 60")
+            problem(&bytes[..60], 12).starts_with("p ends inside its tables (want 122 bytes for 4 sequences, have 60)")
         );
         assert!(problem(&bytes[..20], 12).starts_with("p ends inside its header (want 34 bytes, have 20)"));
         assert!(problem(b"MMID", 12).starts_with("p is not a Megatron index"));

@@ -96,7 +96,7 @@ impl<'a> Directory<'a> {
         // Data in front of the archive (such as a self-extractor) shift all offsets by their length.
         let shift = (directory_end as u64).checked_sub(len).and_then(|at| at.checked_sub(start)).ok_or_else(|| {
             corrupt(format!(
-                "has a zip directory of {} bytes at byte {} that does not fit",
+                "has a zip directory of {} bytes at byte {}, which does not fit into the archive",
                 with_separators(len),
                 with_separators(start)
             ))
@@ -214,8 +214,8 @@ fn entry<'a>(bytes: &[u8], fields: &[u8], name: &'a [u8], extra: &[u8], shift: u
     let header = header.ok_or_else(|| corrupt(format!("has no header at byte {}", with_separators(local))))?;
     let offset = (at + LOCAL_LEN + usize::from(u16_at(header, 26)) + usize::from(u16_at(header, 28))) as u64;
     let room = (bytes.len() as u64).checked_sub(offset);
-    let room =
-        room.ok_or_else(|| corrupt(format!("begins at byte {}, beyond the archive", with_separators(offset))))?;
+    let room = room
+        .ok_or_else(|| corrupt(format!("begins at byte {}, beyond the end of the archive", with_separators(offset))))?;
     if stored > room {
         return Err(corrupt(format!(
             "has {} stored bytes, but only {} are left",
@@ -226,7 +226,7 @@ fn entry<'a>(bytes: &[u8], fields: &[u8], name: &'a [u8], extra: &[u8], shift: u
     let most = if deflated { stored.saturating_mul(MAX_OF_ONE) } else { stored };
     if size > most || (!deflated && size != stored) {
         return Err(corrupt(format!(
-            "declares that {} stored bytes inflate to {}",
+            "states an impossible size: {} stored bytes cannot decompress to {} bytes",
             with_separators(stored),
             with_separators(size)
         )));

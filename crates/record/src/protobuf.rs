@@ -46,7 +46,7 @@ impl<'a> Message<'a> {
     }
 
     fn tag(&mut self) -> Result<(u32, u32), Problem> {
-        let tag = u32::try_from(varint(&mut self.rest)?).map_err(|_| "has a field number beyond 2²⁹")?;
+        let tag = u32::try_from(varint(&mut self.rest)?).map_err(|_| "has a field number of 2²⁹ or more")?;
         if tag >> 3 == 0 { Err("has a field numbered 0") } else { Ok((tag >> 3, tag & 7)) }
     }
 

@@ -152,7 +152,7 @@ fn names(payload: &[u8]) -> String {
         Ok(())
     });
     match (walked, count) {
-        (Ok(()), 0) => "its features: none".to_owned(),
+        (Ok(()), 0) => "the record has 0 features".to_owned(),
         (Ok(()), count) if count > shown.len() => {
             format!("its features: {} and {} more", shown.join(", "), count - shown.len())
         }

@@ -84,7 +84,11 @@ impl<'a> Feature<'a> {
                     let (have, size) = (with_separators(value.len() as u64), with_separators(out.len() as u64));
                     Err(format!("has {have} bytes, {}: {size} bytes", want()))
                 }
-                values => Err(format!("has {} byte strings, {} in one", with_separators(values.len() as u64), want())),
+                values => Err(format!(
+                    "has {} byte strings, {} in one byte string",
+                    with_separators(values.len() as u64),
+                    want()
+                )),
             },
             (Self::Floats(values), DType::F32) => {
                 counted("floats")?;

@@ -148,7 +148,7 @@ fn inflate_truncated_names_stored_and_inflated_bytes() {
         format!(
             "s3://b/k ends inside the trailer of gzip member 1 (have {}",
             penstock_types::with_separators(stored.len() as u64 - 5)
-        ) + " of the stream's bytes, inflated 1,048,576 so far)"
+        ) + " stored bytes, inflated 1,048,576 bytes so far)"
     );
 }
 

@@ -126,10 +126,11 @@ pub fn next_batch(bytes: &[u8], at: u64, size: u64, place: &str) -> Result<NextB
 
 fn rows(batch: &Table<'_>, place: &str) -> Result<u64> {
     let (rows, columns) = (batch.i64(0), batch.pairs(1));
-    let damaged = |what: String| Error::corrupt(place, format!("is damaged Arrow IPC: a batch of {rows} rows{what}"));
+    let damaged =
+        |what: String| Error::corrupt(place, format!("is damaged Arrow IPC: a batch states {rows} rows{what}"));
     match columns.as_deref() {
-        None => Err(damaged(", whose columns are not readable".to_owned())),
-        Some([(column, _), ..]) if *column != rows => Err(damaged(format!(", whose first column has {column}"))),
+        None => Err(damaged(", but its columns are not readable".to_owned())),
+        Some([(column, _), ..]) if *column != rows => Err(damaged(format!(", but its first column has {column}"))),
         Some(_) => u64::try_from(rows).map_err(|_| damaged(String::new())),
     }
 }
@@ -207,9 +208,9 @@ impl File {
             let body = (message.body, message.end);
             let header = message.metadata.table(2).ok_or_else(|| damaged("a message without a header"))?;
             match message.metadata.u8(1) {
-                1 if header.i16(0, 0) != 0 => return Err(unsupported("Arrow IPC of big-endian numbers")),
+                1 if header.i16(0, 0) != 0 => return Err(unsupported("Arrow IPC with big-endian numbers")),
                 1 => found = Some(schema(&header).ok_or_else(|| damaged("its schema is not readable"))?),
-                2 if header.u8(2) != 0 => return Err(unsupported("Arrow IPC with dictionaries that grow")),
+                2 if header.u8(2) != 0 => return Err(unsupported("Arrow IPC with delta dictionaries")),
                 kind @ (2 | 3) => {
                     let table = if kind == 2 { header.table(1) } else { Some(header) };
                     let batch = table.and_then(|table| Batch::parse(&table, body));
@@ -222,7 +223,7 @@ impl File {
                         batches.push(batch);
                     }
                 }
-                _ => return Err(unsupported("a message of tensors")),
+                _ => return Err(unsupported("Arrow IPC with tensor messages")),
             }
             at = message.end;
         }

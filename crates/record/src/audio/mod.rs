@@ -146,7 +146,7 @@ fn damaged(name: &str, place: &str, problem: &str) -> Error {
 fn unsupported(what: &str, place: &str) -> Error {
     Error::mismatch(
         place,
-        format!("is {what}, which penstock.audio does not read (it reads WAV, FLAC, MP3, Ogg Vorbis)"),
+        format!("is {what}, which penstock.audio does not read (it reads WAV, FLAC, MP3 and Ogg Vorbis)"),
     )
 }
 
@@ -236,7 +236,10 @@ fn decode_file(
         return Err(Error::corrupt(place, format!("is damaged audio: it states {frames} samples in {bytes} bytes")));
     }
     if spec.channels != channels && spec.channels != 1 && channels != 1 {
-        let problem = format!("has {channels} channels, but the field has {} (1 mixes any number)", spec.channels);
+        let problem = format!(
+            "has {channels} channels, but the field needs {} (channels=1 accepts and mixes any number)",
+            spec.channels
+        );
         return Err(Error::mismatch(place, problem));
     }
     let to = spec.sample_rate.unwrap_or(rate);

@@ -67,7 +67,7 @@ pub(super) fn open<'a>(bytes: &'a [u8], place: &'a str) -> Result<(Info, Ogg<'a>
         CODEC_ID_FLAC => (FlacDecoder::try_new(params, &options).map(|made| Box::new(made) as _), 0),
         CODEC_ID_VORBIS => (VorbisDecoder::try_new(params, &options).map(|made| Box::new(made) as _), VORBIS_WARM),
         CODEC_ID_OPUS => return Err(super::unsupported("Opus in Ogg", place)),
-        _ => return Err(super::unsupported("a codec in Ogg other than Vorbis and FLAC", place)),
+        _ => return Err(super::unsupported("an Ogg file whose codec is neither Vorbis nor FLAC", place)),
     };
     let decoder = decoder.map_err(|problem| wrong(&described(&problem)))?;
     let (Some(rate), Some(channels)) = (params.sample_rate, params.channels.as_ref()) else {

@@ -72,8 +72,11 @@ impl BoxesSpec {
                 (BoxFormat::Cxcywh, [x, y, w, h]) => [x - w / 2.0, y - h / 2.0, x + w / 2.0, y + h / 2.0],
             };
             if ![left, top, right, bottom].iter().all(|side| side.is_finite()) || left > right || top > bottom {
-                let problem =
-                    if left > right || top > bottom { "a negative width or height" } else { "no finite size" };
+                let problem = if left > right || top > bottom {
+                    "a negative width or height"
+                } else {
+                    "a coordinate or size that is not finite"
+                };
                 return Err(format!("has a box with {problem}: box {at} is {stored:?}"));
             }
             let corners = [(left, top), (right, top), (left, bottom), (right, bottom)];
@@ -143,7 +146,11 @@ impl KeypointsSpec {
     pub fn apply(&self, points: &[f64], geometry: &Geometry) -> Result<Vec<f32>, String> {
         let dims = self.dims();
         if !points.len().is_multiple_of(self.count * dims) {
-            return Err(format!("has {} numbers, but an item has {} x {dims}", points.len(), self.count));
+            return Err(format!(
+                "has {} numbers, which is not a multiple of {} keypoints x {dims} numbers",
+                points.len(),
+                self.count
+            ));
         }
         let (scale_x, scale_y) = scale(geometry.shown(), self.normalized);
         let (width, height) = (f64::from(geometry.sample().0), f64::from(geometry.sample().1));

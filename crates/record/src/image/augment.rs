@@ -181,7 +181,7 @@ impl Augment {
         }
         match self {
             Self::Jitter { p, .. } | Self::One { p, .. } if !(0.0..=1.0).contains(p) => {
-                wrong(format!("p must be a probability, 0 to 1 (got {p})"))
+                wrong(format!("p must be a probability from 0 to 1 (got {p})"))
             }
             _ => Ok(()),
         }

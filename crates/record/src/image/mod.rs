@@ -160,7 +160,7 @@ impl ImageSpec {
         }
         self.augment.iter().try_for_each(Augment::check)?;
         if !(0.0..=1.0).contains(&self.flip) {
-            return wrong(format!("flip must be a probability, 0 to 1 (got {})", self.flip));
+            return wrong(format!("flip must be a probability from 0 to 1 (got {})", self.flip));
         }
         if self.std.iter().any(|&std| !std.is_normal()) || self.mean.iter().any(|mean| !mean.is_finite()) {
             return wrong(format!(
@@ -247,7 +247,7 @@ pub fn probe(bytes: &[u8], place: &str) -> Result<Probe> {
         [b'P', b'1'..=b'7', b' ' | b'\t' | b'\n' | b'\r', ..] => Err(unknown("PNM (PBM, PGM, PPM or PAM)")),
         [] => Err(Error::corrupt(
             place,
-            "has no image (0 bytes or a null); leave such samples out with on_error=\"skip\" or, for a null, give the field a default or a mask",
+            "has no image (0 bytes or a null); skip such samples with on_error=\"skip\"; to keep samples with a null, give the field a default or a mask",
         )),
         _ => {
             let head = bytes[..bytes.len().min(8)].escape_ascii();

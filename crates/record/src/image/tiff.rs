@@ -22,7 +22,8 @@ fn failed(problem: TiffError, place: &str) -> Error {
 
 /// Error for a file that is damaged or not supported. The decoder does not report which of the two is the case.
 fn undecodable(problem: &str, place: &str) -> Error {
-    let text = format!("cannot be decoded as TIFF: {problem} (if other programs read it, convert it to PNG)");
+    let text =
+        format!("cannot be decoded as TIFF: {problem} (if another program can read the image, convert it to PNG)");
     Error::corrupt(place, text)
 }
 
@@ -57,7 +58,7 @@ fn read(bytes: &[u8], probe: &Probe, place: &str) -> Result<(DecodingResult, Col
         return Err(unsupported("fill order 2, with reversed bits", place));
     }
     if first(Tag::PlanarConfiguration)? == 2 && first(Tag::SamplesPerPixel)? > 1 {
-        return Err(unsupported("separate planes", place));
+        return Err(unsupported("samples in separate planes", place));
     }
     let has_alpha = matches!(color, ColorType::RGBA(_) | ColorType::GrayA(_));
     let is_premultiplied = has_alpha && tag(Tag::ExtraSamples)?.is_some_and(|extra| extra.first() == Some(&1));

@@ -246,7 +246,7 @@ impl Table {
             ColumnReader::FixedLenByteArrayColumnReader(reader) => {
                 run.read(reader, &levels, values, |value, out| out.push(value.data(), run))
             }
-            ColumnReader::Int96ColumnReader(_) => Err(Error::bug("96-bit times are refused before")),
+            ColumnReader::Int96ColumnReader(_) => Err(Error::bug("a column of 96-bit times was not rejected earlier")),
         }
     }
 }
@@ -326,7 +326,10 @@ impl Run<'_> {
                         values.rows.push(values.items(0, self.element));
                     }
                 } else if row == self.rows.start {
-                    return Err(Error::corrupt(self.place, "is damaged Parquet: a list continues without a beginning"));
+                    return Err(Error::corrupt(
+                        self.place,
+                        "is damaged Parquet: an item of a list comes before the start of the list",
+                    ));
                 }
                 let defined = if levels.value > 0 { defined.get(level).copied().unwrap_or(0) } else { levels.value };
                 if !self.begin(repeated, defined, row - 1, values) {

@@ -208,12 +208,12 @@ fn other_kinds_are_refused_by_name() {
         (b"RIFF\x10\0\0\0WEBPVP8 ", "a.jpg is a damaged WebP: IO Error: failed to fill whole buffer"),
         (
             b"II*\0",
-            "a.jpg cannot be decoded as TIFF: failed to fill whole buffer (if other programs read it, convert it to PNG)",
+            "a.jpg cannot be decoded as TIFF: failed to fill whole buffer (if another program can read the image, convert it to PNG)",
         ),
         (b"hello", "a.jpg is not an image (it begins `hello`)"),
         (
             b"",
-            "a.jpg has no image (0 bytes or a null); leave such samples out with on_error=\"skip\" or, for a null, give the field a default or a mask",
+            "a.jpg has no image (0 bytes or a null); skip such samples with on_error=\"skip\"; to keep samples with a null, give the field a default or a mask",
         ),
         (b"\xff\xd8\xff", "a.jpg ends inside its JPEG headers (byte 2 of 3)"),
         (b"\xff\xd8\xff\xc3\0\x0b\x08\0\x10\0\x10", "a.jpg ends inside its JPEG headers (byte 2 of 11)"),
@@ -233,7 +233,7 @@ fn specs_that_cannot_be_are_refused() {
     for (spec, want) in [
         (ImageSpec { height: 0, ..base.clone() }, "image: 0 x 224 is not a valid image size"),
         (ImageSpec { dtype: DType::I64, ..base.clone() }, "image: dtype must be uint8, uint16 or float32 (got int64)"),
-        (ImageSpec { flip: 1.5, ..base.clone() }, "image: flip must be a probability, 0 to 1 (got 1.5)"),
+        (ImageSpec { flip: 1.5, ..base.clone() }, "image: flip must be a probability from 0 to 1 (got 1.5)"),
         (
             ImageSpec { std: [0.0; 3], ..base.clone() },
             "image: mean must be finite, and std finite and non-zero (got [0.0, 0.0, 0.0] and [0.0, 0.0, 0.0])",

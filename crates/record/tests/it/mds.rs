@@ -153,12 +153,12 @@ fn arrays_that_lie_are_refused() {
     for (value, want) in [
         (&b""[..], "v ends inside its array's header (have 0 bytes)"),
         (&[7, 4, 1], "v has an unknown element type (7)"),
-        (&[32, 4, 1], "v is uint32 [1] in 0 bytes (want 4)"),
+        (&[32, 4, 1], "v has 0 bytes, but uint32 [1] needs 4"),
         (&[34, 8, 2], "v ends inside its array's header (have 3 bytes)"),
-        (&[34, 4, 2, 0, 0, 0, 0], "v is float32 [2] in 4 bytes (want 8)"),
+        (&[34, 4, 2, 0, 0, 0, 0], "v has 4 bytes, but float32 [2] needs 8"),
         (
             &[66, 11, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255],
-            "v is float64 [18446744073709551615, 18446744073709551615] in 0 bytes (want more than the address space)",
+            "v has 0 bytes, but float64 [18446744073709551615, 18446744073709551615] needs more than the address space",
         ),
     ] {
         assert_eq!(free.tensor(value, "v").unwrap_err().to_string(), want);

@@ -177,5 +177,5 @@ fn member_that_begins_beyond_its_archive_is_refused() {
     end[16] = 30; // offset of the directory
     let bytes = [&local[..], &entry, &end].concat();
     let error = npz::Directory::parse(&bytes, "a.npz").unwrap_err().to_string();
-    assert_eq!(error, "member `` of a.npz begins at byte 65,565, beyond the archive");
+    assert_eq!(error, "member `` of a.npz begins at byte 65,565, beyond the end of the archive");
 }

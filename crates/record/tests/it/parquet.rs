@@ -197,7 +197,10 @@ fn a_list_that_goes_on_before_it_began_is_damage() {
     let table = Table::open(bytes.into(), "p").unwrap();
     let read = |column| table.read(column, 0..table.rows().min(100), LIMIT);
     let errors: Vec<String> = (0..table.columns().len()).filter_map(|c| read(c).err()).map(|e| e.to_string()).collect();
-    assert!(errors.iter().any(|error| error.contains("a list continues without a beginning")), "{errors:?}");
+    assert!(
+        errors.iter().any(|error| error.contains("an item of a list comes before the start of the list")),
+        "{errors:?}"
+    );
 }
 
 proptest! {

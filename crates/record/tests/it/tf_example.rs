@@ -90,7 +90,7 @@ fn read_feature_of_wrong_name_kind_or_length_says_so() {
     assert_eq!(text, "s3://b/k record 3 is not a tf.Example: it ends inside a field");
     assert_eq!(
         read(b"", "x", DType::U8, &[2]).unwrap_err(),
-        "s3://b/k record 3 has no feature `x` (its features: none)"
+        "s3://b/k record 3 has no feature `x` (the record has 0 features)"
     );
 }
 

@@ -59,7 +59,7 @@ def test_stage_weights_are_the_shares(groups, run_cli, tmp_path):
         shares = facts(run_cli("stage", groups, "x", *flags))["shares"]
         assert shares[1] / sum(shares) == pytest.approx(0.75, abs=0.02)
     ran = run_cli("stage", groups, "x", "--dry-run", "--node", 0, "--nodes", 2, "--weights", "1,2,3")
-    assert (ran.code, "3 weights for 2 nodes" in ran.err) == (2, True), ran.err
+    assert (ran.code, "got 3 weights, but the job has 2 nodes" in ran.err) == (2, True), ran.err
 
 
 def test_manifest_as_parquet_is_taken_wherever_json_is(bucket, run_cli, tmp_path):

@@ -54,7 +54,7 @@ impl Sampler {
         let samples = self.samples.checked_mul(times).filter(|_| times > 0).ok_or_else(|| {
             Error::config(
                 "repeat",
-                format!("{times} times {} samples is not a valid epoch length", with_separators(self.samples)),
+                format!("{times} repeats of {} samples are not a valid epoch", with_separators(self.samples)),
             )
         })?;
         Ok(Self { samples, leaves: self.leaves, step: Step::Repeat { of: Box::new(self) } })
@@ -209,7 +209,7 @@ impl MixSchedule {
         let mut segments: Vec<Segment> = Vec::with_capacity(schedule.len());
         for (start, weights) in schedule {
             if weights.len() != sources {
-                return error(format!("{sources} datasets, but {} weights", weights.len()));
+                return error(format!("got {} weights for {sources} datasets", weights.len()));
             }
             let sum = weights.iter().try_fold(0u64, |sum, &weight| sum.checked_add(weight));
             let Some(sum) = sum.filter(|sum| (1..=MAX_WEIGHT).contains(sum)) else {
@@ -316,7 +316,11 @@ impl SamplerCursor {
     /// Creates a cursor over a sampler with these datasets (leaves).
     pub fn new(course: Arc<Sampler>, leaves: Arc<[DatasetView]>) -> Result<Self> {
         if course.leaves != leaves.len() {
-            return Err(Error::bug(format!("a sampler of {} datasets was given {}", course.leaves, leaves.len())));
+            return Err(Error::bug(format!(
+                "a sampler of {} datasets received {} datasets",
+                course.leaves,
+                leaves.len()
+            )));
         }
         Ok(Self { states: leaves.iter().map(|_| None).collect(), course, leaves })
     }

@@ -102,7 +102,7 @@ impl Weights {
         match self.0.len() {
             0 => Ok(()),
             count if count == nodes as usize => Ok(()),
-            count => Err(Error::config("--weights", format!("{count} weights for {nodes} nodes"))),
+            count => Err(Error::config("--weights", format!("got {count} weights, but the job has {nodes} nodes"))),
         }
     }
 }

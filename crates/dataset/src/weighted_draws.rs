@@ -67,14 +67,16 @@ impl WeightedDraws {
         }
         if samples == 0 || passes == 0 || samples.checked_mul(passes).is_none_or(|all| all >= 1 << 48) {
             let samples = with_separators(samples);
-            return error(format!("{passes} passes of {samples} samples are not a valid epoch"));
+            return error(format!(
+                "an epoch must have 1 to 2^48 - 1 samples (got {passes} passes of {samples} samples)"
+            ));
         }
         let (starts, stored) = (ObjectStarts::of(counts), counts.samples());
         let mut stages = Vec::with_capacity(schedule.len());
         for (epoch, weights) in schedule {
             if weights.len() as u64 != stored {
                 let (have, want) = (with_separators(weights.len() as u64), with_separators(stored));
-                return error(format!("{have} weights for {want} samples"));
+                return error(format!("got {have} weights, but the dataset has {want} samples"));
             }
             let sum = |object: u64| {
                 let start = starts.of_object(object) as usize;

@@ -175,7 +175,7 @@ impl DestDir {
         renamed.map_err(|errno| match errno {
             Errno::EXIST if matches!(self.in_place_of(relative), Ok(Some(_))) => Error::Precondition {
                 place: self.place(relative),
-                reason: "another program created it while the stage ran".to_owned(),
+                reason: "another program created this file while the stage ran".to_owned(),
             },
             Errno::ISDIR | Errno::EXIST | Errno::NOTEMPTY => Error::KeyRefused {
                 key: Key::new(relative.to_vec()).to_string(),

@@ -193,7 +193,9 @@ pub async fn leader_ends(
                     } else if seen_alive {
                         let since = *unlocked_since.get_or_insert_with(Stopwatch::start);
                         if since.elapsed() > DEAD_AFTER {
-                            return Err(failed("the process ended without a result (its lock is free)".to_owned()));
+                            return Err(failed(
+                                "the leader process ended without a result (its lock is free)".to_owned(),
+                            ));
                         }
                     }
                 }

@@ -213,7 +213,10 @@ async fn list(
                 false => manifest,
             };
             if !is_same_folder(&manifest.url, &folder_url) {
-                return Err(Error::config("--manifest", format!("{place} lists {}, not {folder_url}", manifest.url)));
+                return Err(Error::config(
+                    "--manifest",
+                    format!("{place} is the manifest of {}, not of {folder_url}", manifest.url),
+                ));
             }
             manifest.only(&select)?
         }

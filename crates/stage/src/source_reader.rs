@@ -112,7 +112,8 @@ impl SourceReader {
         match came == range.len {
             true => Ok(()),
             false => {
-                let problem = format!("returned {came} bytes at byte {} (requested {})", range.start, range.len);
+                let problem =
+                    format!("returned {came} bytes from byte {} on (requested {} bytes)", range.start, range.len);
                 Err(Error::corrupt(self.place(entry), problem))
             }
         }
@@ -153,7 +154,7 @@ impl SourceReader {
         for want in promised {
             match have.iter().find(|have| have.algorithm == want.algorithm) {
                 Some(have) if have != want => {
-                    let problem = format!("has {have} (expected {want})");
+                    let problem = format!("has the digest {have} (want {want})");
                     return Err(Error::corrupt(self.place(entry), problem));
                 }
                 Some(_) if !checked.contains(want) => checked.push(want.clone()),

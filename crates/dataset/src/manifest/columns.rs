@@ -214,7 +214,7 @@ impl Column {
             Ok(text) => Ok(text.to_owned()),
             Err(_) => Err(bad("is not UTF-8")),
         };
-        let no_origin = || bad("has no `origin_key`");
+        let no_origin = || bad("needs an `origin_key` in the same row");
         match (self.field, cell) {
             (_, Cell::Absent) if self.required => return Err(bad("is empty")),
             (_, Cell::Absent) => {}
@@ -244,7 +244,8 @@ impl Column {
                 entry.decompressed = Some(Box::new(Decompressed { size, digests: Vec::new() }));
             }
             (Field::DecompressedDigest(algorithm), Cell::Bytes(value)) => {
-                let content = entry.decompressed.as_mut().ok_or_else(|| bad("has no `decompressed_size`"))?;
+                let content =
+                    entry.decompressed.as_mut().ok_or_else(|| bad("needs a `decompressed_size` in the same row"))?;
                 content.digests.push(Digest { algorithm, value: value.to_vec() });
             }
             (Field::OriginKey, Cell::Bytes(key)) => {

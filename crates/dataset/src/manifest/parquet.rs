@@ -223,7 +223,7 @@ fn check_seal(mut file: impl Read, place: &str) -> Result<()> {
     let mut have = 0;
     while have < head.len() {
         match file.read(&mut head[have..]).map_err(io)? {
-            0 => return Err(Error::corrupt(place, format!("ends inside its head ({have} bytes)"))),
+            0 => return Err(Error::corrupt(place, format!("ends inside its header (have {have} bytes)"))),
             read => have += read,
         }
     }

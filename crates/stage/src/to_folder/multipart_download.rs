@@ -327,7 +327,7 @@ impl ResumableDownload<'_> {
             sink.finish()
         });
         let line = result.and_then(|(file, seal)| {
-            let seen = seen.ok_or_else(|| Error::bug("a file was written from unchecked bytes"))?;
+            let seen = seen.ok_or_else(|| Error::bug("a file was written before its bytes were verified"))?;
             let line = context.line(item, entry, file.file(), seen, seal)?;
             Ok(Finished { line, temporary: Arc::new(file), parts: Some(partial.files()) })
         });

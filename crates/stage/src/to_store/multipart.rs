@@ -96,8 +96,11 @@ impl<'a> MultipartUpload<'a> {
             (None, true) => {
                 let budget = context.options.memory / 2;
                 if entry.size > budget {
-                    let what =
-                        format!("{} in one request, as {} requires,", context.reader.place(entry), context.to.url);
+                    let what = format!(
+                        "uploading {} in one request ({} has no multipart uploads)",
+                        context.reader.place(entry),
+                        context.to.url
+                    );
                     return Err(Error::BudgetExceeded {
                         what,
                         need: entry.size.saturating_mul(2),
@@ -301,7 +304,7 @@ impl<'a> MultipartUpload<'a> {
                 let budget = self.context.options.memory;
                 if self.out_bytes > budget / 2 {
                     let what = format!(
-                        "{} in one request, as {} requires,",
+                        "uploading {} in one request ({} has no multipart uploads)",
                         self.context.reader.place(self.entry),
                         self.context.to.url
                     );

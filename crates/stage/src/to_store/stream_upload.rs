@@ -120,7 +120,7 @@ pub(crate) async fn send(context: &Arc<UploadContext>, upload: &UploadItem, entr
             other => return other,
         }
     }
-    Err(Error::bug("an upload was lost twice and reported once"))
+    Err(Error::bug("an upload was lost twice, but the loss was reported once"))
 }
 
 /// Decompresses about one part of content from `piece`, and returns the rest of `piece`. Without this limit, a hostile

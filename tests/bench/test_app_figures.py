@@ -95,7 +95,7 @@ def test_sizes_spread_ranks_over_nodes():
     assert shown(_spec(ranks=(3, 4, 6), ranks_per_node=2)) == [(3, 3), (4, 2), (6, 3)]
     assert shown(_spec(ranks=(2, 4), node_counts=(1, 2))) == [(2, 1), (2, 2), (4, 1), (4, 2)]
     assert shown(_spec(ranks=(1, 4), node_counts=(2,))) == [(4, 2)]
-    with pytest.raises(ConfigError, match="none of 3 fits in equal parts on 2 nodes"):
+    with pytest.raises(ConfigError, match="none of 3 can be spread evenly over 2 nodes"):
         _spec(ranks=(3,), node_counts=(2,)).sizes(Variant(name="native"))
 
 
@@ -116,11 +116,11 @@ def test_placeholders_are_replaced_in_each_argument():
     [
         ({"command": ()}, "command"),
         ({"ranks": ()}, "ranks"),
-        ({"ranks": (2, 2)}, "different"),
+        ({"ranks": (2, 2)}, "each given only once"),
         ({"ranks": (0,)}, "at least 1"),
         ({"repeats": 0}, "repeats"),
         ({"timeout_s": 0}, "timeout-s"),
-        ({"variant": (Variant(name="a"), Variant(name="a"))}, "different names"),
+        ({"variant": (Variant(name="a"), Variant(name="a"))}, "all names must differ"),
         ({"variant": ()}, "at least one"),
         ({"world": "on ("}, "world: .* is not a regular expression"),
     ],

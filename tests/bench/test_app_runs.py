@@ -254,7 +254,7 @@ def test_two_bindings_of_a_sweep_file_are_compared(app, tmp_path, program):
     cells = _cells(found)
     assert cells["apart", 2]["runs"][0]["cpus"] == ["0", "1"]
     assert cells["together", 2]["runs"][0]["cpus"] == ["0", "0"]
-    assert cells["together", 2]["notes"] == ["2 ranks share 1 CPUs"]
+    assert cells["together", 2]["notes"] == ["2 ranks share 1 CPU"]
     assert len(cells["apart", 2]["runs"]) == 3, "the flag overrides the file"
     assert [o["variant"] for o in found["summary"]["overheads"]] == ["together"]
 

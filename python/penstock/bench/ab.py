@@ -183,9 +183,13 @@ def compare(
         ConfigError: `max_runs` is too small for any conclusion, or `alpha` or `margin` is out of range.
     """
     if not 0 < alpha < 1 or not 0 <= margin < 1:
-        raise ConfigError(f"alpha ({alpha:g}) must be between 0 and 1, and margin ({margin:g}) from 0 to below 1")
+        raise ConfigError(
+            f"alpha must be above 0 and below 1 (got {alpha:g}), and margin at least 0 and below 1 (got {margin:g})"
+        )
     if max_runs < 2 * RUNS_A_BLOCK:
-        raise ConfigError(f"max-runs: must be at least {2 * RUNS_A_BLOCK}, which are two blocks (got {max_runs})")
+        raise ConfigError(
+            f"max-runs: must be at least {2 * RUNS_A_BLOCK}, the number of runs in two blocks (got {max_runs})"
+        )
     draw = random.Random(seed)
     for _ in range(warm_up):
         run(a, "A")

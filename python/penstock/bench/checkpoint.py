@@ -122,7 +122,9 @@ def _rank(pipe: Connection, barrier: Barrier, file: Path, size: int, rank: int) 
         read = _read(file, size)
         restore_s = time.perf_counter() - began
         if read != written:
-            raise Corrupt(f"{file}: rank {rank} read back bytes that differ from those it wrote", where=str(file))
+            raise Corrupt(
+                f"{file}: the bytes that rank {rank} read differ from the bytes that it wrote", where=str(file)
+            )
         pipe.send((write_s, restore_s))
     except Exception as error:
         barrier.abort()

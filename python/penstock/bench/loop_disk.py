@@ -104,7 +104,8 @@ class LoopDisk:
     def __enter__(self) -> Self:
         if os.geteuid() != 0:
             raise Denied(
-                "a disk with limits requires root, for its loop device and mount", hint="run the command as root"
+                "a disk with limits requires root, to create its loop device and its mount",
+                hint="run the command as root",
             )
         if not self._mount.is_dir() or any(self._mount.iterdir()):
             raise PreconditionFailed(f"{self._mount} is not an empty folder", where=str(self._mount))

@@ -187,14 +187,16 @@ def _refuse_impossible(bench: ObjectBench, points: tuple[ObjectPoint, ...]) -> N
         raise ConfigError(f"operations: `{unknown[0]}` is not one of {', '.join(OPERATIONS)}", where="--operations")
     if bench.existing and (writes := sorted(asked & _WRITES)):
         raise ConfigError(
-            f"existing: existing objects are never changed, so {' and '.join(writes)} cannot be measured",
+            f"existing: {' and '.join(writes)} cannot be measured, because existing objects are never changed",
             where="--existing",
             hint="use --operations get,range,head,list",
         )
     if not bench.existing and not bench.operations and not bench.mix:
         raise ConfigError("operations: at least one is required", where="--operations")
     if not points:
-        raise ConfigError("the settings select no point to measure", where="--concurrency")
+        raise ConfigError(
+            "the settings contain no combination of size and concurrency to measure", where="--concurrency"
+        )
     if bench.mix and not bench.has_limit:
         raise ConfigError(
             "mix: requires an end condition: --duration, --request-limit or --until-stable", where="--mix"

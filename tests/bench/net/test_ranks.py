@@ -129,7 +129,7 @@ def test_rank_that_does_not_join_is_named(tmp_path):
     python.write_text(f'#!/bin/sh\n[ "$RANK" = 1 ] && exec sleep 30\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
     done = net("barrier", "--node-python", str(python), "--join-timeout", "3s", "--timeout", "60s", code=3)
-    assert "error[deadline]: rank 1 of 2: not joined after 3 s" in done.stderr
+    assert "error[deadline]: rank 1 of 2: did not join within 3 s" in done.stderr
 
 
 def test_ranks_that_never_start_are_named_by_the_time_limit(tmp_path):
@@ -155,7 +155,7 @@ def test_late_rank_is_named_by_the_time_limit(tmp_path):
     python.chmod(0o755)
     done = net("barrier", "--node-python", str(python), "--timeout", "12s", code=3)
     assert (
-        "rank 1 of 2 stopped at joining the other ranks, and the other ranks waited until the limit of 12 s"
+        "rank 1 of 2 stopped at joining the other ranks, and the other ranks waited until the time limit of 12 s"
         in done.stderr
     )
 
@@ -183,7 +183,7 @@ def test_missing_mpi4py_names_the_package(tmp_path):
     ("arguments", "part"),
     [
         (["--backend", "mpi"], "launcher local does not start MPI ranks"),
-        (["--backend", "nccl"], "backend nccl: moves GPU buffers only"),
+        (["--backend", "nccl"], "backend nccl: supports only GPU buffers"),
         (["--backend", "nccl", "--device", "cuda"], "this node has no CUDA device"),
         (["--ranks", "1"], "--ranks: 1 cannot be spread"),
         (["--ranks", "3", "--nodes", "2"], "3 cannot be spread evenly over 2 nodes"),

@@ -88,8 +88,8 @@ def test_slow_node_is_named_with_the_direction(count):
     result = matrix(places, lambda a, b: 3e8 if a == 2 else 1e9)
     [finding] = judge(result).findings
     assert (finding.kind, finding.hosts, finding.ranks) == ("slow-node", ("h2",), (2,))
-    assert "out of it" in finding.text
-    assert "into it" not in finding.text
+    assert "from this node" in finding.text
+    assert "to this node" not in finding.text
 
 
 def test_slow_pair_is_named_if_its_hosts_are_fast_with_others():

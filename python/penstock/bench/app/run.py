@@ -259,6 +259,6 @@ def _note(cell: Cell, run: Run) -> None:
     per_node = cell.ranks // cell.nodes
     first = [parse_cpus(text) for text in run.cpus[:per_node]]
     together = len({cpu for cpus in first for cpu in cpus})
-    note = f"{per_node} ranks share {together} CPUs"
+    note = f"{per_node} ranks share {together} CPU{'s' if together != 1 else ''}"
     if first and all(first) and together < per_node and note not in cell.notes:
         cell.notes.append(note)

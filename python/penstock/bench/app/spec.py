@@ -118,7 +118,8 @@ class Spec(_Part, frozen=True):
             values = getattr(self, name)
             if any(value < 1 for value in values) or len(set(values)) < len(values):
                 raise ConfigError(
-                    f"{name.replace('_', '-')}: must be different whole numbers of at least 1 (got {values})"
+                    f"{name.replace('_', '-')}: values must be whole numbers of at least 1, each given only once"
+                    f" (got {values})"
                 )
         if not self.ranks:
             raise ConfigError("ranks: at least one number is required")
@@ -130,7 +131,10 @@ class Spec(_Part, frozen=True):
             checked_pattern(self.world, "world")
         names = [each.name for each in self.variant]
         if not names or len(set(names)) < len(names):
-            raise ConfigError(f"variant: needs at least one, with different names (got {', '.join(names) or 'none'})")
+            raise ConfigError(
+                "variant: at least one [[variant]] is required, and all names must differ"
+                f" (got {', '.join(names) or 'none'})"
+            )
 
     def sizes(self, variant: Variant) -> list[Size]:
         """Sizes of a variant, smallest first.
@@ -152,7 +156,7 @@ class Spec(_Part, frozen=True):
             ]
         if not found:
             raise ConfigError(
-                f"ranks: none of {', '.join(map(str, self.ranks))} fits in equal parts on"
+                f"ranks: none of {', '.join(map(str, self.ranks))} can be spread evenly over"
                 f" {', '.join(map(str, self.node_counts)) or 'the'} nodes"
                 + (f" with {per_node} ranks per node" if per_node else "")
             )

@@ -49,7 +49,7 @@ class Fleet:
         """
         if max_skew_s <= 0:
             raise ConfigError(
-                f"max-skew: must be above 0 s, because no two clocks are equal (got {max_skew_s:g})", where="--max-skew"
+                f"max-skew: must be above 0 s, because clocks always differ (got {max_skew_s:g})", where="--max-skew"
             )
         if len(cluster.nodes) > _MAX_HOSTS:
             raise ConfigError(f"{len(cluster.nodes):,} hosts exceed the limit of {_MAX_HOSTS:,}", where="--nodes")
@@ -168,4 +168,4 @@ def _trouble(exits: Sequence[Exit]) -> PenstockError:
         raise_for_failures(exits, f"bench on {len(exits)} hosts")
     except PenstockError as error:
         return error
-    return Bug(f"the bench on {len(exits)} hosts ended without a message: {describe(exits[0])}")
+    return Bug(f"the benchmark on {len(exits)} hosts ended without a result: {describe(exits[0])}")

@@ -135,8 +135,8 @@ class Leader:
         offset, doubt = self._clock(rank, lines)
         if abs(offset) - doubt > self._orders.max_skew_s:
             raise SystemFault(
-                f"{self._name(rank)}: the clock differs by {offset:+.3f} s from that of {self._name(0)}, but at most"
-                f" {self._orders.max_skew_s:g} s is allowed",
+                f"{self._name(rank)}: the clock differs from the clock of {self._name(0)} by {offset:+.3f} s"
+                f" (limit {self._orders.max_skew_s:g} s)",
                 hint="synchronise the clocks (chrony, ntpd), or allow more with --max-skew",
             )
         self._offsets[rank] = offset

@@ -192,13 +192,13 @@ class _RankLog:
             at = _stage_text(self._stages[late[0]])
             return Deadline(
                 f"bench net: {_ranks(sorted(late))} of {self._world} stopped at {at}, and the other ranks waited until "
-                f"the limit of {timeout_s:g} s",
+                f"the time limit of {timeout_s:g} s",
                 limit_s=timeout_s,
                 hint="check these ranks' nodes and links",
             )
         at = _stage_text(next(iter(self._stages.values())))
         return Deadline(
-            f"bench net: the limit of {timeout_s:g} s ended all ranks during {at}",
+            f"bench net: all ranks were stopped during {at}, because the time limit of {timeout_s:g} s was reached",
             limit_s=timeout_s,
             hint="set a longer --timeout, a smaller --max-size or fewer --iterations",
         )

@@ -178,7 +178,7 @@ def _refuse_wrong(operation: str, size: int, wrong: list[int]) -> None:
         shown = ", ".join(f"{rank} ({wrong[rank]:,} elements)" for rank in bad[:4])
         raise Corrupt(
             f"{operation} of {size:,} bytes: wrong data on {len(bad)} of {len(wrong)} ranks: {shown}",
-            hint="the network or its library corrupts data; check it before you trust any result",
+            hint="check the network and its library before you trust any result: one of them corrupts data",
         )
 
 

@@ -151,8 +151,9 @@ class NetPlan(msgspec.Struct, frozen=True, kw_only=True):
                     f"{name}: has no message size from {'its smallest' if low is None else f'{low:,} bytes'} to "
                     f"{'its largest' if high is None else f'{high:,} bytes'} on {world} ranks",
                     where="--max-size" if low is None else "--min-size",
-                    hint="reductions and nccl-tests start at 4 bytes; allgather and alltoall hold the parts of all ranks "
-                    f"in at most {format_bytes(MEMORY_CAP_BYTES, binary=True)}",
+                    hint="use a larger --max-size (reductions and nccl-tests start at 4 bytes), a smaller --min-size, "
+                    "or fewer ranks (allgather and alltoall hold the parts of all ranks in at most "
+                    f"{format_bytes(MEMORY_CAP_BYTES, binary=True)})",
                 )
 
     def sizes(self, operation: str, world: int) -> list[int]:

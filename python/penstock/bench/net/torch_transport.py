@@ -78,7 +78,7 @@ class TorchTransport:
             )
         except (RuntimeError, TimeoutError) as error:
             raise Unreachable(
-                f"rank {self.rank}: rank 0 at {address}:{port} does not answer after {join_s:g} s",
+                f"rank {self.rank}: no response from rank 0 at {address}:{port} within {join_s:g} s",
                 hint="check that rank 0 has started, and that the port is open",
             ) from error
         own = self._dist.PrefixStore(f"penstock-net-{found.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
@@ -88,7 +88,7 @@ class TorchTransport:
             if time.monotonic() - began > join_s:
                 shown = ", ".join(map(str, missing[:8])) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
                 raise Deadline(
-                    f"rank{'s' if len(missing) > 1 else ''} {shown} of {self.world}: not joined after {join_s:g} s",
+                    f"rank{'s' if len(missing) > 1 else ''} {shown} of {self.world}: did not join within {join_s:g} s",
                     limit_s=join_s,
                     hint="check that the launcher has started every rank, and look at the output of these ranks",
                 )

@@ -86,7 +86,7 @@ def open_transport(plan: NetPlan, rank: Rank) -> Transport:
 def device_of(plan: NetPlan, rank: Rank) -> str:
     """Device of the rank's buffers: `cpu`, or `cuda:N` with one GPU for each local rank."""
     if plan.backend == "nccl" and plan.device == "cpu":
-        raise ConfigError("backend nccl: moves GPU buffers only", hint="add --device cuda, or set --backend gloo")
+        raise ConfigError("backend nccl: supports only GPU buffers", hint="add --device cuda, or set --backend gloo")
     if plan.device == "cpu":
         return "cpu"
     from penstock.extras import require
@@ -102,7 +102,7 @@ def device_of(plan: NetPlan, rank: Rank) -> str:
     count = torch.cuda.device_count()
     if rank.local_rank >= count:
         raise ConfigError(
-            f"rank {rank.rank}: local rank {rank.local_rank} has no GPU of its own; the node has {count}",
+            f"rank {rank.rank}: local rank {rank.local_rank} needs a GPU of its own, but the node has only {count}",
             hint="start at most one rank for each GPU",
         )
     torch.cuda.set_device(rank.local_rank)

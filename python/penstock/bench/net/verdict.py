@@ -301,14 +301,14 @@ def _slow_node(host: str, slow: Sequence[PairFigure], places: Sequence[Place]) -
         out_of.append(forth if is_a else back)
         into.append(back if is_a else forth)
     parts = []
-    for what, held in (("out of it", out_of), ("into it", into)):
+    for what, held in (("from this node", out_of), ("to this node", into)):
         if sum(is_slow for is_slow, _, _ in held) > len(held) / 2:
             ratio, rate = (statistics.median(each[at] for each in held) for at in (1, 2))
             parts.append(f"{format_rate(rate)} {what} ({ratio:.1f} times slower)")
     if sum(each.is_latency_slow for each in slow) > len(slow) / 2:
         parts.append(f"latency {statistics.median(each.latency_ratio for each in slow):.1f} times higher")
     text = (
-        f"one bad link: that of node {host}: every pair with it is slow, and no other pair between nodes is: "
+        f"bad link of node {host}: all pairs with this node are slow, and no other pairs between nodes are slow: "
         f"{', '.join(parts)}"
     )
     ranks = tuple(sorted(place.rank for place in places if place.host == host))
@@ -351,8 +351,8 @@ def _affinity(places: Sequence[Place]) -> list[Finding]:
         cores = {core for place in here for core in place.cores}
         if cores and len(here) > len(cores):
             text = (
-                f"wrong affinity: {len(here)} ranks share {len(cores)} cores of {host}, so waiting ranks delay those that "
-                "measure; use fewer ranks there"
+                f"wrong affinity: {len(here)} ranks share {len(cores)} cores of {host}, so ranks that wait delay ranks "
+                f"that measure; use fewer ranks on {host}"
             )
             found.append(
                 Finding(kind="wrong-affinity", text=text, ranks=tuple(place.rank for place in here), hosts=(host,))

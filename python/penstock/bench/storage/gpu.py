@@ -175,7 +175,7 @@ class _Worker(threading.Thread):
             part = [self._view[done:size]]
             more = os.preadv(fd, part, offset + done) if is_read else os.pwritev(fd, part, offset + done)
             if more == 0:
-                raise Corrupt(f"{place} ends at byte {offset + done:,}, but more was written", where=place)
+                raise Corrupt(f"{place} ends at byte {offset + done:,}, but more bytes were written", where=place)
             done += more
         if is_read:
             device.to_device(self._there, self._here, size)

@@ -97,7 +97,7 @@ class ScratchDir:
                 raise as_fault(error, str(tree)) from None
         elif not tree.is_dir():
             raise NotFound(
-                f"{tree} does not exist: no run has written this number and size of files here",
+                f"{tree} does not exist: no earlier run wrote files of this number and size",
                 where=str(tree),
                 hint="write the files first with the same sizes: --phases mkdirs,write",
             )

@@ -143,7 +143,8 @@ def refuse_impossible(path: Path, bench: StorageBench, points: tuple[Point, ...]
         raise ConfigError(f"phases: `{','.join(unknown)}` is not one of {', '.join(PHASES)}", where="--phases")
     if bench.repeats > 1 and "delete" not in bench.phases and {"mkdirs", "write"} & set(bench.phases):
         raise ConfigError(
-            "repeats: without the delete phase, the second repeat would find the files of the first", where="--repeats"
+            "repeats: requires the delete phase, because a repeat must not find the files of the previous repeat",
+            where="--repeats",
         )
     if not points:
         raise ConfigError(

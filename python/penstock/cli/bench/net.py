@@ -227,7 +227,8 @@ def _on_cluster(plan: NetPlan, given: dict[str, Any]) -> int:
     launcher, nodes = given["launcher"], given["nodes"]
     if launcher == "local" and plan.backend == "mpi":
         raise ConfigError(
-            "backend mpi: launcher local does not start MPI ranks", hint="set --launcher mpi, which runs mpirun here"
+            "backend mpi: launcher local does not start MPI ranks",
+            hint="set --launcher mpi, which runs mpirun on this machine",
         )
     if launcher == "mpi" and nodes is None and "nodes" not in settings and not ranks.in_batch_job(env.read()):
         nodes = "localhost"
@@ -270,7 +271,7 @@ def _programs(plan: NetPlan, given: dict[str, Any]) -> dict[str, str]:
         folder, other = other, folder
     if other is not None:
         raise ConfigError(
-            f"{other}: contains programs of another convention than {plan.convention}",
+            f"{other}: contains programs of a different convention; this run uses {plan.convention}",
             hint="set --convention, and run the two conventions one after the other",
         )
     if plan.backend == ("mpi" if plan.convention == "osu" else "nccl"):

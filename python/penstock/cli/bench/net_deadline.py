@@ -36,7 +36,7 @@ def limited(rank: int, limit_s: float) -> Iterator[Callable[[str], None]]:
         error = Deadline(
             f"rank {rank}: still {doing} after the limit of {limit_s:g} s",
             limit_s=limit_s,
-            hint="a rank that prints another step, or nothing, is the late one",
+            hint="compare the output of all ranks: the late rank prints a different step, or nothing",
         )
         os._exit(print_error(error))
 

@@ -111,7 +111,10 @@ def _gpu_cpus(local_rank: int, environment: Mapping[str, str], root: Path) -> tu
     visible = environment.get("CUDA_VISIBLE_DEVICES") or environment.get("ROCR_VISIBLE_DEVICES") or ""
     numbers = [part.strip() for part in visible.split(",") if part.strip()]
     if numbers and not all(part.isdecimal() for part in numbers):
-        raise LookupError(f"near-gpu: CUDA_VISIBLE_DEVICES={visible} contains names; only numbers can be located")
+        raise LookupError(
+            "near-gpu: CUDA_VISIBLE_DEVICES or ROCR_VISIBLE_DEVICES must contain GPU numbers, not names"
+            f" (got {visible})"
+        )
     chosen = [int(part) for part in numbers] or list(range(len(gpus)))
     number = chosen[local_rank % len(chosen)]
     if number >= len(gpus):

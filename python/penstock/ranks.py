@@ -93,8 +93,8 @@ def _blocks(
     _below(local_rank, local_size, local_rank_name, local_size_name)
     if world % local_size or rank % local_size != local_rank:
         raise ConfigError(
-            f"{local_rank_name}: rank {rank} of {world} has local rank {local_rank} of {local_size}, so the ranks are not "
-            "in equal blocks, and the node number is unknown",
+            f"{local_rank_name}: rank {rank} of {world} has local rank {local_rank} of {local_size}, so the nodes do "
+            "not have equal blocks of consecutive ranks, and the number of this node is unknown",
             where=local_rank_name,
             hint=_HINT,
         )

@@ -72,7 +72,7 @@ def test_strange_engine_comes_by_the_same_door_and_passes_the_suite(home, tmp_pa
 @pytest.mark.needs_root
 def test_mount_that_nodes_do_not_share_is_refused_and_taken_back(cluster, hosts):
     spec = PoolSpec("apart", hosts.own_disk)
-    with pytest.raises(ConfigError, match=r"h2: .* is not visible: the mount is not shared"):
+    with pytest.raises(ConfigError, match=r"h2: .* is missing, although h1 created it: the nodes do not share"):
         lifecycle.up(cluster, spec, "mount", {}, timeout_s=60)
     assert list(hosts.disk("h1").iterdir()) == []
 

@@ -234,8 +234,8 @@ def test_run_says_when_a_pool_starts_to_pay_before_it_does_anything(job, run_cli
         "compression_ratio = 2\n[archive]"
     )
     file = job("true", **{"[archive]": demand})
-    want = r"pool: an epoch of 60.3 kB in 1\d\d ms is 300 kB/s per node; the source delivers 1.00 MB/s \(as given\): a pool"
-    want += " pays off at 4 or more such nodes; this job has 2"
+    want = r"pool: an epoch of 60.3 kB in 1\d\d ms is 300 kB/s per node, and the source delivers 1.00 MB/s"
+    want += r" \(as given\): a pool pays off at 4 or more nodes; this job has 2"
     shown = run_cli("run", file, "--dry-run", cwd=tmp_path)
     assert re.search(want, shown.out), shown.out
     assert re.search(

@@ -77,7 +77,7 @@ def test_rank_cpus_stay_within_the_allowed_ones(two_sockets):
     ("binding", "variables", "message"),
     [
         ("near-gpu", {"CUDA_VISIBLE_DEVICES": "9"}, "GPU 9 is not among the 4 GPUs"),
-        ("near-gpu", {"CUDA_VISIBLE_DEVICES": "MIG-4a"}, "contains names"),
+        ("near-gpu", {"CUDA_VISIBLE_DEVICES": "MIG-4a"}, "must contain GPU numbers, not names \\(got MIG-4a\\)"),
         ("near-nic:mlx5_7", {}, "no adapter `mlx5_7`; found mlx5_0"),
     ],
 )

@@ -159,7 +159,7 @@ def test_hosts_that_stay_are_found_and_ended_by_another_process(tmp_path):
             Hosts.up(name, 2)
         made = launcher({"hosts": name, "nodes": "2"}, os.environ)
         assert [e.out for e in made.run(RunRequest(["hostname"], made.nodes(), timeout_s=30))] == [b"h1\n", b"h2\n"]
-        with pytest.raises(ConfigError, match="are 2"):
+        with pytest.raises(ConfigError, match="has 2 emulated hosts"):
             launcher({"hosts": name, "nodes": 3}, os.environ)
     finally:
         Hosts.attach(name).down()

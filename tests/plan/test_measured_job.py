@@ -50,7 +50,7 @@ def test_prediction_from_a_run_has_its_compute_time_and_communication(record):
     [
         ({"invalid": ("debug build",)}, "INVALID: debug build"),
         ({"step_breakdown": {}}, "no breakdown"),
-        ({"world": 3}, "do not divide into 2 nodes"),
+        ({"world": 3}, "cannot be divided equally among 2 nodes"),
     ],
 )
 def test_run_that_cannot_be_used_is_refused(record, change, message):

@@ -81,7 +81,7 @@ test_predict_more_bandwidth_never_slows = prop_more_bandwidth_never_slows
 def test_model_nonsense_is_refused():
     with pytest.raises(ConfigError, match="must be above 0"):
         replay(JOB, 0, 1)
-    with pytest.raises(ConfigError, match="staging requires"):
+    with pytest.raises(ConfigError, match="number of nodes must be at least 1"):
         predict_stage(nodes=0, wire_bytes=1, written_bytes=1, nic_bytes_per_s=1, account_bytes_per_s=1)
     with pytest.raises(ValueError, match="positive"):
         msgspec.structs.replace(JOB, nodes=0)

@@ -95,7 +95,7 @@ def test_plan_that_no_path_can_satisfy_names_the_limit(document):
     document["path"] = [path for path in document["path"] if path["kind"] == "pool"]
     with pytest.raises(ConfigError, match=r"no path of this plan is possible: .*the nodes' disks") as caught:
         plan(document)
-    assert "raise that limit" in caught.value.hint
+    assert "raise the limit" in caught.value.hint
 
 
 def test_plan_answer_frontier_and_old_prices(document):

@@ -263,12 +263,12 @@ def test_simulation_long_epochs_are_extrapolated(monkeypatch):
         (lambda: simulate(JOB, STREAM, replicas=0), "replicas must be at least 1"),
         (lambda: SharedLimit(name="x", per_s=0, per_sample=1), "must be positive"),
         (lambda: SharedLimit(name="x", per_s=10, per_sample=1, burst_per_s=5, burst_units=1), "below the base rate"),
-        (lambda: SharedLimit(name="x", per_s=10, per_sample=1, ramp_from_per_s=20, ramp_s=1), "a ramp needs a start"),
+        (lambda: SharedLimit(name="x", per_s=10, per_sample=1, ramp_from_per_s=20, ramp_s=1), "ramp_from_per_s must"),
         (lambda: SharedLimit(name="x", per_s=10, per_sample=1, back_off=1.5), "back_off must be"),
         (lambda: SharedLimit(name="x", per_s=10, per_sample=1, peak_clients=0), "peak_clients must be"),
         (lambda: Conditions(slow_factor=0.5), "slow_factor"),
         (lambda: Conditions(read_ahead_steps=0), "read_ahead_steps"),
-        (lambda: Conditions(slow_nodes=1.5), "a share"),
+        (lambda: Conditions(slow_nodes=1.5), "slow_nodes from 0 to 1"),
     ],
 )
 def test_simulation_refuses_impossible_input(change, message):

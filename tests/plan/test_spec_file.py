@@ -60,7 +60,7 @@ def change(document, path, value):
         (("machine", 0, "nic"), "5 Gb", "machine.0..nic: .*`Gb`"),
         (("dataset", "samples"), "many", "dataset.samples"),
         (("dataset", "samples"), 0, "must be above 0"),
-        (("nodes",), "8..4", "runs backwards"),
+        (("nodes",), "8..4", "must go from the smaller to the larger number"),
         (("nodes",), "1..9999999", "above the maximum"),
         (("schema_version",), 2, "this build reads 1"),
         (("dataset", "codec"), "plain", "1.10 TB and dataset.raw 5.10 TB"),

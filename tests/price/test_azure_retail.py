@@ -80,13 +80,13 @@ def test_refresh_waits_when_throttled_and_goes_on(service):
 
 def test_refresh_throttled_until_the_time_is_over_is_reported(service):
     service.refusals += [(429, {"Retry_After": "30"})]
-    with pytest.raises(Throttled, match=r"answered 429 until the time limit \(1 requests\)"):
+    with pytest.raises(Throttled, match=r"returned status 429 until the time limit \(1 requests\)"):
         ask(service, timeout_s=2.0)
 
 
 def test_refresh_of_a_refused_filter_is_not_repeated(service):
     service.refusals += [(400, {})]
-    with pytest.raises(ServerError, match=r"answered 400 Bad Request.*slow down"):
+    with pytest.raises(ServerError, match=r"returned status 400 Bad Request.*slow down"):
         ask(service)
     assert len(service.queries) == 1
 

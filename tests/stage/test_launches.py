@@ -102,7 +102,7 @@ def test_uneven_ranks_of_mpirun_are_refused_and_nothing_is_left_out_in_silence(c
         program(), "stage", folder, cluster.private / "uneven", "--json",
     )  # fmt: skip
     assert ran.returncode != 0
-    assert "the ranks are not in equal blocks" in ran.stderr
+    assert "the nodes do not have equal blocks of consecutive ranks" in ran.stderr
 
 
 @pytest.mark.needs_root

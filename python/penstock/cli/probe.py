@@ -120,7 +120,7 @@ def command(target: str, output: Path | None, dry_run: bool, as_json: bool, **gi
         seed=given["seed"],
     )
     if settings.name is not None and not settings.name.replace("-", "").isalnum():
-        raise ConfigError(f"name: `{settings.name}` contains more than letters, digits and dashes", where="--name")
+        raise ConfigError(f"name: `{settings.name}` must contain only letters, digits and dashes", where="--name")
     if settings.workload is not None:
         from penstock.probe.step_time import check
 

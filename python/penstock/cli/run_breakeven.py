@@ -30,8 +30,8 @@ def breakeven_lines(result: dict[str, Any] | None) -> list[str]:
     return [
         (
             f"pool: an epoch of {format_bytes(result['stored_bytes'])} in {format_seconds(result['epoch_s'])} is"
-            f" {format_rate(result['node_bytes_per_s'])} per node; the source delivers {delivers}: a pool pays off at"
-            f" {result['from_nodes']:,} or more such nodes; this job has {nodes}"
+            f" {format_rate(result['node_bytes_per_s'])} per node, and the source delivers {delivers}: a pool pays off"
+            f" at {result['from_nodes']:,} or more nodes; this job has {nodes}"
         ),
         (
             f"pool: {epochs:,} epochs: streamed {format_seconds(result['stream_s'])}, from a pool {format_seconds(result['pool_s'])}"

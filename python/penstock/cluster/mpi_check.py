@@ -64,8 +64,8 @@ def check_mpi(
         what = f"{every} world size {', '.join(map(str, sorted(set(worlds))))} instead of {len(exits)}"
     raise RankFailed(
         f"{place} ({answers[0]['library']}) and the launcher ({_version(host_program)}) are incompatible: {what}",
-        hint="use the same MPI family on both sides, for example --set program=mpiexec.hydra for MPICH,"
-        " --set srun=--mpi=pmix for srun, or --ways inside",
+        hint="use the same MPI family for the launcher and the command, for example --set program=mpiexec.hydra for"
+        " MPICH, --set srun=--mpi=pmix for srun, or --ways inside",
     )
 
 

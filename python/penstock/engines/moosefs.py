@@ -285,7 +285,7 @@ def _refuse_loopback(node: Node) -> None:
         is_loopback = node.address == "localhost"
     if is_loopback:
         raise ConfigError(
-            f"{node.name}: {node.address} is a loopback address, so a MooseFS master cannot distinguish its servers",
+            f"{node.name}: {node.address} is a loopback address, so the MooseFS master cannot distinguish the nodes",
             where=node.name,
             hint="use penstock cluster rehearse to make hosts with their own addresses",
         )

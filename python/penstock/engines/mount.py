@@ -53,7 +53,8 @@ class MountEngine(SharedFolderEngine):
         for node, is_seen in seen.items():
             if not is_seen:
                 raise ConfigError(
-                    f"{node}: {root}, which {leader[0].name} created, is not visible: the mount is not shared",
+                    f"{node}: {root} is missing, although {leader[0].name} created it: the nodes do not share the"
+                    " mount",
                     where=node,
                 )
         facts = {"root": root, **_stripes(runner, leader, f"{root}/data", timeout_s)}

@@ -333,8 +333,8 @@ class Execution:
             if ended.unreached or ended.refused:
                 text = ", ".join([*ended.refused.values(), *(f"{name} did not respond" for name in ended.unreached)])
                 raise PenstockError(
-                    f"{text}; the pool of an earlier run still has files there",
-                    hint=f"run penstock pool down --name {self.job.name} when they respond",
+                    f"{text}; the pool of an earlier run still has files on these nodes",
+                    hint=f"run penstock pool down --name {self.job.name} when these nodes respond again",
                 )
             is_own = False
         return self._bring_up("" if is_own else uuid4().hex[:16])
@@ -491,6 +491,7 @@ class Execution:
             if set(ended.unreached) <= set(self.lost):
                 return text
             raise PenstockError(
-                f"pool down: {text}", hint=f"run penstock pool down --name {self.job.name} when they respond"
+                f"pool down: {text}",
+                hint=f"run penstock pool down --name {self.job.name} when these nodes respond again",
             )
         return f"{len(ended.receipts)} nodes"

@@ -352,7 +352,8 @@ def _check(job: Job) -> None:
             parse_seconds(part.timeout)
     if job.money is not None and (job.money.node is None) == (job.money.usd_per_node_hour is None):
         raise ConfigError(
-            "money: requires either node, from the price book, or usd_per_node_hour", hint="give exactly one of them"
+            "money: requires either `node` (an item of the price book) or `usd_per_node_hour`",
+            hint="give exactly one of them",
         )
     if job.demand is not None:
         _check_demand(job.demand)
@@ -371,7 +372,9 @@ def _check(job: Job) -> None:
 
 def _check_demand(demand: DemandSection) -> None:
     if (demand.epoch is None) == (demand.node_rate is None):
-        raise ConfigError("demand: requires either epoch, a time, or node_rate", hint="give exactly one of them")
+        raise ConfigError(
+            "demand: requires either `epoch` (a duration) or `node_rate`", hint="give exactly one of them"
+        )
     rates = [parse_rate(text) for text in (demand.node_rate, demand.source_rate, demand.nic_rate) if text is not None]
     times = [parse_seconds(demand.epoch)] if demand.epoch is not None else []
     if demand.epochs < 1 or not min([*rates, *times, demand.compression_ratio]) > 0:

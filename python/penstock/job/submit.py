@@ -154,7 +154,7 @@ def _start(line: list[str], environment: Mapping[str, str], *, hint: str) -> sub
         )  # fmt: skip
     except OSError as error:
         raise NotFound(
-            f"{line[0]}: {error.strerror}", hint=f"submit from another machine: this one cannot submit jobs; {hint}"
+            f"{line[0]}: {error.strerror}", hint=f"submit from a machine that can submit jobs; {hint}"
         ) from error
 
 
@@ -169,7 +169,7 @@ def _no_answer(program: str) -> Deadline:
     return Deadline(
         f"{program} did not respond within {_COMMAND_TIMEOUT_S} s",
         limit_s=_COMMAND_TIMEOUT_S,
-        hint="check its queue: it may have accepted the job",
+        hint="check the queue, because the system may have accepted the job",
     )
 
 

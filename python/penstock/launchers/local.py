@@ -50,7 +50,7 @@ def launcher(settings: Mapping[str, Any], environment: Mapping[str, str]) -> Loc
         hosts = Hosts.attach(found["hosts"])
         if "nodes" in found and nodes != len(hosts.nodes()):
             raise ConfigError(
-                f"launcher local: nodes = {nodes}, but there are {len(hosts.nodes())} hosts `{hosts.name}`"
+                f"launcher local: nodes = {nodes}, but `{hosts.name}` has {len(hosts.nodes())} emulated hosts"
             )
     return LocalLauncher(
         environment, nodes=nodes, hosts=hosts, first=found.get("first", 0), python=found.get("python", "")

@@ -121,7 +121,7 @@ def launcher(settings: Mapping[str, Any], environment: Mapping[str, str]) -> Mpi
         if not _HOST.fullmatch(name):
             raise ConfigError(f"nodes: `{name}` is not a valid host name")
     if len(set(names)) < len(names) or not names:
-        raise ConfigError(f"nodes: `{found.get('nodes', '')}` must contain at least one host, each only once")
+        raise ConfigError(f"nodes: `{found.get('nodes', '')}` must contain at least one host, and no host twice")
     return MpiLauncher(
         environment, [Node(name, name) for name in names], program=program, label=_label_pattern(version_text),
         args=shlex.split(found.get("args", "")), python=found.get("python", ""),

@@ -97,7 +97,7 @@ class Hosts:
         if not 1 <= count <= 64:
             raise ConfigError(f"hosts: {count} is not between 1 and 64")
         if not (latency_s == 0 or 1e-5 <= latency_s <= 0.1):
-            raise ConfigError(f"latency: {latency_s:g} s is not 0, or between 10 us and 0.1 s")
+            raise ConfigError(f"latency: must be 0, or from 10 us to 0.1 s (got {latency_s:g} s)")
         _STATE.mkdir(mode=0o755, exist_ok=True)
         _clear_dead()
         try:

@@ -292,7 +292,7 @@ class SshLauncher:
             raise Denied(
                 f"{node.name}: {known} does not contain the host key: {error.reason}",
                 where=node.name,
-                hint="compare the key before you add it: another host may use this address",
+                hint="compare the key with the node's own before you add it, because another host may use this address",
             ) from error
         except asyncssh.PermissionDenied as error:
             raise Denied(

@@ -340,7 +340,7 @@ def parse_target(text: str, unit: str) -> Target:
     if found is not None:
         if found[2] and found[2] not in (unit, "samples"):
             raise ConfigError(
-                f"target: `{text}` is in {found[2]}/s, but the plan counts {unit}", hint=f"write {found[1]} {unit}/s"
+                f"target: `{text}` is in {found[2]}/s, but this plan is in {unit}/s", hint=f"write {found[1]} {unit}/s"
             )
         rate = float(found[1].replace(",", "").replace("_", ""))
         if not rate > 0:

@@ -36,7 +36,8 @@ def job_from_run(
         samples, held_out, stored_bytes: The dataset of the prediction; bytes of one sample as stored.
 
     Raises:
-        ConfigError: The run is INVALID, has no breakdown of its steps, or its ranks do not divide into `nodes`.
+        ConfigError: The run is INVALID, has no breakdown of its steps, or its ranks cannot be divided equally among
+            `nodes`.
     """
     if record.invalid:
         raise ConfigError(f"run {record.id} is INVALID: {'; '.join(record.invalid)}", hint="repeat the run")
@@ -45,7 +46,7 @@ def job_from_run(
             f"run {record.id} has no breakdown of its steps", hint="repeat it with this version of penstock train"
         )
     if record.world % nodes:
-        raise ConfigError(f"{record.world} ranks of run {record.id} do not divide into {nodes} nodes")
+        raise ConfigError(f"run {record.id}: its {record.world} ranks cannot be divided equally among {nodes} nodes")
     parts = record.step_breakdown["parts"]
     global_batch = record.spec["global_batch"]
     return TrainingJob(

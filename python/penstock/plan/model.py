@@ -294,7 +294,8 @@ def predict_stage(
     """
     if nodes < 1 or wire_bytes < 0 or written_bytes < 0:
         raise ConfigError(
-            f"staging requires at least 1 node and 0 bytes (got {nodes} nodes, {wire_bytes} and {written_bytes} bytes)"
+            f"staging: the number of nodes must be at least 1, and bytes must not be negative (got {nodes} nodes,"
+            f" {wire_bytes} and {written_bytes} bytes)"
         )
     terms = {
         "nic": wire_bytes / nodes / nic_bytes_per_s,

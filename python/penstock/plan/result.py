@@ -149,7 +149,7 @@ def _refuse_impossible(rows: Sequence[ScenarioPrediction]) -> None:
     more = f"; and {len(reasons) - 4} more" if len(reasons) > 4 else ""
     raise ConfigError(
         f"no path of this plan is possible: {'; '.join(reasons[:4])}{more}",
-        hint="raise that limit, change the number of nodes, or add a path that does not need it",
+        hint="raise the limit, change the number of nodes, or add a path without this limit",
     )
 
 

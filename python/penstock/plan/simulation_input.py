@@ -67,7 +67,8 @@ class SharedLimit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             )
         if self.ramp_from_per_s is not None and not (0 < self.ramp_from_per_s <= self.per_s and self.ramp_s > 0):
             raise ConfigError(
-                f"limit {self.name}: a ramp needs a start above 0 and up to {self.per_s}/s, and a time (got {self.ramp_from_per_s}/s, {self.ramp_s} s)"
+                f"limit {self.name}: ramp_from_per_s must be above 0 and at most {self.per_s}/s, and ramp_s above 0 "
+                f"(got {self.ramp_from_per_s}/s, {self.ramp_s} s)"
             )
         if self.back_off is not None and not 0 < self.back_off <= 1:
             raise ConfigError(f"limit {self.name}: back_off must be above 0 and at most 1 (got {self.back_off})")
@@ -125,7 +126,7 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if self.read_ahead_steps < 1 or (self.checkpoint_steps is not None and self.checkpoint_steps < 1):
             raise ConfigError(f"read_ahead_steps and checkpoint_steps must be at least 1 (got {self})")
         if min(self.step_cv, self.restart_s) < 0 or not 0 <= self.slow_nodes <= 1:
-            raise ConfigError(f"step_cv and restart_s must not be negative, and slow_nodes is a share (got {self})")
+            raise ConfigError(f"step_cv and restart_s must be at least 0, and slow_nodes from 0 to 1 (got {self})")
         if min(self.slow_factor, self.latency_p99_ratio) < 1 or (
             self.node_mtbf_s is not None and self.node_mtbf_s <= 0
         ):

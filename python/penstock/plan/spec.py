@@ -328,7 +328,10 @@ def parse_counts(text: int | str | tuple[int, ...]) -> tuple[int, ...]:
                 raise ConfigError(f"nodes: `{part}` is not a number or a range", hint="write 4, 1..64 or 1,2,4..8")
             first, last = int(found[1]), int(found[2] or found[1])
             if last < first:
-                raise ConfigError(f"nodes: the range `{part.strip()}` runs backwards", hint=f"write {last}..{first}")
+                raise ConfigError(
+                    f"nodes: the range `{part.strip()}` must go from the smaller to the larger number",
+                    hint=f"write {last}..{first}",
+                )
             if last > MAX_NODES:
                 raise ConfigError(f"nodes: {last:,} is above the maximum of {MAX_NODES:,}")
             counts += range(first, last + 1)

@@ -61,9 +61,9 @@ def _with_measured_step(spec: PlanSpec, folder: Path) -> PlanSpec:
     )
     if job.batch_per_rank != spec.workload.batch:
         raise ConfigError(
-            f"workload.run: {spec.workload.run} has a batch of {job.batch_per_rank} per rank, but workload.batch is "
-            f"{spec.workload.batch}, and the duration of a step holds only for its own batch",
-            hint=f"set workload.batch = {job.batch_per_rank}, or measure with the other batch",
+            f"workload.run: {spec.workload.run} was measured with a batch of {job.batch_per_rank} per rank, but "
+            f"workload.batch is {spec.workload.batch}; the duration of a step is valid only for the measured batch",
+            hint=f"set workload.batch = {job.batch_per_rank}, or measure a run with a batch of {spec.workload.batch}",
         )
     workload = msgspec.structs.replace(
         spec.workload, run=None, step_s=job.compute_step_s, allreduce_s=job.exposed_allreduce_s

@@ -143,7 +143,7 @@ class _Client:
         except msgspec.DecodeError as error:
             raise ServerError(
                 f"{self._endpoint}: the response is not a list of prices: {error}",
-                hint="check --endpoint, and whether a proxy answers in its place",
+                hint="check --endpoint, and that no proxy answers in place of the service",
             ) from error
 
     def _get(self, url: str) -> bytes:
@@ -179,12 +179,12 @@ class _Client:
         """
         if error.code not in (429, 500, 502, 503, 504):
             text = error.read(300).decode(errors="replace").strip()
-            raise ServerError(f"{self._endpoint} answered {error.code} {error.reason}: {text}")
+            raise ServerError(f"{self._endpoint} returned status {error.code} {error.reason}: {text}")
         asked = str(error.headers.get("Retry-After") or "")
         pause_s = min(float(asked) if asked.isdigit() else wait_s, _MAX_WAIT_S)
         if time.monotonic() + pause_s >= self._end_s:
             raise Throttled(
-                f"{self._endpoint} answered {error.code} until the time limit ({self.requests} requests)",
+                f"{self._endpoint} returned status {error.code} until the time limit ({self.requests} requests)",
                 hint="run the command again later, with fewer regions (--region), or with a longer --timeout",
             )
         self._on_wait(pause_s)

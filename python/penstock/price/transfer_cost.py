@@ -130,7 +130,7 @@ def epochs_cost(
         ConfigError: The tier is unknown, or the number of epochs or nodes is 0.
     """
     if epochs < 1 or nodes < 1:
-        raise ConfigError(f"{epochs} epochs on {nodes} nodes: both must be at least 1")
+        raise ConfigError(f"epochs and nodes must be at least 1 (got {epochs} and {nodes})")
     held = nodes * (1 - (1 - 1 / nodes) ** epochs)
     streamed = transfer_cost(url, [round(requests * epochs)], [size_bytes * epochs], tier=tier, book=book)
     cached = transfer_cost(url, [round(objects * held)], [round(size_bytes * held)], tier=tier, book=book)

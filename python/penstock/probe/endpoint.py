@@ -213,7 +213,7 @@ def _azure(container: str, variables: Mapping[str, str]) -> Endpoint:
         text, origin = f"https://{account}.blob.core.windows.net", "default"
     if not text:
         raise ConfigError(
-            "AZURE_STORAGE_ACCOUNT: not set; az:// URLs require it or AZURE_STORAGE_CONNECTION_STRING",
+            "AZURE_STORAGE_ACCOUNT: not set; az:// URLs require this variable or AZURE_STORAGE_CONNECTION_STRING",
             where="AZURE_STORAGE_ACCOUNT",
             hint="export AZURE_STORAGE_ACCOUNT=NAME",
         )

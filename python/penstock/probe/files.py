@@ -74,7 +74,7 @@ class DiskProbe(Probe):
             size = _size(path) if stat.S_ISBLK(mode) else _allocated(path)
             if size < _MIN_FILE_BYTES:
                 raise NotFound(
-                    f"{path} has {size:,} bytes on the disk; a probe needs at least {_MIN_FILE_BYTES:,}",
+                    f"{path} occupies {size:,} bytes on the disk, but a probe needs at least {_MIN_FILE_BYTES:,}",
                     where=str(path),
                     hint="give a larger file, or its folder and --write",
                 )

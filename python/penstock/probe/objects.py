@@ -398,7 +398,7 @@ class ObjectProbe(Probe):
         self.busy_s += time.monotonic() - began_s
         if not rows:
             meter.count(kind, point.concurrency, 0)
-            raise Silent(f"no {operation} was answered within {limit_s:.1f} s")
+            raise Silent(f"no {operation} request was answered within {limit_s:.1f} s")
         row = msgspec.structs.replace(rows[0], file_size_bytes=size_bytes, label=part)
         attempts = int(row.last.entries or 0) + row.retries + point.concurrency
         meter.count(kind, attempts, int(row.last.bytes or 0) + row.bytes_refetched)

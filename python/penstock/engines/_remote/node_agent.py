@@ -100,7 +100,7 @@ def _is_ours(held: dict[str, Any], request: dict[str, Any]) -> None:
         raise AgentError(
             "precondition",
             f"{request['root']} is also the pool's folder on {held.get('node', 'another node')}",
-            "put `{node}` into --disk to keep them apart",
+            "add `{node}` to --disk, so that each node has its own folder",
         )
 
 

@@ -31,7 +31,8 @@ def _job_command(request: ExportRequest, args: str) -> str:
     if found:
         raise ConfigError(
             f"run.env: {', '.join(found)} would be readable by everyone who can see the job on Azure",
-            hint="remove it from [run] env, and let the identity of the compute or the image provide it",
+            hint="remove the variables from [run] env, and use the identity of the compute cluster or put them into"
+            " the image",
         )
     start = shlex.join(request.penstock(is_here=False))
     return f"echo {request.embedded} | base64 -d > job.toml && {start} run job.toml --output runs {args}".rstrip()

@@ -107,7 +107,8 @@ class ExportRequest:
         """
         if self.resume:
             raise ConfigError(
-                "--resume: on this system a job starts on new nodes, which do not have the state of the earlier run",
+                "--resume: not supported on this system, where a job starts on new nodes without the state of the"
+                " earlier run",
                 where="--resume",
             )
         if self.job.pool is not None:

@@ -50,7 +50,7 @@ class Limit(_Sourced, frozen=True, kw_only=True):
         super().__post_init__()
         _positive(self.value)
         if self.unit != _UNITS[self.what.rpartition("-")[2]]:
-            raise ValueError(f"unit `{self.unit}` does not match {self.what}")
+            raise ValueError(f"unit `{self.unit}` is not a unit of {self.what}")
 
 
 class TierLatency(_Sourced, frozen=True, kw_only=True):

@@ -117,7 +117,9 @@ def command(
     if (pid is None) == (not argv):
         raise click.UsageError("give a command after `--`, or --pid, but not both")
     if pid is not None and stop:
-        raise click.UsageError("--stop ends a program that explain has started; it cannot be used with --pid")
+        raise click.UsageError(
+            "--stop cannot be combined with --pid, because explain stops only programs that it has started"
+        )
     if price is not None and instance is not None:
         raise click.UsageError("give --price or --instance, not both")
     if seconds < 1:
@@ -292,9 +294,9 @@ def _lines(result: Explanation) -> list[str]:
     cost, program = result.overhead, result.program
     lines.append("")
     lines.append(
-        f"Observed for {format_seconds(program.seen_s)} after {format_seconds(program.startup_s)} of start-up; observing"
-        f" used {format_seconds(cost.cpu_s)} of CPU and paused nothing: {100 * cost.share:.1f} % of one core,"
-        f" {100 * cost.share_of_machine:.2f} % of {cost.cores}"
+        f"Observed for {format_seconds(program.seen_s)} after {format_seconds(program.startup_s)} of start-up, without"
+        f" pausing the program; the observation used {format_seconds(cost.cpu_s)} of CPU time"
+        f" ({100 * cost.share:.1f} % of one core, {100 * cost.share_of_machine:.2f} % of {cost.cores} cores)"
     )
     lines += [f"Not seen: {text}" for text in result.limits]
     if result.program.ended:

@@ -108,7 +108,7 @@ def _compared(paths: tuple[Path, ...]) -> Results:
 
     names = _short_names(paths)
     if len(set(names)) < len(names):
-        raise ConfigError("a folder is given twice", hint="name each folder once")
+        raise ConfigError("the same folder is given twice", hint="name each folder once")
     rows: list[Row] = []
     for name, path in zip(names, paths, strict=True):
         found = read_any(path).rows

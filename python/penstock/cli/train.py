@@ -290,7 +290,7 @@ def command(
     here = launchers.detect(env.read())
     if scale is not None and (here.world > 1 or output_format != "human"):
         raise ConfigError(
-            "--scale starts ranks itself, so it supports neither a launcher's ranks nor --format tf_cnn",
+            "--scale starts the ranks itself, so it cannot run under a launcher or with --format tf_cnn",
             hint="start it once, outside mpirun or srun, and name the launcher with --launcher",
         )
     if launcher is None and (nodes is not None or ranks_per_node is not None):

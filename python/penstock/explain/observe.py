@@ -85,7 +85,7 @@ def check_pid(pid: int) -> None:
         ) from error
     except PermissionError as error:
         raise Denied(
-            f"process {pid} belongs to another user or cannot be read",
+            f"process {pid} cannot be read: permission denied (it may belong to another user or container)",
             hint="run `penstock explain` as the same user, in the same container",
         ) from error
     except OSError as error:

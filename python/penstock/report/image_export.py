@@ -92,7 +92,7 @@ def write_chart(spec: dict[str, Any], file: Path) -> None:
         Denied, NoSpace, SystemFault: The file cannot be written.
     """
     if file.suffix.lower() not in (".svg", ".png"):
-        raise ConfigError(f"{file}: a chart is written as .svg or .png", where=str(file))
+        raise ConfigError(f"{file}: the suffix of a chart must be .svg or .png", where=str(file))
     refuse_without_charts()
     from penstock.bench.results import whole_file
 

@@ -209,7 +209,7 @@ def read_result(folder: Path) -> StudyResult:
         version = head.get("schema_version") if isinstance(head, dict) else None
         if isinstance(version, int) and version > SCHEMA_VERSION:
             raise ConfigError(
-                f"{file} has schema_version {version}, and this Penstock reads up to {SCHEMA_VERSION}",
+                f"{file} has schema_version {version}, but this build reads up to {SCHEMA_VERSION}",
                 where=str(file),
                 hint="install the version of Penstock that wrote it",
             )

@@ -130,7 +130,8 @@ def run_study(study: Study, given: StudyRun, progress: Callable[[str], None]) ->
     if parts and all(missing.values()):
         reasons = "; ".join(f"{name}: {', '.join(found)}" for name, found in missing.items())
         raise Unsupported(
-            f"no part of study {study.name} can run here ({reasons})", hint="install what is missing, or use --only"
+            f"no part of study {study.name} can run on this machine ({reasons})",
+            hint="install what is missing, or use --only",
         )
     try:
         given.out.mkdir(parents=True, exist_ok=True)

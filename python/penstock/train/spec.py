@@ -110,7 +110,9 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1 (got {value})")
         if self.stage is not None and self.data.startswith("dummy:"):
-            raise ConfigError("synthetic data cannot be staged: it is not read", hint="give --data, or no --stage")
+            raise ConfigError(
+                "synthetic data cannot be staged, because no files are read", hint="give --data, or omit --stage"
+            )
         if self.compare_synthetic:
             self._check_comparison()
         if self.resume and not self.checkpoint:

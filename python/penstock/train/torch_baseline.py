@@ -72,7 +72,7 @@ class TorchBaseline:
             or name not in ("x", "image")
             or (field.dtype, name) == ("bytes", "image")
         ):
-            raise ConfigError("plain PyTorch reads only npz and pictures, not TFRecord")
+            raise ConfigError("plain PyTorch reads only npz files and images, not TFRecord")
         kind = "image" if field.dtype == "image" else "npz"
         folder = Path(request.url.removeprefix("file://"))
         paths = sorted(p for p in folder.rglob("*") if p.suffix in _SUFFIXES[kind])

@@ -58,7 +58,7 @@ class Model:
                 f"unknown settings of an emulated workload: {', '.join(wrong)}"
                 if wrong
                 else f"missing settings of an emulated workload: {', '.join(missing)}",
-                hint=f"set model, or set these yourself: {', '.join(sorted(known))}",
+                hint=f"set `model`, or the attributes of a model: {', '.join(sorted(known))}",
             )
         made = cls(**settings)
         if made.format not in FORMATS:

@@ -55,7 +55,8 @@ class ImageRecipe(BaseRecipe, frozen=True, forbid_unknown_fields=True):
         """Raise ConfigError if the accelerator is to be scaled, but none is emulated."""
         if accelerator is None and self.accelerator_scale != 1:
             raise ConfigError(
-                f"accelerator_scale={self.accelerator_scale:g} requires an emulated accelerator, but the model is computed",
+                f"accelerator_scale={self.accelerator_scale:g} requires an emulated accelerator, but this run "
+                "trains the model",
                 hint="add --accelerator NAME, or omit accelerator_scale",
             )
 

@@ -97,8 +97,8 @@ class BaseRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
         if len(self.decay_epochs) != len(self.decay_factors) or list(self.decay_epochs) != sorted(self.decay_epochs):
             raise ConfigError(
-                f"decay_epochs {self.decay_epochs} must increase and have one decay factor each (got "
-                f"{self.decay_factors})"
+                "decay_epochs must be in ascending order, and decay_factors must have the same length (got "
+                f"{self.decay_epochs} and {self.decay_factors})"
             )
         if not 0 <= self.momentum < 1 or self.weight_decay < 0 or self.warmup_epochs < 0:
             raise ConfigError(

@@ -78,7 +78,7 @@ def model_of(settings: Mapping[str, Any]) -> Model:
         return Model.of(settings)
     if len(settings) > 1:
         raise ConfigError(
-            "`model` cannot be combined with other settings", hint="omit `model` to use the other settings"
+            "`model` cannot be combined with other settings", hint="omit either `model` or the other settings"
         )
     if name not in MODELS:
         raise ConfigError(f"model `{name}` is not in the catalogue", hint=f"use one of: {', '.join(MODELS)}")

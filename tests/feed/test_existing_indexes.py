@@ -115,7 +115,7 @@ def test_list_of_shards_gives_counts_unless_a_size_differs(tmp_path, caplog):
     listed[1]["filesize"] += 1
     (folder / "index.json").write_text(json.dumps(text))
     assert penstock.open(folder).rung == "scan"
-    assert "lists `part-001.tar` with" in caplog.text
+    assert "bytes for `part-001.tar`, but the object has" in caplog.text
 
 
 def test_indexes_elsewhere_are_used_where_they_are_said_to_be(made, tmp_path, monkeypatch):

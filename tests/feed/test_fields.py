@@ -95,7 +95,7 @@ def test_fixed_records_are_counted_by_size_and_read_by_column(tmp_path):
     assert batch["image"].shape == (6, 3, 2, 2)
     assert (batch["image"][:, 0, 0, 0] == [0, 1, 2, 3, 0, 1]).all()
     (folder / "data_1.bin").write_bytes(b"headx")
-    with pytest.raises(Corrupt, match=r"data_1\.bin has 5 bytes, which are not .* and whole records of 13 bytes"):
+    with pytest.raises(Corrupt, match=r"data_1\.bin has 5 bytes, but needs .* and whole records of 13 bytes"):
         penstock.open(folder, format=kind).samples  # noqa: B018
 
 

@@ -30,7 +30,7 @@ def test_object_without_records_is_an_error_with_its_name_and_size(tmp_path, nam
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match=want) as caught:
         penstock.open(tmp_path).schema()
-    assert str(caught.value).endswith(" bytes): check that it was written completely")
+    assert str(caught.value).endswith(" bytes); check that the object was written completely")
     assert caught.value.hint is None
 
 
@@ -97,7 +97,7 @@ def test_hdf5_that_is_not_an_array_of_numbers_is_an_error_with_advice(tmp_path):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["scalar"], file["text"], file["none"] = 1.5, np.array([b"ab"]), np.zeros((2, 0))
     for name, want in [
-        ("scalar", "`scalar` is a single value, not an array; name arrays of at least one dimension"),
+        ("scalar", "`scalar` is a single value, not an array; select arrays with at least one dimension"),
         ("none", "`none` of shape [2, 0] in chunks of [1048576, 0] has no rows to use as samples"),
         ("text", "`text` contains |S2, not plain numbers"),
     ]:

@@ -66,7 +66,8 @@ def test_text_whose_values_are_all_null_is_read_whole(tmp_path):
 def test_table_whose_values_are_all_null_is_an_error_that_names_a_column(tmp_path):
     pq.write_table(pa.table({"x": pa.array([None, None], pa.int64())}), tmp_path / "a.parquet")
     with pytest.raises(
-        Unsupported, match=r"a\.parquet \(no value has a known type: `x` is null or empty in all 2 inspected records\)"
+        Unsupported,
+        match=r"a\.parquet \(no value has a known type; for example, `x` is null or empty in all 2 inspected records\)",
     ) as caught:
         penstock.open(tmp_path).schema()
     assert caught.value.hint.startswith("name the fields: ")

@@ -212,14 +212,14 @@ HUGE = HUGE[:16] + struct.pack(">II", 60_000, 60_000) + HUGE[24:]
 @pytest.mark.parametrize(
     ("part", "data", "dtype", "text"),
     [
-        ("png", encoded(np.zeros((9, 8), np.uint8)), "uint8", "mask of 8 x 9 pixels, but `image` has 8 x 8"),
+        ("png", encoded(np.zeros((9, 8), np.uint8)), "uint8", "mask of 8 x 9 pixels, but the image `image` has 8 x 8"),
         ("png", encoded(np.full((8, 8), 300, np.uint16)), "uint8", "label 300, which is not a valid uint8"),
         ("png", encoded(np.zeros((8, 8, 3), np.uint8)), "uint8", "mask with the colours of a PNG"),
         ("jpg", encoded(np.zeros((8, 8, 3), np.uint8), "JPEG"), "uint8", "mask with the colours of a JPEG"),
         ("png", encoded(np.zeros((8, 8), np.uint8))[:60], "uint8", "damaged PNG"),
         ("png", b"", "uint8", r"has no image \(0 bytes or a null\)"),
         ("png", HUGE, "uint8", "is an image of 60,000 x 60,000 pixels"),
-        ("npy", npy(np.zeros((2, 8, 8), np.uint8)), "uint8", "a mask has a height and a width"),
+        ("npy", npy(np.zeros((2, 8, 8), np.uint8)), "uint8", r"a mask needs the shape \[height, width\]"),
         ("npy", npy(np.zeros((8, 8), np.float32)), "uint8", "float32 cannot be converted"),
     ],
 )
@@ -401,7 +401,7 @@ def test_boxes_below_the_minimums_are_removed(tmp_path):
 @pytest.mark.parametrize(
     ("boxes", "labels", "text"),
     [
-        ([[0, 0, np.nan, 5]], None, "no finite size: box 0"),
+        ([[0, 0, np.nan, 5]], None, "not finite: box 0"),
         ([[0, 0, 5, 5], [9, 0, 5, 5]], None, "negative width or height: box 1"),
         ([0.0, 1, 2], None, "has 3 numbers, but a box has 4"),
         ([[0, 0, 5, 5]], [1, 2], "`labels` has 2 items, but `boxes` has 1"),

@@ -148,8 +148,8 @@ def test_lists_of_lists_that_do_not_fit_say_so(table):
     for field, problem in {
         penstock.ragged("int64"): r"any number of int64 \[\], but .* a list of 2 lists \(8 int64 in all\): use",
         penstock.ragged("int64", (3,)): r"inner list 0 has 4 items instead of 3",
-        penstock.tensor("int64", (3, 4)): r"it has 2 lists instead of 3",
-        penstock.tensor("int64", (8,)): r"it has 2 levels of lists, but the shape has 1 dimensions",
+        penstock.tensor("int64", (3, 4)): r"the value has 2 lists instead of 3",
+        penstock.tensor("int64", (8,)): r"the value has 2 levels of lists, but the shape has 1 dimensions",
         penstock.list(penstock.list(penstock.ragged("int64"))): r"lists in 3 levels of int64 \[\], but",
         penstock.list(penstock.ragged("float16")): r"int64 cannot be converted to float16",
         penstock.list(penstock.raw_list()): r"lists in 2 levels of byte strings, but",

@@ -298,7 +298,7 @@ def test_patches_keep_to_the_budget(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
-        (((25, 8, 8),), ConfigError, r"a patch of \[25, 8, 8\] is larger than `x` \(\[24, 20, 30\]\)"),
+        (((25, 8, 8),), ConfigError, r"a patch of shape \[25, 8, 8\] is larger than array `x` of shape \[24, 20, 30\]"),
         (((8, 8),), ConfigError, "so the patch shape and stride must have 3 numbers"),
         (((8, 8, 8), (4, 4)), ConfigError, r"got 3 and 2"),
         (((8, 8, 8), 0), ConfigError, "stride: must be one integer of at least 1 per axis .got 0"),
@@ -320,7 +320,7 @@ def test_patches_of_unequal_arrays_are_refused(tmp_path):
     group = zarr.create_group(tmp_path / "g")
     group.create_array("x", shape=(8, 8), chunks=(4, 4), dtype="<i2")[:] = 1
     group.create_array("y", shape=(8, 9), chunks=(4, 4), dtype="<i2")[:] = 1
-    with pytest.raises(ConfigError, match=r"`y` has shape \[8, 9\], but `x` has \[8, 8\]"):
+    with pytest.raises(ConfigError, match=r"array `y` has shape \[8, 9\], but array `x` has shape \[8, 8\]"):
         penstock.open(tmp_path / "g").patches((4, 4))
     for name, dtype in {"a.h5": "<i2", "b.h5": "<f4"}.items():
         with h5py.File(tmp_path / name, "w") as file:

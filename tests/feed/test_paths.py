@@ -74,7 +74,7 @@ def test_open_takes_the_listing_from_a_manifest(made, tmp_path):
     opened = dataset(folder, manifest=tmp_path / "manifest.json")
     assert opened.counted().rung == "manifest"
     assert batches(penstock.Loader(opened, batch_size=4)) == [[0, 1, 2, 3]]
-    with pytest.raises(ConfigError, match="manifest: lists"):
+    with pytest.raises(ConfigError, match="manifest: it is the manifest of"):
         penstock.open(tmp_path / "elsewhere", manifest=tmp_path / "manifest.json")
 
 

@@ -117,7 +117,7 @@ def test_jsonl_unpaired_surrogate_is_corrupt_in_strings_and_kept_in_json_text(tm
 
 def test_json_array_is_refused_with_the_way_to_convert_it(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps([{"text": "a"}]))
-    with pytest.raises(Unsupported, match="a JSON array in place of JSON lines") as caught:
+    with pytest.raises(Unsupported, match="a JSON array instead of JSON lines") as caught:
         texts_of(penstock.open(tmp_path))
     assert "jq -c '.[]'" in caught.value.hint
 
@@ -181,7 +181,7 @@ def test_csv_options_set_delimiter_and_names(tmp_path: Path) -> None:
     (batch,) = batches(penstock.open(tmp_path / "b", format=made))
     assert (batch["t"], batch["n"].tolist()) == (["x", "y"], [1, 2])
     (tmp_path / "b/a.csv").write_text("a,a\n1,2\n1\n")
-    with pytest.raises(Corrupt, match="has two columns `a`"):
+    with pytest.raises(Corrupt, match="has two columns with the name `a`"):
         batches(penstock.open(tmp_path / "b"))
     renamed = penstock.open(tmp_path / "b", format=penstock.formats.csv(columns=["p", "q"]))
     with pytest.raises(Corrupt, match=r"record 1 has 1 cells, but there are 2 columns"):

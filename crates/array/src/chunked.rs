@@ -327,7 +327,7 @@ impl ChunkedArray {
             if steps.is_empty() && bytes.len() != chunk_len && !self.is_contiguous() {
                 let (have, want) = (with_separators(bytes.len() as u64), with_separators(chunk_len as u64));
                 let place = self.place(&objects[wants[number].object], cell);
-                return Err(Error::corrupt(place, format!("has {have} bytes, want {want}")));
+                return Err(Error::corrupt(place, format!("has {have} bytes (want {want})")));
             }
             if steps.is_empty() && bytes.len() == chunk_len {
                 return put(cell, within, bytes);
@@ -470,7 +470,7 @@ impl ChunkedArray {
                     let place = penstock_store::place(self.opened.store.root(), &objects[object].key);
                     return Err(Error::corrupt(
                         place,
-                        format!("ends inside its shard index (want {len} bytes, have {size})"),
+                        format!("is smaller than its shard index (want {len} bytes, have {size})"),
                     ));
                 };
                 missing.push((cell, size));

@@ -60,7 +60,7 @@ impl Region {
             || cell_shape.len() != axes
             || data.len() != cell_shape.iter().product::<usize>() * element
         {
-            return Err(Error::bug(format!("a chunk {cell:?} of {cell_shape:?} with {} bytes", data.len())));
+            return Err(Error::bug(format!("the chunk {cell:?} of shape {cell_shape:?} has {} bytes", data.len())));
         }
         if axes == 0 {
             // SAFETY: the caller ensures that no other thread writes these bytes.

@@ -112,7 +112,7 @@ impl Annotated<'_, '_> {
         }
         let lens: Vec<usize> = columns.iter().map(Vec::len).collect();
         if lens.iter().any(|&len| len != lens[0]) {
-            return Err(self.mismatch(field, &format!("is read from lists of different lengths {lens:?}")));
+            return Err(self.mismatch(field, &format!("is read from lists of different lengths ({lens:?})")));
         }
         Ok((0..lens[0]).flat_map(|at| columns.iter().map(move |column| column[at])).collect())
     }
@@ -146,7 +146,8 @@ impl Annotated<'_, '_> {
             let ((width, height), (image_width, image_height)) = (mask.size, geometry.shown());
             let image = field.follows.as_ref().map_or("", |follows| &self.fields[follows.field].name);
             let problem = format!(
-                "is a mask of {width} x {height} pixels, but `{image}` has {image_width} x {image_height} (width x height)"
+                "is a mask of {width} x {height} pixels, but the image `{image}` has {image_width} x {image_height} pixels \
+                 (width x height)"
             );
             return Err(self.mismatch(field, &problem));
         }
@@ -161,7 +162,12 @@ fn labels_of(array: &Array<'_>) -> Result<Mask, String> {
     let is_plane = sides >= 2 && array.shape.iter().filter(|&&side| side != 1).count() <= 2;
     let (height, width) = match array.shape[..] {
         [height, width] | [height, width, 1] | [1, height, width] if is_plane => (height, width),
-        _ => return Err(format!("is {} {:?}, but a mask has a height and a width", array.dtype, array.shape)),
+        _ => {
+            return Err(format!(
+                "is an array of type {} and shape {:?}, but a mask needs the shape [height, width]",
+                array.dtype, array.shape
+            ));
+        }
     };
     let size = (u32::try_from(width).unwrap_or(u32::MAX), u32::try_from(height).unwrap_or(u32::MAX));
     if array.dtype == DType::U8 {

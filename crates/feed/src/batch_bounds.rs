@@ -63,7 +63,10 @@ impl Steps {
             ));
         }
         if self.cursor > self.samples {
-            return Err(Error::config("cursor", format!("{} is beyond the {} samples", self.cursor, self.samples)));
+            return Err(Error::config(
+                "cursor",
+                format!("position {} is beyond the end of the epoch ({} samples)", self.cursor, self.samples),
+            ));
         }
         Ok(())
     }

@@ -42,7 +42,7 @@ impl Layout {
     /// Creates the layout of columns, each given as (bytes per row, rows).
     pub fn of(columns: &[(usize, usize)]) -> Result<Self> {
         let rows = columns.iter().map(|&(_, rows)| rows).max().unwrap_or(0);
-        let too_large = || Error::config("batch", format!("{rows} samples have more bytes than the address space"));
+        let too_large = || Error::config("batch", format!("{rows} samples are larger than the address space"));
         let (mut offsets, mut bytes) = (Vec::new(), 0usize);
         for &(stride, rows) in columns {
             offsets.push(bytes);

@@ -70,7 +70,7 @@ impl Lengths {
     fn new(lengths: Vec<u32>, counts: &Counts) -> Result<Self> {
         if lengths.len() as u64 != counts.samples() {
             let samples = with_separators(counts.samples());
-            let text = format!("{} lengths for {samples} samples", with_separators(lengths.len() as u64));
+            let text = format!("{} lengths were given for {samples} samples", with_separators(lengths.len() as u64));
             return Err(Error::config("length", text));
         }
         Ok(Self { lengths, starts: ObjectStarts::of(counts) })
@@ -138,13 +138,16 @@ impl BatchBy {
             }
             BatchRule::Budget { tokens, max_samples, shares } => {
                 if *tokens == 0 || *max_samples == 0 || *shares == 0 {
-                    return Err(Error::bug("a budget of nothing"));
+                    return Err(Error::bug("the token budget, max_samples or shares is 0"));
                 }
                 budget_bounds(*tokens)
             }
         };
         if lengths.len() != leaves.len() {
-            return Err(Error::config("length", format!("{} datasets, but {} arrays", leaves.len(), lengths.len())));
+            return Err(Error::config(
+                "length",
+                format!("{} datasets need one array of lengths each (got {} arrays)", leaves.len(), lengths.len()),
+            ));
         }
         let lengths: Vec<Lengths> =
             lengths.into_iter().zip(leaves).map(|(of, leaf)| Lengths::new(of, leaf.counts())).collect::<Result<_>>()?;
@@ -260,10 +263,10 @@ impl BatchBy {
         let text = match &self.rule {
             BatchRule::Buckets { boundaries, .. } => {
                 let last = boundaries.last().copied().unwrap_or(0);
-                format!("{sample} has length {length}, but the last bucket ends at {last}")
+                format!("{sample} has length {length}, which exceeds the last boundary ({last})")
             }
             BatchRule::Budget { tokens, .. } => {
-                format!("{sample} has length {length}, but the budget of a batch is {tokens}")
+                format!("{sample} has length {length}, which exceeds the token budget of a batch ({tokens})")
             }
         };
         Error::config("batch_by", text)

@@ -140,7 +140,8 @@ impl Rows {
                 let (size, width) = (item.size_bytes()?.max(1), self.width(padding));
                 if let Some(width) = width.filter(|width| bytes.len() / size > *width) {
                     if !padding.truncates {
-                        let problem = format!("has {} items, but its row is padded to {width}", bytes.len() / size);
+                        let problem =
+                            format!("has {} items, but its row is padded to {width} items", bytes.len() / size);
                         return Err(mismatch(problem));
                     }
                     bytes.truncate(width * size);
@@ -251,7 +252,7 @@ impl Rows {
                 (Some(spec), _) => Column::Tensor(Tensor::new(self.slot.clone(), column, &spec, rows)),
                 (None, Some(item)) => self.gathered(column, &item, field, rows, spare)?,
                 (None, None) => {
-                    return Err(Error::bug(format!("field {} has neither a fixed nor a varying length", field.name)));
+                    return Err(Error::bug(format!("field {} has neither a fixed nor a variable length", field.name)));
                 }
             });
         }

@@ -74,7 +74,7 @@ pub(crate) fn decode(
         let name = |number: usize| object.source.listed_place(number);
         blocks.unpack(object.number, stored, scratch, object.limit, &name)?;
     } else if stored.is_empty() && !framing.may_be_empty() {
-        return Err(Error::corrupt(place, "is empty (0 bytes), but should contain records"));
+        return Err(Error::corrupt(place, "is empty (0 bytes), but must contain records"));
     }
     if framing.is_table() {
         return decode_table(object, stored, wants, fields, rows);
@@ -342,7 +342,7 @@ fn missing(field: &Field, record: &dyn Record) -> String {
     };
     if field.kind == Kind::Record {
         return format!(
-            "field `{}` is the whole record, but this format's records are separate values: {holds}",
+            "field `{}` requests the whole record, but in this format, a record consists of separate values: {holds}",
             field.name
         );
     }

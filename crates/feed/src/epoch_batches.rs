@@ -129,7 +129,11 @@ impl EpochBatches {
             let found = plan.delivered(Tail::Ragged).iter().position(|batch| batch.positions.start == at);
             let skipped = found.ok_or_else(|| {
                 let cursor = with_separators(steps.cursor);
-                Error::config("state", format!("cursor {cursor} is not at the start of a batch of this plan"))
+                let problem = format!(
+                    "cursor {cursor} is not the start of a batch; use the same batch_by and lengths as when the state was \
+                     saved"
+                );
+                Error::config("state", problem)
             })?;
             plans.push(plan.after(skipped), steps.tail);
         }
@@ -140,7 +144,9 @@ impl EpochBatches {
     /// Returns the rows of batch `number` on this rank. Returns `None` after the last batch.
     pub fn slice(&self, number: u64) -> Result<Option<BatchSlice>> {
         match self.slice_from(number)? {
-            Some((found, _)) if found != number => Err(Error::bug(format!("the plan of batch {number} was dropped"))),
+            Some((found, _)) if found != number => {
+                Err(Error::bug(format!("the plan of batch {number} was already freed")))
+            }
             found => Ok(found.map(|(_, slice)| slice)),
         }
     }
@@ -196,7 +202,7 @@ impl Planned {
         }
         let at = plans.kept.partition_point(|(first, _)| *first <= number);
         let Some((first, plan)) = at.checked_sub(1).and_then(|at| plans.kept.get(at)) else {
-            return Err(Error::bug(format!("the plan of batch {number} was dropped")));
+            return Err(Error::bug(format!("the plan of batch {number} was already freed")));
         };
         let batch = plan.delivered(steps.tail).get((number - first) as usize).cloned();
         Ok(batch.map(|batch| (number, plan.clone(), batch)))

@@ -283,7 +283,7 @@ impl Shared {
     /// Position of a row in the sample order. For a repeated sample of a padded tail, the position is beyond the end of
     /// the order.
     fn position(&self, want: &RowRequest) -> Result<u64> {
-        let slice = self.batches.slice(want.batch)?.ok_or_else(|| Error::bug("a row outside all batches"))?;
+        let slice = self.batches.slice(want.batch)?.ok_or_else(|| Error::bug("a row does not belong to any batch"))?;
         Ok(slice.position(u64::from(want.row)))
     }
 
@@ -390,7 +390,7 @@ async fn run_ahead(
 }
 
 fn joined(done: std::result::Result<(), tokio::task::JoinError>) -> Result<()> {
-    done.map_err(|error| Error::bug(format!("a fetch: {error}")))
+    done.map_err(|error| Error::bug(format!("a fetch ended unexpectedly: {error}")))
 }
 
 /// Reserves memory. Returns an empty reservation if no memory will become free (`is_stuck`).
@@ -412,7 +412,7 @@ async fn reserve_unless(
 
 async fn open_batch(shared: &Shared, number: u64, is_stuck: impl Fn() -> bool) -> Result<Arc<Batch>> {
     let feed = &shared.feed;
-    let slice = shared.batches.slice(number)?.ok_or_else(|| Error::bug("a row outside all batches"))?;
+    let slice = shared.batches.slice(number)?.ok_or_else(|| Error::bug("a row does not belong to any batch"))?;
     let rows = slice.len() as usize;
     let reserved = reserve_unless(&feed.budget, "a batch", feed.batch_bytes(rows), is_stuck).await?;
     let slot = feed.pool.take(&feed.layout)?;

@@ -88,7 +88,7 @@ impl ImageDocument {
         let layout = match self.layout.as_str() {
             "HWC" => Layout::Hwc,
             "CHW" => Layout::Chw,
-            other => return Err(Error::config("image", format!("layout `{other}` is neither HWC nor CHW"))),
+            other => return Err(Error::config("image", format!("layout `{other}` is not one of HWC, CHW"))),
         };
         let spec = ImageSpec {
             height: self.height,

@@ -219,7 +219,7 @@ impl Feed {
             return Err(Error::bug("the sources, leaves and sampler of a feed do not match"));
         }
         let rows = usize::try_from(max_rows).ok().filter(|&rows| u32::try_from(rows).is_ok());
-        let rows = rows.ok_or_else(|| Error::config("batch", format!("{max_rows} rows are too many")))?;
+        let rows = rows.ok_or_else(|| Error::config("batch", format!("a batch of {max_rows} rows is too large")))?;
         let usual_rows = max_rows.min(mean_rows.div_ceil(steps.world));
         let sample_bytes = Layout::new(&fields, 1)?.strides.iter().sum::<usize>() as u64;
         if let Some(numbers) = &settings.source_numbers {
@@ -243,7 +243,8 @@ impl Feed {
         if settings.on_error == OnError::Skip && steps.tail == Tail::Drop {
             return Err(Error::config(
                 "on_error",
-                "skip cannot be used with tail=\"drop\": it makes batches smaller; use substitute, or tail=\"pad\"",
+                "skip cannot be used with tail=\"drop\", because it makes batches smaller; use on_error=\"substitute\" or \
+                 tail=\"pad\"",
             ));
         }
         let is_padded = fields.iter().any(|field| matches!(field.kind, Kind::Padded(..)));
@@ -434,7 +435,7 @@ impl Feed {
         steps.check()?;
         let is_even = self.by.is_none();
         if steps.samples != self.course.samples() || is_even && steps.max_rows() as usize > self.layout.rows {
-            return Err(Error::bug("a feed was started with steps of another shape"));
+            return Err(Error::bug("a feed was started with steps that do not match its number of samples or rows"));
         }
         Run::over(self.clone(), runtime, epoch, steps)
     }

@@ -128,12 +128,12 @@ pub(super) fn no_record(source: &Source) -> Error {
         [] => format!("the arrays of {url} have no rows"),
         [one] => {
             let (place, size) = (source.place(0), with_separators(one.size));
-            format!("{place} contains no record{rule} ({size} bytes): check that it was written completely")
+            format!("{place} contains no record{rule} ({size} bytes); check that the object was written completely")
         }
         objects => {
             let count = with_separators(objects.len() as u64);
             format!(
-                "none of the {count} objects of {url} contains a record{rule}: check that they were written completely"
+                "none of the {count} objects of {url} contains a record{rule}; check that the objects were written completely"
             )
         }
     };
@@ -171,7 +171,7 @@ pub async fn count(
         if declared.is_some() {
             return Err(Error::config(
                 "records_per_object",
-                "cannot be set for arrays: their shapes contain the row counts",
+                "cannot be set for arrays, because their shapes state the row counts",
             ));
         }
         let framing = source.framing();

@@ -269,7 +269,7 @@ impl Window {
         if end == 0 {
             if self.target >= max {
                 let (max, base) = (with_separators(max as u64), with_separators(self.base));
-                let problem = format!("contains no whole record in {max} bytes from byte {base}");
+                let problem = format!("contains no complete record in {max} bytes from byte {base} on");
                 let error = walked.err().map(|error| behind(error, self.base));
                 return Err(error.unwrap_or_else(|| Error::corrupt(place, problem)));
             }

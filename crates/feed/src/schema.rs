@@ -94,7 +94,7 @@ pub async fn schema(source: &Arc<Source>, deadline: Deadline) -> Result<Schema> 
 
 async fn spawn<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     let done = tokio::task::spawn_blocking(work).await;
-    done.map_err(|error| Error::bug(format!("looking at a record: {error}")))?
+    done.map_err(|error| Error::bug(format!("inspecting the first records: {error}")))?
 }
 
 /// First decompressed bytes of an object.
@@ -145,7 +145,7 @@ impl Head {
             if need > MAX_HEAD || content.try_reserve(bytes.len()).is_err() {
                 let (what, need) = (format!("the first record of {place}"), need as u64);
                 failed = Some(Error::BudgetExceeded { what, need, budget: MAX_HEAD as u64 });
-                return Err(Error::bug("enough was decompressed"));
+                return Err(Error::bug("decompression was stopped after the first record"));
             }
             content.extend_from_slice(bytes);
             while content.len() >= target && first.is_none() && failed.is_none() {
@@ -156,7 +156,11 @@ impl Head {
                 target = target.saturating_mul(4);
             }
             // An error from this closure ends the decompression early.
-            if first.is_some() || failed.is_some() { Err(Error::bug("enough was decompressed")) } else { Ok(()) }
+            if first.is_some() || failed.is_some() {
+                Err(Error::bug("decompression was stopped after the first record"))
+            } else {
+                Ok(())
+            }
         });
         if let Some(error) = failed {
             return Err(error);
@@ -375,8 +379,8 @@ impl Survey {
                     found.kind = Some(of_json(kind, &part));
                 }
                 Err(why) => {
-                    let what = format!("{}, {why},", part.describe());
-                    found.refused.get_or_insert(Error::Unsupported { what, by: "fields".to_owned() });
+                    let what = format!("{} ({why})", part.describe());
+                    found.refused.get_or_insert(Error::Unsupported { what, by: "typed fields".to_owned() });
                 }
             }
         }
@@ -393,8 +397,8 @@ impl Survey {
             }
             let Some(kind) = kind else {
                 if has_empty_steps {
-                    let what = format!("{holds}, whose steps are empty,");
-                    refused.push((name, Error::Unsupported { what, by: "fields".to_owned() }));
+                    let what = format!("{holds} (all steps are empty)");
+                    refused.push((name, Error::Unsupported { what, by: "typed fields".to_owned() }));
                     continue;
                 }
                 schema.left_out.push((name, format!("null or empty in all {} inspected records", self.records)));
@@ -419,7 +423,7 @@ impl Survey {
             None => {
                 let problem = match schema.left_out.as_slice() {
                     [] => "its records have no named values".to_owned(),
-                    [(name, why), ..] => format!("no value has a known type: `{name}` is {why}"),
+                    [(name, why), ..] => format!("no value has a known type; for example, `{name}` is {why}"),
                 };
                 Err(Error::Unsupported { what: format!("{place} ({problem})"), by: "the default fields".to_owned() })
             }
@@ -543,7 +547,7 @@ fn proposed(part: &Value<'_>) -> Result<Kind, &'static str> {
                 Some(Feature::Ints(_)) => lists_of(DType::I64),
                 Some(Feature::Bytes(_)) if is_equal && len == 1 => Kind::BytesList,
                 Some(Feature::Bytes(_)) => Kind::Nested { item: None, depth: 2 },
-                None => return Err("whose steps are empty"),
+                None => return Err("all steps are empty"),
             }
         }
     })

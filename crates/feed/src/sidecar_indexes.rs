@@ -214,7 +214,10 @@ impl SidecarIndexes {
             };
             if let Some(size) = shard.size.filter(|&size| size != entry.size) {
                 let (want, have) = (with_separators(size), with_separators(entry.size));
-                note(notes, format!("{place} lists `{}` with {want} bytes, but it has {have}", entry.key));
+                note(
+                    notes,
+                    format!("{place} states {want} bytes for `{}`, but the object has {have} bytes", entry.key),
+                );
                 return Ok(None);
             }
             let Some(samples) = shard.samples else { return Ok(None) };
@@ -225,7 +228,8 @@ impl SidecarIndexes {
 
     async fn read(&self, index: &Entry, deadline: Deadline) -> Result<Vec<u8>> {
         if index.size > MAX_BYTES {
-            let problem = format!("has {} bytes, too many for the index of one object", with_separators(index.size));
+            let problem =
+                format!("has {} bytes, which is too large for the index of one object", with_separators(index.size));
             return Err(Error::corrupt(self.place(index), problem));
         }
         let object = ObjectRef { key: self.base.join(index.key.as_bytes()), version: index.version.clone() };

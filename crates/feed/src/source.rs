@@ -115,7 +115,7 @@ impl Source {
             return Err(Error::config(
                 "dataset",
                 format!(
-                    "{} contains the same samples as `{}` and `{}`; select one kind with a pattern (such as {}*.gz)",
+                    "{} contains the same samples twice, as `{}` and as `{}`; select one form with a pattern (for example, {}*.gz)",
                     manifest.url, pair[0].key, pair[1].key, manifest.url
                 ),
             ));
@@ -267,7 +267,8 @@ impl Source {
             return Ok(());
         }
         let problem = format!(
-            "`{column}` is {time} in {}, but {first} in {}; write all files with one unit, or leave the column out",
+            "column `{column}` is {time} in {}, but {first} in {}; write all files with the same unit, or select fields without \
+             this column",
             self.place(object),
             self.place(*other)
         );
@@ -449,7 +450,7 @@ impl Source {
             }
             at = end;
         }
-        let beyond = || Error::bug(format!("the chunks of {} have more than {size} bytes", self.place(block)));
+        let beyond = || Error::bug(format!("the chunks of {} have more than {size} bytes in total", self.place(block)));
         let (mut rest, mut done, mut reads) = (&mut whole.as_mut()[..size as usize], 0, Vec::new());
         for (object, range, at) in runs {
             let entry = &self.listing.objects[object];

@@ -245,7 +245,7 @@ impl<'a> Value<'a> {
             Self::Json(_) => return Err(self.unlike(&want())),
             Self::Feature(Feature::Bytes(values)) if values.len() <= 1 => values.concat(),
             Self::Feature(Feature::Bytes(_)) | Self::Strings(_) => {
-                return Err(self.unlike_why(&want(), "use raw_list() to get its byte strings one by one"));
+                return Err(self.unlike_why(&want(), "use raw_list() to get a list of byte strings"));
             }
             Self::Feature(feature) => {
                 let spec = TensorSpec { dtype: item.dtype, shape: vec![feature.len()] };
@@ -263,8 +263,8 @@ impl<'a> Value<'a> {
                     if out.len() - have != item.shape.iter().product::<usize>() * size {
                         let values = with_separators(step.as_ref().map_or(0, Feature::len) as u64);
                         let why = format!(
-                            "step {at} has {values} values, but a step must be one item; use list(ragged(...)) for any \
-                             number per step"
+                            "step {at} has {values} values, but a step must be exactly one item; for any number of \
+                             items per step, use list(ragged(...))"
                         );
                         return Err(self.unlike_why(&want(), &why));
                     }
@@ -323,7 +323,7 @@ impl<'a> Value<'a> {
             Self::NullAs(empty) => empty.bytes(),
             Self::Feature(Feature::Bytes(values)) if values.len() == 1 => Ok(Cow::Borrowed(values[0])),
             Self::Feature(Feature::Bytes(_)) | Self::Strings(_) => {
-                Err(self.unlike_why("bytes", "use raw_list() to get its byte strings one by one"))
+                Err(self.unlike_why("bytes", "use raw_list() to get a list of byte strings"))
             }
             _ => Err(self.unlike("bytes")),
         }
@@ -495,7 +495,7 @@ pub fn convert(from: DType, bytes: &[u8], to: DType, out: &mut [u8]) -> Result<(
                     _ => (value as f64) as i128 == value,
                 };
                 if !is_exact {
-                    return Err(format!("{value} is not exactly a {to}"));
+                    return Err(format!("{value} cannot be represented exactly as {to}"));
                 }
                 match to {
                     DType::F32 => slot.copy_from_slice(&(value as f32).to_le_bytes()),
@@ -549,7 +549,7 @@ mod tests {
         let odd = ((1i64 << 53) + 1).to_le_bytes();
         assert_eq!(
             convert(DType::I64, &odd, DType::F64, &mut out[..8]).unwrap_err(),
-            "9007199254740993 is not exactly a float64"
+            "9007199254740993 cannot be represented exactly as float64"
         );
         assert!(convert(DType::F32, &bytes, DType::I32, &mut out[..4]).is_err());
         let mut scalar = [0; 4];

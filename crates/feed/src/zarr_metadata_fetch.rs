@@ -31,7 +31,7 @@ impl Source {
                 if size > MAX_METADATA {
                     return Err(Error::corrupt(
                         place(),
-                        format!("has {} bytes, too many for metadata", with_separators(size)),
+                        format!("has {} bytes, which is too large for Zarr metadata", with_separators(size)),
                     ));
                 }
                 let bytes = self.listed(object, ByteRange::new(0, size), deadline).await?.0;

@@ -46,7 +46,9 @@ impl Memory {
     pub(crate) fn of(value: &Bound<'_, PyAny>, is_written: bool) -> PyResult<Self> {
         let buffer = PyBuffer::<u8>::get(value)?;
         if !buffer.is_c_contiguous() || is_written && buffer.readonly() {
-            return Err(PyBufferError::new_err("must be a contiguous byte buffer, and writable if it is an output"));
+            return Err(PyBufferError::new_err(
+                "the buffer must be contiguous; an output buffer must also be writable",
+            ));
         }
         let (start, len) = (buffer.buf_ptr().cast(), buffer.len_bytes());
         Ok(Self { _buffer: buffer, start, len })
@@ -365,14 +367,18 @@ fn traces<'a>(
     samples: &'a Memory,
     header_bytes: usize,
 ) -> Result<Traces<'a>> {
-    let format = SampleFormat::of_code(code).ok_or_else(|| Error::config("format", format!("{code}")))?;
+    let format = SampleFormat::of_code(code)
+        .ok_or_else(|| Error::config("format", format!("sample format code {code} is unknown or not supported")))?;
     let byte_order = serde_json::from_value(serde_json::Value::from(byte_order))
         .map_err(|problem| Error::config("byte_order", problem.to_string()))?;
     let traces = Traces { format, byte_order, headers: headers.slice(), header_bytes, samples: samples.slice() };
     let count = traces.count();
     let element = format.dtype().size();
     if headers.len != count * header_bytes || !samples.len.is_multiple_of(count.max(1) * element) {
-        let text = format!("headers of {} and samples of {} bytes for {count} traces", headers.len, samples.len);
+        let text = format!(
+            "{} bytes of headers and {} bytes of samples do not match {count} traces",
+            headers.len, samples.len
+        );
         return Err(Error::bug(text));
     }
     Ok(traces)

@@ -55,7 +55,9 @@ impl PyBytePairs {
         let (values, offsets) = (Memory::of(values, false)?, PyBuffer::<i64>::get(offsets)?.to_vec(py)?);
         let texts: Option<Vec<&[u8]>> =
             offsets.windows(2).map(|bounds| values.slice().get(bounds[0] as usize..bounds[1] as usize)).collect();
-        let texts = texts.ok_or_else(|| PyValueError::new_err("offsets: not ascending, or beyond the values"))?;
+        let texts = texts.ok_or_else(|| {
+            PyValueError::new_err("offsets must be ascending and must not exceed the length of values")
+        })?;
         let found = py.detach(|| self.encode_in_threads(&texts, &before, &after, threads));
         let tokens = packed(py, found.iter().flat_map(|part| &part.tokens))?;
         let lengths = packed(py, found.iter().flat_map(|part| &part.lengths))?;

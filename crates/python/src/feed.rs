@@ -58,7 +58,11 @@ impl PyFeed {
             let steps = Steps { samples, cursor: 0, global_batch, rank, world, tail: tail.parse()? };
             let caches = caches.unwrap_or_else(|| vec![None; course.sources.len()]);
             if caches.len() != course.sources.len() {
-                return Err(Error::bug(format!("{} datasets have {} caches", course.sources.len(), caches.len())));
+                return Err(Error::bug(format!(
+                    "{} caches were given for {} datasets",
+                    caches.len(),
+                    course.sources.len()
+                )));
             }
             let node =
                 node.map_or(0..world, |(first, end)| first.min(world - 1)..end.clamp(first + 1, world.max(first + 1)));

@@ -151,7 +151,7 @@ fn resolved(
         let object = ObjectRef::current(found.prefix.join(key.as_bytes()));
         let size = found.store.head(&object.key, Deadline::within(LISTING)).await?.size;
         if size > MAX_METADATA {
-            let problem = format!("has {size} bytes, too many for the index of a dataset");
+            let problem = format!("has {size} bytes, which is too large for the index of a dataset");
             return Err(Error::corrupt(found.prefix.to_string(), problem));
         }
         Ok(read_whole(&*found.store, &object, None, Deadline::within(LISTING)).await?.1)
@@ -223,7 +223,10 @@ impl PySource {
                 let (of, asked) = (of.without_revision(), url.without_revision().to_string());
                 let is_within = asked.starts_with(&of.as_folder().to_string());
                 if of.as_folder() != folder.without_revision().as_folder() && !is_within {
-                    return Err(Error::config("manifest", format!("lists {}, not {url}", listed.url)));
+                    return Err(Error::config(
+                        "manifest",
+                        format!("it is the manifest of {}, not of {url}", listed.url),
+                    ));
                 }
                 Ok((listed.narrowed(&folder)?, written_fields(&json)))
             })?,
@@ -457,7 +460,7 @@ impl PySource {
     fn counted(&self, py: Python<'_>, records: Vec<u64>, rung: &str) -> PyResult<PyCounted> {
         enter(py, || {
             let rung = CountSource::ALL.into_iter().find(|known| known.name() == rung);
-            let rung = rung.ok_or_else(|| Error::bug("counts from an unknown source"))?;
+            let rung = rung.ok_or_else(|| Error::bug("the source of the record counts is unknown"))?;
             let fingerprint = self.ordered().fingerprint(&records);
             Ok(PyCounted::new(Counted { counts: Counts::of(&records), rung, fingerprint, index: None }))
         })

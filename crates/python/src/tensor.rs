@@ -76,7 +76,7 @@ impl PyTensor {
     /// Python calls this method with a `view` to fill.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         if view.is_null() {
-            return Err(PyBufferError::new_err("no view to fill"));
+            return Err(PyBufferError::new_err("Python passed no view to fill"));
         }
         let tensor = &slf.get().0;
         let size = tensor.dtype.size() as isize;
@@ -162,7 +162,9 @@ impl PyRagged {
     /// The rows of a text field as `str`. For lists of texts, returns all texts of all lists, concatenated.
     fn texts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         // The GIL is held, so that no Python thread writes to the values meanwhile.
-        let texts = self.strings().ok_or_else(|| raise(py, Error::bug("a column is not text, or was overwritten")))?;
+        let texts = self
+            .strings()
+            .ok_or_else(|| raise(py, Error::bug("a column is not text, or its memory was overwritten")))?;
         PyList::new(py, texts)
     }
 }

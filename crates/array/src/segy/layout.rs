@@ -145,7 +145,9 @@ impl Layout {
         let fields = Fields { binary, order: order_of(headers, overrides, place)? };
         let code = overrides.format.unwrap_or(fields.u16(24));
         let Some(format) = SampleFormat::of_code(code) else {
-            return corrupt(format!("has sample format {code}, which is not one of 1–3, 5–12, 15 and 16"));
+            return corrupt(format!(
+                "has sample format {code}, which is not supported (supported: 1–3, 5–12, 15 and 16)"
+            ));
         };
         let is_second = fields.revision().0 == 2;
         let samples = match (overrides.samples, is_second.then(|| fields.u32(68)).filter(|&samples| samples > 0)) {
@@ -177,7 +179,7 @@ impl Layout {
             (Some(count), _) | (None, Ok(count)) => count,
             (None, Err(_)) => {
                 return corrupt(format!(
-                    "states {stated} extended text headers, but no header ends with ((SEG: EndText))"
+                    "states a variable number of extended text headers ({stated}), but no header contains ((SEG: EndText))"
                 ));
             }
         };
@@ -257,7 +259,7 @@ fn order_of(headers: &[u8], overrides: &Overrides, place: &str) -> Result<ByteOr
         ORDER => return Ok(ByteOrder::Big),
         _ if constant == ORDER.swap_bytes() => return Ok(ByteOrder::Little),
         _ if constant == ORDER.rotate_left(16).swap_bytes() || constant == ORDER.swap_bytes().rotate_left(16) => {
-            let what = format!("the pairwise swapped byte order of {place}");
+            let what = format!("the byte order of {place} (bytes swapped in pairs)");
             return Err(Error::Unsupported { what, by: "the SEG-Y reader".to_owned() });
         }
         _ => {}

@@ -128,7 +128,7 @@ impl SegyReader {
         if let Some(trace) = traces.iter().find(|&&trace| trace >= layout.traces) {
             return Err(Error::config(
                 "trace",
-                format!("{trace} is not within the {} traces of the file", layout.traces),
+                format!("{trace} does not exist (the file has {} traces, numbered from 0)", layout.traces),
             ));
         }
         let format = layout.sample_format()?;

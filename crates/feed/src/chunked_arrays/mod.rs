@@ -146,7 +146,7 @@ impl Blocks {
             if axes == 0 || column.chunk_shape.len() != axes || column.chunk_shape.contains(&0) {
                 let (name, shape, chunks) = (&column.name, &spec.shape, &column.chunk_shape);
                 let problem = match axes {
-                    0 => format!("`{name}` is a single value, not an array; name arrays of at least one dimension"),
+                    0 => format!("`{name}` is a single value, not an array; select arrays with at least one dimension"),
                     _ => format!("`{name}` of shape {shape:?} in chunks of {chunks:?} has no rows to use as samples"),
                 };
                 return Err(Error::config("format", format!("{place}: {problem}")));
@@ -174,7 +174,7 @@ impl Blocks {
             );
             return Err(Error::config(
                 "format",
-                format!("{place}: {problem}; name arrays with equal row counts (penstock.formats)"),
+                format!("{place}: {problem}; select arrays with equal row counts (see penstock.formats)"),
             ));
         }
         if let Some(before) = self.layouts.first() {
@@ -185,7 +185,7 @@ impl Blocks {
             if facts(&before.columns) != facts(&columns) {
                 return Err(Error::config(
                     "format",
-                    format!("{place}: its arrays differ from those of the first object"),
+                    format!("{place}: the names, types or shapes of the arrays differ from those of the first object"),
                 ));
             }
         }
@@ -266,7 +266,7 @@ impl Blocks {
             Extent::Rows(rows) => format!("{} rows {} to {}", block.place, rows.start, rows.end - 1),
             Extent::Patches { numbers, .. } => {
                 let (shape, start) = self.patch_box(numbers);
-                format!("{} patches in the box of {shape:?} at {start:?}", block.place)
+                format!("{} patches in the box of shape {shape:?} that starts at {start:?}", block.place)
             }
         }
     }
@@ -382,7 +382,7 @@ impl Blocks {
                 let len = lies.range.len as usize;
                 let place = || format!("{} chunk {:?} of `{}`", name(lies.object), piece.at, of.name);
                 let Some(bytes) = stored.get(at..at + len) else {
-                    return Err(Error::bug(format!("{}: some of its bytes are missing", place())));
+                    return Err(Error::bug(format!("the block's stored bytes end inside {}", place())));
                 };
                 at += len;
                 of.decode(piece, lies, bytes, range, into, &mut chunk, &place())?;

@@ -206,7 +206,7 @@ impl PatchSpec {
             let (have, want) = (self.shape.len(), shape.len());
             return Err(refused(format!(
                 "{place}: `{name}` has shape {shape:?}, so the patch shape and stride must have {want} numbers (got {have} and {}); \
-                 for 2-D patches, use 1 for the axis that they are perpendicular to",
+                 for 2-D patches, use 1 for the axis perpendicular to the patches",
                 self.stride.len()
             )));
         }
@@ -217,7 +217,9 @@ impl PatchSpec {
             }
             if patch > len && (!self.pads || len == 0) {
                 let patch = &self.shape;
-                return Err(refused(format!("{place}: a patch of {patch:?} is larger than `{name}` ({shape:?})")));
+                return Err(refused(format!(
+                    "{place}: a patch of shape {patch:?} is larger than array `{name}` of shape {shape:?}"
+                )));
             }
             let count = match len.checked_sub(patch) {
                 None => 1,
@@ -284,7 +286,8 @@ impl Blocks {
         if let Some(other) = columns.iter().find(|column| column.spec.shape != shape) {
             let (name, have) = (&other.name, &other.spec.shape);
             let problem = format!(
-                "{place}: `{name}` has shape {have:?}, but `{}` has {shape:?}; name arrays of one shape with format=",
+                "{place}: array `{name}` has shape {have:?}, but array `{}` has shape {shape:?}; select arrays of equal shape \
+                 with format=",
                 first.name
             );
             return Err(refused(problem));
@@ -293,7 +296,10 @@ impl Blocks {
         let mut patch_bytes = Vec::with_capacity(columns.len());
         for column in &columns {
             if column.chunk_shape.len() != shape.len() || column.chunk_shape.contains(&0) {
-                let problem = format!("{place}: `{}` in chunks of {:?}", column.name, column.chunk_shape);
+                let problem = format!(
+                    "{place}: the chunk shape {:?} of array `{}` is not valid",
+                    column.chunk_shape, column.name
+                );
                 return Err(Error::config("format", problem));
             }
             if [ORIGIN, FILE].contains(&column.name.as_str()) {
@@ -307,7 +313,7 @@ impl Blocks {
                 columns.iter().map(|column| (column.name.clone(), column.spec.dtype)).collect()
             };
             if facts(&before.columns) != facts(&columns) {
-                let problem = format!("{place}: the types of its arrays differ from those of the first file");
+                let problem = format!("{place}: the names or types of the arrays differ from those of the first file");
                 return Err(Error::config("format", problem));
             }
         }
@@ -463,7 +469,7 @@ impl Blocks {
                 let place = || format!("{} chunk {:?} of `{}`", name(lies.object), piece.at, of.name);
                 let len = lies.range.len as usize;
                 let Some(bytes) = stored.get(at..at + len) else {
-                    return Err(Error::bug(format!("{}: some of its bytes are missing", place())));
+                    return Err(Error::bug(format!("the block's stored bytes end inside {}", place())));
                 };
                 at += len;
                 let steps = lies.steps.as_deref().unwrap_or(&of.steps);

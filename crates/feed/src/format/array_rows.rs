@@ -33,7 +33,7 @@ impl Rows {
 
 impl Framing for Rows {
     fn spans(&self, _content: &[u8], place: &str, _spans: &mut Vec<Span>) -> Result<()> {
-        Err(Error::bug(format!("{place}: the positions of its records depend on the block")))
+        Err(Error::bug(format!("the record positions of {place} cannot be computed without its block")))
     }
 
     fn count_of_object(&self, object: u64) -> Option<u64> {
@@ -49,7 +49,7 @@ impl Framing for Rows {
             return each(&Cut { parts: &self.parts, bytes, box_shape, start, origin, file });
         }
         if bytes.len() != self.blocks.row_bytes() {
-            return Err(Error::bug(format!("{}: a row of {} bytes", id.place, bytes.len())));
+            return Err(Error::bug(format!("{} has a row of unexpected size ({} bytes)", id.place, bytes.len())));
         }
         each(&Row { parts: &self.parts, bytes })
     }

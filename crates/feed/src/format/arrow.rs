@@ -35,7 +35,7 @@ pub(super) fn check_listing(manifest: &Manifest) -> Result<()> {
         }
     }
     let (url, splits) = (&manifest.url, splits.join(", "));
-    Err(Error::config("dataset", format!("{url} contains several splits ({splits}); open one of their folders")))
+    Err(Error::config("dataset", format!("{url} contains several splits ({splits}); open the folder of one split")))
 }
 
 #[derive(Debug)]

@@ -40,7 +40,12 @@ impl Csv {
         let delimiter = match delimiter.map(str::as_bytes) {
             None => by_name,
             Some(&[byte]) if byte.is_ascii() && !matches!(byte, b'"' | b'\n' | b'\r') => byte,
-            Some(_) => return Err(Error::config("format", "delimiter must be one ASCII character other than a quote")),
+            Some(_) => {
+                return Err(Error::config(
+                    "format",
+                    "the delimiter must be one ASCII character, but not a quote or a line break",
+                ));
+            }
         };
         if !has_header && names.is_empty() {
             return Err(Error::config("format", "a CSV without a header needs the names of its columns"));
@@ -66,7 +71,9 @@ impl Csv {
             let name =
                 std::str::from_utf8(cell).map_err(|_| Error::corrupt(place, "has a header that is not UTF-8"))?;
             if names.iter().any(|known| known == name) {
-                let problem = format!("has two columns `{name}`; name them: penstock.formats.csv(columns=[...])");
+                let problem = format!(
+                    "has two columns with the name `{name}`; set other names with penstock.formats.csv(columns=[...])"
+                );
                 return Err(Error::corrupt(place, problem));
             }
             names.push(name.to_owned());

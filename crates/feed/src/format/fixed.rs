@@ -71,7 +71,7 @@ impl Framing for Fixed {
             return Some(Err(Error::corrupt(
                 place,
                 format!(
-                    "has {} bytes, which are not a header of {} bytes and whole records of {} bytes",
+                    "has {} bytes, but needs a header of {} bytes and whole records of {} bytes",
                     with_separators(bytes),
                     with_separators(self.header),
                     with_separators(self.record)
@@ -157,7 +157,7 @@ impl Framing for Tokens {
         if bytes < self.header || !(bytes - self.header).is_multiple_of(size) {
             let (bytes, header) = (with_separators(bytes), with_separators(self.header));
             let problem =
-                format!("has {bytes} bytes, which are not a header of {header} bytes and whole {} values", self.dtype);
+                format!("has {bytes} bytes, but needs a header of {header} bytes and whole {} values", self.dtype);
             return Some(Err(Error::corrupt(place, problem)));
         }
         Some(Ok(fit(bytes, self.header, self.stride * size, self.length * size)))
@@ -230,7 +230,7 @@ mod tests {
         assert_eq!(fixed.count_of_size(4 + 7 * 5, "p").unwrap().unwrap(), 5);
         assert_eq!(fixed.count_of_size(4, "p").unwrap().unwrap(), 0);
         let error = fixed.count_of_size(4 + 7 * 5 + 1, "p").unwrap().unwrap_err().to_string();
-        assert_eq!(error, "p has 40 bytes, which are not a header of 4 bytes and whole records of 7 bytes");
+        assert_eq!(error, "p has 40 bytes, but needs a header of 4 bytes and whole records of 7 bytes");
         assert!(fixed.count_of_size(3, "p").unwrap().is_err());
         assert!(Fixed::new(0, &[]).is_err());
     }

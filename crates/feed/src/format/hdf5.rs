@@ -58,10 +58,7 @@ pub(super) fn blocks(mut blocks: Blocks, datasets: &[String], files: &[File], li
     for file in files {
         let place = format!("{}{}", listing.url, file.key);
         let Some(&object) = numbers.get(file.key.as_bytes()) else {
-            return Err(Error::config(
-                "format",
-                format!("the format describes {place}, but the listing does not contain it"),
-            ));
+            return Err(Error::config("format", format!("it describes {place}, which is missing from the listing")));
         };
         let size = listing.objects[object].size;
         if size != file.size {
@@ -71,7 +68,7 @@ pub(super) fn blocks(mut blocks: Blocks, datasets: &[String], files: &[File], li
             return Err(Error::config(
                 "format",
                 format!(
-                    "{place}: the format describes {} HDF5 datasets, but names {}",
+                    "{place}: the format describes {} HDF5 datasets, but contains {} dataset names",
                     file.arrays.len(),
                     datasets.len()
                 ),

@@ -523,7 +523,7 @@ pub(crate) trait Framing: Send + Sync + fmt::Debug {
 
     /// Computes the positions of the records of an object of `size` bytes from the object's first bytes.
     fn rows_of_head(&self, _head: &[u8], _size: u64, place: &str) -> Result<HeadRows> {
-        Err(Error::bug(format!("the head of {place} contains no count")))
+        Err(Error::bug(format!("the start of {place} does not contain its row count")))
     }
 
     /// Position of a record. `None` if the position does not follow from the record's index.
@@ -579,7 +579,7 @@ pub(crate) trait Framing: Send + Sync + fmt::Debug {
 
     /// Reads the record count of a table of `size` bytes from the table's last bytes.
     fn count_of_end(&self, _end: &[u8], _size: u64, place: &str) -> Result<TrailerCount> {
-        Err(Error::bug(format!("the end of {place} contains no count")))
+        Err(Error::bug(format!("the end of {place} does not contain its row count")))
     }
 
     /// Names of the values in the records of an object. `None` if the names are not known without the object's content.
@@ -636,7 +636,7 @@ pub(crate) fn framing(spec: &FormatSpec, manifest: &Manifest) -> Result<Box<dyn 
         FormatSpec::Images { labels } => Box::new(files::Files::new(files::IMAGE, manifest, labels.as_ref())?),
         FormatSpec::Files {} => Box::new(files::Files::new(files::RECORD, manifest, None)?),
         FormatSpec::Zarr { .. } | FormatSpec::Hdf5 { .. } => {
-            return Err(Error::bug("arrays are framed by their blocks"));
+            return Err(Error::bug("framing was requested for a format of chunked arrays, which uses blocks"));
         }
     })
 }

@@ -37,7 +37,7 @@ fn sized(header: &Header, data: &[u8], place: &str) -> Result<TensorSpec> {
     let want = spec.size_bytes()?;
     if data.len() != want {
         let (want, have) = (with_separators(want as u64), with_separators(data.len() as u64));
-        let problem = format!("has {have} bytes of elements, but its header declares {want}");
+        let problem = format!("has {have} bytes of elements, but its header declares {want} bytes");
         return Err(Error::corrupt(place, problem));
     }
     Ok(spec)
@@ -125,7 +125,7 @@ impl Framing for Npy {
         let want = rows.head + rows.count * rows.row;
         if want != size {
             let (want, have) = (with_separators(want), with_separators(size));
-            return Err(Error::corrupt(place, format!("has {have} bytes, but its header declares {want}")));
+            return Err(Error::corrupt(place, format!("has {have} bytes, but its header declares {want} bytes")));
         }
         Ok(rows)
     }
@@ -140,7 +140,7 @@ impl Framing for Npy {
             let spec = typed(&header, id.place)?;
             let shape = spec.shape.get(1..).unwrap_or_default().to_vec();
             if (TensorSpec { dtype: spec.dtype, shape: shape.clone() }).size_bytes()? != bytes.len() {
-                return Err(Error::corrupt(id.place, "has a header that does not match its row size"));
+                return Err(Error::corrupt(id.place, "has a header that does not match the size of its rows"));
             }
             Array { dtype: spec.dtype, shape, bytes: swapped(&header, bytes) }
         } else {

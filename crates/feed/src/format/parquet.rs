@@ -187,7 +187,9 @@ impl Cells<'_> {
             }
             return Err(Error::mismatch(place.as_str(), format!("column `{}` contains a null", column.name)));
         }
-        let Ok(element) = column.element else { return Err(Error::bug("values of a refused column")) };
+        let Ok(element) = column.element else {
+            return Err(Error::bug("a column without a supported element type was decoded"));
+        };
         let lost =
             || Error::corrupt(place.as_str(), format!("is damaged Parquet: column `{}` is truncated", column.name));
         // For lists, follow the offsets of each level to find the range of the row's values.

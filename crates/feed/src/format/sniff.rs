@@ -124,7 +124,7 @@ impl Source {
             }
             (Some(kind), Codec::None) => kind.to_owned(),
             (Some(kind), codec) => {
-                format!("{kind} compressed by {codec}, in an object without the suffix `{}`,", codec.suffix())
+                format!("{kind} compressed by {codec}, without the suffix `{}` in its name", codec.suffix())
             }
             (None, _) if [".sgy", ".segy"].contains(&suffix.as_str()) => {
                 "SEG-Y (convert it to Zarr: penstock array convert SOURCE.sgy TARGET.zarr)".to_owned()
@@ -141,7 +141,11 @@ fn first_bytes(codec: Codec, head: &[u8], place: &str) -> Vec<u8> {
     let mut content = Vec::new();
     let ended = StreamDecoder::new(codec, u64::MAX, place).push(head, &mut |bytes| {
         content.extend_from_slice(&bytes[..bytes.len().min(magic::HEAD_LEN)]);
-        if content.len() < magic::HEAD_LEN { Ok(()) } else { Err(Error::bug("enough was decompressed")) }
+        if content.len() < magic::HEAD_LEN {
+            Ok(())
+        } else {
+            Err(Error::bug("decompression was stopped after the first bytes"))
+        }
     });
     drop(ended);
     content

@@ -58,7 +58,7 @@ pub(crate) fn metadata(arrays: &[String], listing: &Manifest) -> Result<Vec<(Str
     if arrays.is_empty() {
         if found.len() > MAX_ARRAYS {
             let problem = format!(
-                "{} contains {} arrays; name the ones to read",
+                "{} contains {} arrays; name the arrays to read: penstock.formats.zarr(...)",
                 listing.url,
                 with_separators(found.len() as u64)
             );
@@ -190,7 +190,8 @@ pub(super) fn blocks(
         if let Entry::Vacant(free) = indexes.entry(object) {
             let place = place(listing, &name);
             let stored = metadata.shards.get(&name).and_then(|text| unhex(text));
-            let stored = stored.ok_or_else(|| Error::corrupt(&*place, "has no shard index in the metadata"))?;
+            let stored =
+                stored.ok_or_else(|| Error::corrupt(&*place, "has no valid shard index in the format's metadata"))?;
             free.insert(sharding.parse_index(&stored, listing.objects[object].size, &place)?);
         }
         let within = at.iter().zip(&per).fold(0, |number, (at, per)| number * per + at % per);

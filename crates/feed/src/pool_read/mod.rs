@@ -97,7 +97,10 @@ impl Placements {
             Some(Reader { node, nodes, local, locals })
                 if node >= nodes || local >= locals || nodes.max(locals) > MAX_READERS =>
             {
-                let text = format!("reader {local} of {locals} on node {node} of {nodes} is out of range");
+                let text = format!(
+                    "process {local} of {locals} on node {node} of {nodes} is out of range (numbers start at 0; at most \
+                     {MAX_READERS} nodes and {MAX_READERS} processes per node)"
+                );
                 Err(Error::config("routes", text))
             }
             _ => Ok(routes),

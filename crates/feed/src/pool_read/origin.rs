@@ -113,5 +113,7 @@ async fn inflated(codec: Codec, stored: Bytes, size: u64, place: String) -> Resu
         decompress_into(codec, &stored, &mut out, size, &place)?;
         Ok(Bytes::from(out))
     };
-    tokio::task::spawn_blocking(work).await.map_err(|error| Error::bug(format!("inflating: {error}")))?
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|error| Error::bug(format!("decompressing an object of the origin: {error}")))?
 }

@@ -177,7 +177,9 @@ impl Read {
     async fn asked_of_bucket(&self, ranges: &[ByteRange]) -> Result<Chunks> {
         let (key, bucket) = (&self.object.key, self.shared.bucket.as_ref());
         let (Some(known), Some(bucket)) = (self.known(), bucket) else {
-            return Err(Error::bug("the bucket was asked for an object that the pool has"));
+            return Err(Error::bug(
+                "a read from the origin bucket was started for an object without a known location or without a bucket",
+            ));
         };
         let is_part = ranges != [ByteRange::WHOLE];
         if self.size > self.shared.refetches.at_once()

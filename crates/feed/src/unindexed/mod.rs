@@ -183,7 +183,11 @@ impl Unindexed {
     /// Starts an epoch at `position`.
     pub fn start(self: &Arc<Self>, runtime: &Handle, epoch: u64, position: Position) -> Result<UnindexedRun> {
         if position.object > self.objects() {
-            let problem = format!("object {} is beyond the {} objects of this rank", position.object, self.objects());
+            let problem = format!(
+                "object {} is beyond the end of this rank's share ({} objects)",
+                position.object,
+                self.objects()
+            );
             return Err(Error::config("state", problem));
         }
         UnindexedRun::over(self.clone(), runtime, epoch, position)

@@ -144,7 +144,7 @@ impl<'a> Cutter<'a> {
                     gone = !give(out, cut, content, spans, [*sent, first_byte, arrived]);
                 }
                 // If the receiver was dropped, an error ends the decompression early.
-                if gone { Err(Error::bug("a window without a receiver")) } else { Ok(()) }
+                if gone { Err(Error::bug("the receiver of windows was dropped")) } else { Ok(()) }
             })?;
         }
         let Self { source, inflater, place, out, mut cut, sent, first_byte, .. } = self;
@@ -175,7 +175,7 @@ impl Cut {
             if self.target as u64 >= MAX_WINDOW {
                 let most = with_separators(MAX_WINDOW);
                 let problem =
-                    format!("contains no whole record in {most} bytes from byte {}", with_separators(self.base));
+                    format!("contains no complete record in {most} bytes from byte {} on", with_separators(self.base));
                 return Err(walked.map_or_else(|error| behind(error, self.base), |()| Error::corrupt(place, problem)));
             }
             self.target *= 2;

@@ -210,7 +210,7 @@ fn what_cannot_be_is_refused() {
     assert!(refused(turns(1, 0, 1), OnError::Substitute).contains("use skip or raise"));
     let feed = case.feed(None, turns(1, 0, 1), OnError::Raise).unwrap();
     let beyond = feed.start(case.runtime.handle(), 0, Position { object: 2, record: 0 }).unwrap_err();
-    assert!(beyond.to_string().contains("object 2 is beyond the 1 objects of this rank"));
+    assert!(beyond.to_string().contains("object 2 is beyond the end of this rank's share (1 objects)"));
 }
 
 #[test]

@@ -65,12 +65,12 @@ impl Nested<'_> {
         };
         match self.ends[0].len() {
             have if have == rows => self.check_shape(inner),
-            have => Err(format!("it has {} lists instead of {rows}", with_separators(have as u64))),
+            have => Err(format!("the value has {} lists instead of {rows}", with_separators(have as u64))),
         }
     }
 
     fn wrong_depth(&self, shape: &[usize]) -> String {
-        format!("it has {} levels of lists, but the shape has {} dimensions", self.depth(), shape.len())
+        format!("the value has {} levels of lists, but the shape has {} dimensions", self.depth(), shape.len())
     }
 }
 
@@ -186,7 +186,10 @@ impl<'a> Value<'a> {
                     Some(Feature::Bytes(values)) if values.len() == 1 => Ok(values[0]),
                     _ => Err(self.unlike_why(
                         "byte strings",
-                        &format!("step {at} is not one byte string; use list(raw_list()) for any number per step"),
+                        &format!(
+                            "step {at} is not exactly one byte string; for any number of byte strings per step, use \
+                             list(raw_list())"
+                        ),
                     )),
                 };
                 steps.steps().iter().enumerate().map(string).collect::<Result<_, _>>().map(Cow::Owned)

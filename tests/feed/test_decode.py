@@ -222,11 +222,11 @@ def _draws(batch):
         (decoders.returns_no_array, "fn returned a value that is not an array: `y`: it has gradients"),
         (
             decoders.changes_shape_at_9,
-            r"fn returned `y` as float64 \[[23]\], but before as float64 \[[23]\] \(return a list if lengths differ\)",
+            r"fn returned `y` as float64 \[[23]\], but earlier as float64 \[[23]\] \(return a list if lengths differ\)",
         ),
         (
             decoders.changes_dtype_at_9,
-            r"before as (?:int|float)64 \[\] \(convert it to one dtype\)",
+            r"earlier as (?:int|float)64 \[\] \(convert it to one dtype\)",
         ),
     ],
 )
@@ -296,7 +296,7 @@ def test_decode_that_hangs_in_an_ended_pass_is_one_error_in_the_next(tmp_path):
 def test_decode_worker_keeps_nothing_of_failed_batches(numbers):
     walk, open_files = loader(numbers.decode(decoders.changes_shape_at_9, workers=1), batch_size=40), []
     for _ in range(5):
-        with pytest.raises(MapFailed, match="but before as"):
+        with pytest.raises(MapFailed, match="but earlier as"):
             list(walk)
         (worker,) = walk._worker_pool.workers
         open_files.append(len(list(Path(f"/proc/{worker.process.pid}/fd").iterdir())))

@@ -129,7 +129,7 @@ def test_map_kept_batches_stay_and_slots_are_used_again(made):
     ("function", "output"),
     [
         (mapped.raises_at_7, "KeyError: 'seven'"),
-        (mapped.changes_shape_at_7, r"fn returned `y` as float64 \[[37]\], but before as float64 \[[37]\]"),
+        (mapped.changes_shape_at_7, r"fn returned `y` as float64 \[[37]\], but earlier as float64 \[[37]\]"),
         (mapped.no_dict, "fn returned ndarray, not a dict"),
         (mapped.no_array, "fn returned a value that is not an array: `y` is a object"),
     ],

@@ -161,5 +161,5 @@ def test_what_a_rank_is_told_survives_and_else_is_refused(pool, monkeypatch):
         with pytest.raises(ConfigError, match="not a value that `penstock run` sets"):
             from_env({VARIABLE: text})
     monkeypatch.delenv(NODE)
-    with pytest.raises(ConfigError, match="cannot determine which of its 2 nodes this is"):
+    with pytest.raises(ConfigError, match="0 of its 2 nodes have an address of this machine"):
         penstock.open(pool / "pool/data", format=_FORM)

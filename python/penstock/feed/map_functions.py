@@ -334,7 +334,7 @@ def _array(row: int, name: str, value: Any) -> Any:
 def difference(name: str, have: str, want: str, *, is_dtype: bool) -> str:
     """Return the message that a value differs from earlier values. `is_dtype` means that only the dtype differs."""
     advice = "convert it to one dtype" if is_dtype else "return a list if lengths differ"
-    return f"fn returned `{name}` as {have}, but before as {want} ({advice})"
+    return f"fn returned `{name}` as {have}, but earlier as {want} ({advice})"
 
 
 def _put(results: Results, row: int, at: int, made: dict[str, Any]) -> None:

@@ -132,7 +132,7 @@ def _difference(piece: dict[str, Any], first: dict[str, Any]) -> str | None:
     joined.
     """
     if piece.keys() != first.keys():
-        return f"fn returned {', '.join(piece)}, but before {', '.join(first)}"
+        return f"fn returned the fields {', '.join(piece)}, but earlier the fields {', '.join(first)}"
     for name, column in piece.items():
         have, want = (_kind(each) for each in (column, first[name]))
         if have != want:

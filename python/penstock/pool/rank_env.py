@@ -57,9 +57,10 @@ class PoolContext(msgspec.Struct, frozen=True):
         mine = [node.name for node in self.pool.nodes if _is_local_address(node.address)]
         if len(mine) != 1:
             raise ConfigError(
-                f"pool {self.pool.name}: cannot determine which of its {len(self.pool.nodes)} nodes this is",
+                f"pool {self.pool.name}: {len(mine)} of its {len(self.pool.nodes)} nodes have an address of this "
+                "machine (exactly 1 is required)",
                 where=NODE,
-                hint=f"set {NODE} to its name",
+                hint=f"set {NODE} to the name of this node",
             )
         return mine[0]
 

@@ -191,7 +191,7 @@ def test_missing_mpi4py_names_the_package(tmp_path):
         (["--min-size", "8", "--max-size", "4"], "exceeds the largest"),
         (["--pair", "0,5"], "must be two different ranks"),
         (["all_reduce_perf"], "a test of convention nccl"),
-        (["--chart", "x.svg"], "which is not set"),
+        (["--chart", "x.svg"], "requires --pairs"),
         (["--pairs", "--chart", "x.pdf"], "must end in .svg or .png"),
         (["--osu-dir", "/tmp"], "cannot be compared with backend gloo"),
     ],

@@ -289,8 +289,9 @@ def test_top1_and_top5_count_the_best_classes():
     assert (metrics["top1"], metrics["top5"]) == (0.25, 0.5)
 
 
-def test_amp_computes_in_bfloat16_and_keeps_weights_in_float32():
-    exact, half = prepared(), prepared(amp=True)
+@pytest.mark.parametrize("make", [resnet18, trivial])
+def test_amp_computes_in_bfloat16_and_keeps_weights_in_float32(make):
+    exact, half = prepared(make), prepared(make, amp=True)
     data = batch(4)
     losses = [made.step(data).loss for made in (exact, half)]
     assert losses[1] == pytest.approx(losses[0], rel=0.05)

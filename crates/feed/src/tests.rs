@@ -393,7 +393,7 @@ fn an_object_beside_its_inflated_copy_is_refused_with_both_names() {
     let manifest = world.list().unwrap();
     let error = Source::new(world.store.clone(), world.prefix.into(), manifest, Arc::default()).unwrap_err();
     let text = error.to_string();
-    assert!(error.code() == "config" && text.contains("`o000.tfrecord` and `o000.tfrecord.gz`"), "{text}");
+    assert!(error.code() == "config" && text.contains("`o000.tfrecord` and as `o000.tfrecord.gz`"), "{text}");
 }
 
 /// Waits until another thread makes the condition `is_so` true.

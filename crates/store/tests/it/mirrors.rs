@@ -138,5 +138,5 @@ async fn damage_found_by_the_reader_excludes_the_mirror() {
     }
     let report = mirrors.report();
     assert!(report[0].left_out.is_none(), "the first is the dataset: {report:?}");
-    assert!(report[1].left_out.as_deref().is_some_and(|why| why.contains("differ")), "{report:?}");
+    assert!(report[1].left_out.as_deref().is_some_and(|why| why.contains("is wrong")), "{report:?}");
 }

@@ -40,7 +40,7 @@ from penstock.launchers.netns_hosts import Hosts
 from penstock.ownership import NotOwned, end_child, signal_child, start_time, unmount_device
 from penstock.pool import lifecycle
 from penstock.protocols import PoolSpec
-from penstock.stage.progress_files import SharedProgress
+from penstock.stage.node_progress import SharedProgress
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -54,7 +54,7 @@ def test_open_with_a_manifest_that_cannot_be_read_is_one_of_our_errors(made, tmp
 def test_open_of_objects_beside_their_inflated_copies_is_refused(tmp_path):
     folder = write(tmp_path / "both", [1, 1])
     write(folder, [1, 1], codec="none")
-    with pytest.raises(ConfigError, match=r"`part-0000.tfrecord` and `part-0000.tfrecord.gz`"):
+    with pytest.raises(ConfigError, match=r"`part-0000.tfrecord` and as `part-0000.tfrecord.gz`"):
         penstock.open(folder)
     assert order(f"{folder}/*.gz") == order(f"{folder}/*.tfrecord")
 

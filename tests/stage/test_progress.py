@@ -12,7 +12,7 @@ from stage_kit import facts, launch, program
 
 from penstock.cli.progress import bar, line
 from penstock.ranks import Rank
-from penstock.stage.progress_files import COUNTERS, SharedProgress, folder_for, summed
+from penstock.stage.node_progress import COUNTERS, SharedProgress, folder_for, summed
 
 
 def _now(**more):

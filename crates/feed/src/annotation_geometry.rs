@@ -12,8 +12,8 @@ use penstock_types::{DType, Error, Result, TensorSpec};
 
 use super::annotation_kind::{Annotation, Follows};
 use super::field::{Field, Kind};
+use super::field_lookup::{in_record, named};
 use super::format::{Record, RecordId};
-use super::record_values::{in_record, named};
 use super::value::{Array, Value, convert};
 
 /// The record whose annotations are read.

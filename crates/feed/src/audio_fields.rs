@@ -8,8 +8,8 @@ use penstock_types::{DType, Error, Result};
 
 use super::annotation_kind::AudioFact;
 use super::field::Field;
+use super::field_lookup::in_record;
 use super::format::RecordId;
-use super::record_values::in_record;
 use super::value::{Array, Value};
 
 /// Properties of a decoded recording.

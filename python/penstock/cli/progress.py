@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from penstock._native import StageJob
-    from penstock.stage.progress_files import SharedProgress
+    from penstock.stage.node_progress import SharedProgress
 
 __all__ = ["STYLES", "Follow", "Log", "line", "options"]
 
@@ -187,7 +187,7 @@ class Follow:
             time.sleep(_INTERVAL_S)
 
     def _show(self, mine: dict[str, int]) -> None:
-        from penstock.stage.progress_files import summed
+        from penstock.stage.node_progress import summed
 
         if not mine["objects"]:
             return

@@ -229,7 +229,7 @@ def _weights(text: str | None) -> str | None:
 
 def _follow(spec: StageSpec, *, style: str, log: Log, folder: str | None) -> dict[str, Any]:
     from penstock import env, stage
-    from penstock.stage.progress_files import SharedProgress, folder_for
+    from penstock.stage.node_progress import SharedProgress, folder_for
 
     rank = spec.rank
     if rank.local_rank > 0 and not spec.dry_run:

@@ -21,8 +21,8 @@ from penstock.cluster.cluster import Cluster
 from penstock.cluster.exits import describe, raise_for_failures
 from penstock.errors import Busy, ConfigError, NotFound, PenstockError, PreconditionFailed
 from penstock.job import staged_folder
-from penstock.job.node_loss import evict_lost_objects, unreachable_nodes
-from penstock.job.provision import provision
+from penstock.job.lost_nodes import evict_lost_objects, unreachable_nodes
+from penstock.job.provision_script import provision
 from penstock.job.spec import staged_leftover
 from penstock.job.step_commands import StepCommands
 from penstock.pool import lifecycle

@@ -23,7 +23,7 @@ from penstock.errors import ConfigError, Deadline, PenstockError, RankFailed, fr
 from penstock.local_paths import is_local, local_path
 from penstock.ranks import Rank
 from penstock.stage import run_stage
-from penstock.stage.progress_files import summed
+from penstock.stage.node_progress import summed
 from penstock.stage.rank_channel import RankChannel, find
 from penstock.stage.run_stage import raise_for_failures
 from penstock.stage.spec import ALIASES, RENAMED, StageSpec

@@ -2,7 +2,7 @@
 //! Tests that a pool read uses the right source, over stores in memory and files on disk.
 
 mod breaking;
-mod contract;
+mod store_suite;
 
 use std::io::Write;
 use std::path::Path;

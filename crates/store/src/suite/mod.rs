@@ -5,6 +5,7 @@
 //! with a description of the difference. Each check uses its own key prefix, and deletes its objects at the end.
 
 mod keys;
+mod lists;
 mod reads;
 mod uploads;
 mod writes;
@@ -61,10 +62,10 @@ checks! {
     uploads::upload_aborted_leaves_nothing,
     uploads::upload_over_a_new_object_is_refused,
     uploads::writer_object_appears_whole_at_its_end,
-    keys::list_is_in_byte_order_under_its_prefix,
-    keys::list_after_a_key_goes_on_behind_it,
-    keys::list_of_more_than_a_page_is_complete,
-    keys::list_of_nothing_is_empty,
+    lists::list_is_in_byte_order_under_its_prefix,
+    lists::list_after_a_key_goes_on_behind_it,
+    lists::list_of_more_than_a_page_is_complete,
+    lists::list_of_nothing_is_empty,
     keys::odd_keys_come_back_as_they_were,
     keys::hostile_keys_are_held_or_refused,
     keys::key_beside_its_own_folder_is_held_or_refused,

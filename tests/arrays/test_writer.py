@@ -15,7 +15,7 @@ import zarr
 
 import penstock.arrays
 from penstock.arrays.writer import create_array, open_writer
-from penstock.errors import ConfigError, Mismatch, NotFound
+from penstock.errors import ConfigError, Corrupt, Mismatch, NotFound
 from tests.arrays.segy_files import noise
 
 
@@ -75,3 +75,9 @@ def test_values_that_the_array_cannot_hold_are_refused(tmp_path):
         create_array(tmp_path / "a", (8,), "i2")
     with pytest.raises(NotFound):
         open_writer(tmp_path / "none")
+
+
+def test_writer_of_metadata_without_a_key_names_the_key(tmp_path):
+    (tmp_path / "zarr.json").write_text('{"zarr_format": 3, "node_type": "array"}')
+    with pytest.raises(Corrupt, match="zarr.json: the key 'shape' is missing"):
+        open_writer(tmp_path)

@@ -83,7 +83,7 @@ def test_run_keeps_the_newest_checkpoints(tmp_path):
 
 def test_run_without_resume_does_not_mix_two_trainings(tmp_path):
     run(spec(tmp_path, steps=2))
-    with pytest.raises(ConfigError, match="checkpoints of another training, up to step 2") as caught:
+    with pytest.raises(ConfigError, match="checkpoints of another training run, up to step 2") as caught:
         run(spec(tmp_path, steps=4))
     assert "--resume" in (caught.value.hint or "")
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Boxes of an array, and the copy of the intersection of a chunk and a box.
+//! Boxes of an array, and copying the part of a chunk that lies inside a box.
 
 use std::ops::Range;
 

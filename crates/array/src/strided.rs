@@ -20,8 +20,8 @@ unsafe impl Send for StridedBytes<'_> {}
 unsafe impl Sync for StridedBytes<'_> {}
 
 impl<'a> StridedBytes<'a> {
-    /// Creates a box whose element at `index` is at `start + index · strides`. Errs with `Bug` if the last axis is not
-    /// contiguous.
+    /// Creates a box whose element at `index` is at `start + index · strides`. Returns a `Bug` error if the
+    /// last axis is not contiguous.
     ///
     /// # Safety
     /// All elements must be readable for `'a`, and no thread may write them during that time.

@@ -70,7 +70,7 @@ impl DatasetView {
         Ok(Self { counts, order: Order::new(chosen, shuffle), chosen: Chosen::Subset(Arc::new(subset)) })
     }
 
-    /// Creates a view whose epochs are the passes of weighted draws. See [`WeightedDraws`].
+    /// Creates a view of weighted draws. One epoch of the view is one pass of the draws. See [`WeightedDraws`].
     pub fn weighted(counts: Counts, draws: WeightedDraws, shuffle: Shuffle) -> Result<Self> {
         // Each epoch has its own order, with the number of draws from each object. The order created here only holds
         // the shuffle and the maximum number of draws.

@@ -316,11 +316,7 @@ impl SamplerCursor {
     /// Creates a cursor over a sampler with these datasets (leaves).
     pub fn new(course: Arc<Sampler>, leaves: Arc<[DatasetView]>) -> Result<Self> {
         if course.leaves != leaves.len() {
-            return Err(Error::bug(format!(
-                "a sampler of {} datasets received {} datasets",
-                course.leaves,
-                leaves.len()
-            )));
+            return Err(Error::bug(format!("the sampler requires {} datasets (got {})", course.leaves, leaves.len())));
         }
         Ok(Self { states: leaves.iter().map(|_| None).collect(), course, leaves })
     }

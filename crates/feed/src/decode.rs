@@ -152,7 +152,8 @@ fn decode_table(
         let want = &wants[sorted[at]];
         let id = RecordId { place, object: object.number, record: want.record, offset: 0, memory: object.memory };
         let written = record.and_then(|record| {
-            let rows = rows(want.batch).ok_or_else(|| Error::bug(format!("batch {} has no rows", want.batch)))?;
+            let rows = rows(want.batch)
+                .ok_or_else(|| Error::bug(format!("batch {} has no output rows to write to", want.batch)))?;
             let record = Partitioned { record, values: &partitions };
             fill(&record, None, &id, want.row, (object.key)(want), fields, rows)
         });
@@ -222,7 +223,8 @@ impl Cut<'_> {
         sorted.sort_unstable_by_key(|&at| wants[at].record);
         let read = |at: usize| {
             let want = &wants[at];
-            let rows = rows(want.batch).ok_or_else(|| Error::bug(format!("batch {} has no rows", want.batch)))?;
+            let rows = rows(want.batch)
+                .ok_or_else(|| Error::bug(format!("batch {} has no output rows to write to", want.batch)))?;
             self.read(object, head, want, fields, rows)
         };
         sorted.into_iter().filter_map(|at| read(at).err().map(|error| (at, error))).collect()

@@ -141,7 +141,7 @@ impl<'a> Value<'a> {
             Self::Null | Self::NullAs(_) => true,
             Self::Feature(feature) => feature.is_empty(),
             Self::Steps(steps) => steps.is_empty(),
-            // An empty CSV cell is missing. An empty JSON array is a value.
+            // An empty CSV cell counts as a missing value. An empty JSON array is a value.
             Self::Empty(text) => text.is_empty(),
             _ => false,
         }

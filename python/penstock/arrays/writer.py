@@ -169,5 +169,7 @@ def open_writer(url: str | os.PathLike[str], timeout_s: float = 600.0) -> ArrayW
         raise NotFound(f"{location.url} contains no zarr.json", where=location.url)
     try:
         return ArrayWriter(location, json.loads(found))
-    except (ValueError, KeyError, TypeError) as error:
+    except KeyError as error:
+        raise Corrupt(f"{location.url}/zarr.json: the key {error} is missing", where=location.url) from None
+    except (ValueError, TypeError) as error:
         raise Corrupt(f"{location.url}/zarr.json: {error}", where=location.url) from None

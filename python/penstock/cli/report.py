@@ -79,7 +79,7 @@ def command(
     if (path / "comparison.json").is_file():
         if pictures or csv_file or as_json:
             raise ConfigError(
-                f"{path}: a comparison of paths supports only an HTML page; its data is in comparison.json"
+                f"{path}: a comparison of paths can be written only as an HTML page; its data is in comparison.json"
             )
         _of_comparison(path, output or path / "report.html")
         return
@@ -177,7 +177,7 @@ def _of_study(folder: Path, page: Path | None, pictures: Path | None, csv_file: 
     from penstock.study.result import read_result
 
     if pictures or csv_file or as_json:
-        raise ConfigError(f"{folder}: a study supports only an HTML page; its data is in results.json")
+        raise ConfigError(f"{folder}: a study can be written only as an HTML page; its data is in results.json")
     page = page or folder / "report.html"
     write_whole(study_page(read_result(folder)), page)
     click.echo(str(page))
@@ -206,7 +206,7 @@ def _of_scaling(
     from penstock.report.scaling_page import scaling_charts, scaling_page
 
     if csv_file or as_json:
-        raise ConfigError(f"{folder}: a scaling sweep supports only an HTML page; its data is in scaling.json")
+        raise ConfigError(f"{folder}: a scaling sweep can be written only as an HTML page; its data is in scaling.json")
     found = load(folder)
     write_whole(scaling_page(found), page)
     click.echo(str(page))

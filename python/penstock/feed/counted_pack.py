@@ -151,7 +151,7 @@ class CountedPacking:
         self._plan: tuple[tuple[int, int], _RankPlan] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # Another process reads the counts from the cache.
+        # Do not pickle the counts: the process that unpickles this object reads them from the cache.
         return {**self.__dict__, "_known": None, "_layout": None, "_plan": None}
 
     def _counted(self) -> tuple[list[Ints], str]:

@@ -467,7 +467,7 @@ def text(*, errors: str = "strict", default: str | None = None, mask: str | None
     if errors not in ("strict", "replace", "ignore"):
         raise ConfigError(f"errors: `{errors}` is not one of strict, replace, ignore", where="fields")
     if default is not None and not (isinstance(default, str) and default.encode(errors="ignore").decode() == default):
-        raise ConfigError(f"default: must be a str that UTF-8 can represent (got {default!r})", where="fields")
+        raise ConfigError(f"default: must be a str that can be encoded as UTF-8 (got {default!r})", where="fields")
     return TextSpec(errors, default="" if mask is not None and default is None else default, presence=mask)
 
 

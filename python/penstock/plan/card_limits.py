@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds limits in the phases of a probe's card that change with time or load: burst credits, a slow ramp, refusals.
+"""Finds limits that change with time or load (burst credits, a slow ramp, refusals) in the phases of a probe's card.
 
 The card's own limits are constant rates. If a store was faster early in the probe, it had burst credits. If its rate
 rose at an unchanged concurrency, it was still ramping up. If it refused requests before its byte rate stopped rising,

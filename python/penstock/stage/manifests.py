@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Manifests: `index` lists a dataset into one, and `diff` compares two datasets by their metadata."""
+"""Manifests: `index` lists a dataset and writes the listing as a manifest. `diff` compares two datasets by metadata."""
 
 from __future__ import annotations
 

@@ -80,8 +80,8 @@ def check_unused(folder: CheckpointFolder) -> None:
     """
     if (found := folder.latest()) is not None:
         raise ConfigError(
-            f"{folder.url} has checkpoints of another training, up to step {found.step:,}",
-            hint="add --resume to continue that training, or choose an empty folder",
+            f"{folder.url} has checkpoints of another training run, up to step {found.step:,}",
+            hint="add --resume to continue that run, or choose an empty folder",
         )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves checkpoints while the training goes on: copies the state to CPU memory, then writes the copy in a thread.
+"""Saves checkpoints during training: copies the state to CPU memory, then writes the copy in a thread.
 
 At most one copy is in flight. The next save waits until this copy is written; the wait is part of the stall.
 

@@ -238,7 +238,8 @@ impl Layout {
 
     /// The sample format.
     pub fn sample_format(&self) -> Result<SampleFormat> {
-        SampleFormat::of_code(self.format).ok_or_else(|| Error::bug(format!("a layout of format {}", self.format)))
+        SampleFormat::of_code(self.format)
+            .ok_or_else(|| Error::bug(format!("the SEG-Y layout has an unknown sample format code ({})", self.format)))
     }
 
     /// Byte offset of a trace's header.

@@ -111,7 +111,11 @@ fn swap<const N: usize>(stored: &[u8], out: &mut [u8]) {
 pub fn decode(format: SampleFormat, order: ByteOrder, stored: &[u8], out: &mut [u8]) -> Result<()> {
     let samples = stored.len() / format.size();
     if !stored.len().is_multiple_of(format.size()) || out.len() != samples * format.dtype().size() {
-        return Err(Error::bug(format!("{} bytes of {format:?} into {}", stored.len(), out.len())));
+        return Err(Error::bug(format!(
+            "cannot decode {} bytes in SEG-Y format {format:?} into {} bytes",
+            stored.len(),
+            out.len()
+        )));
     }
     let is_big = order == ByteOrder::Big;
     let word = |bytes: &[u8; 4]| if is_big { u32::from_be_bytes(*bytes) } else { u32::from_le_bytes(*bytes) };

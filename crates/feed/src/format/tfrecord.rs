@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! TFRecord format: a record is a frame. The values of a record are the features of its tf.Example. A frame of any
-//! other bytes has no values, and can only be read as a whole.
+//! TFRecord format: a record is a frame. The values of a record are the features of its tf.Example. A frame with
+//! any other content has no values, and can only be read as a whole.
 
 use penstock_codec::Codec;
 use penstock_codec::checksum::crc32c_masked;

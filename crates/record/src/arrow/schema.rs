@@ -51,7 +51,7 @@ pub(super) struct BufferNumber {
     pub views: usize,
 }
 
-/// A level of lists of a column.
+/// One list level of a nested column.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Level {
     pub list: List,

@@ -103,7 +103,7 @@ fn emit<'a, T: Value + 'a, const N: usize, const SIZE: usize>(
     }
 }
 
-/// One row of the sample, as start and step in the stored pixels.
+/// One row of the sample: the index of its first pixel in the stored pixels, and the step to the next pixel.
 struct Row<'a, T, const N: usize> {
     pixels: &'a [[T; N]],
     start: isize,

@@ -256,7 +256,7 @@ pub(crate) fn latest(mut found: Vec<Document>) -> Vec<Document> {
     found
 }
 
-/// Returns the last line of each file (from all sources), and the last stage of each source and share.
+/// Returns the last journal line about each file (over all sources), and the last stage of each source and share.
 fn journal_lines(dest_dir: &DestDir) -> Result<(HashMap<Key, Record>, Vec<LastStage>)> {
     let Some(folder) = dest_dir.folder(FOLDER.as_bytes())? else { return Ok(Default::default()) };
     let mut stages = Vec::new();

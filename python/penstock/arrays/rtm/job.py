@@ -102,7 +102,7 @@ class Job:
         if self.method not in _METHODS:
             raise ConfigError(
                 f"method: {self.method!r} is not one of {', '.join(_METHODS)}",
-                hint="to keep snapshots on disk, use method snapshots and pass snapshots_dir to the worker",
+                hint='set method="snapshots" and pass snapshots_dir to the worker to keep snapshots on disk',
                 where="method",
             )
         if self.aperture_km is not None and not 0 < self.aperture_km < float("inf"):

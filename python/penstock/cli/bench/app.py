@@ -213,7 +213,7 @@ def _spec(argv: tuple[str, ...], given: dict[str, Any], folder: Path) -> tuple[S
         if refused:
             flags = {parameter.name: parameter.opts[0] for parameter in context.command.params}
             raise click.UsageError(
-                f"{flags[min(refused)]} cannot be combined with --sweep; write a [[variant]] in the file"
+                f"{flags[min(refused)]} cannot be combined with --sweep; describe it in a [[variant]] of the sweep file"
             )
         spec = load_spec(given["sweep"])
         chosen["figure"] = _figure(chosen.get("figure", spec.figure), given, changed)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flags of status, down and audit. Finds a pool by its name in this machine's records, or builds a record from the
+"""Flags of `pool status`, `pool down` and `pool audit`. Finds a pool by its name in this machine's records, or builds a record from the
 flags.
 """
 

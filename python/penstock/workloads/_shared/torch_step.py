@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ways to execute a training step with torch that several workloads share: determinism, AMP, `torch.compile`, CUDA
-graphs, DDP, sums over ranks, and the error for a batch that does not fit into memory.
+"""Helpers for a training step in torch, shared by several workloads: determinism, AMP, `torch.compile`, CUDA graphs,
+DDP, sums over ranks, and the error for a batch that does not fit into memory.
 """
 
 from __future__ import annotations

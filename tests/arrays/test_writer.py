@@ -79,5 +79,5 @@ def test_values_that_the_array_cannot_hold_are_refused(tmp_path):
 
 def test_writer_of_metadata_without_a_key_names_the_key(tmp_path):
     (tmp_path / "zarr.json").write_text('{"zarr_format": 3, "node_type": "array"}')
-    with pytest.raises(Corrupt, match="zarr.json: the key 'shape' is missing"):
+    with pytest.raises(Corrupt, match=r"zarr\.json: the key 'shape' is missing"):
         open_writer(tmp_path)

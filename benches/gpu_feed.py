@@ -202,7 +202,8 @@ def fed_and_synthetic(name: str, folder: Path, asked: argparse.Namespace) -> dic
         "samples_per_s": rate["fed"] * batch,
         "fed_over_synthetic": rate["fed"] / rate["synthetic"],
         "fed_over_synthetic_by_round": [
-            fed["steps_per_s"] / synthetic["steps_per_s"] for fed, synthetic in zip(*rounds.values(), strict=True)
+            fed["steps_per_s"] / synthetic["steps_per_s"]
+            for fed, synthetic in zip(rounds["fed"], rounds["synthetic"], strict=True)
         ],
         "cpu_ms_per_sample": 1e3 * cpu["fed"] / batch,
         "cpu_ms_per_sample_beyond_synthetic": 1e3 * (cpu["fed"] - cpu["synthetic"]) / batch,

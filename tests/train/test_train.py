@@ -9,15 +9,17 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
 from penstock import stage
 from penstock.bench import results
+from penstock.datasets import cosmoflow
 from penstock.errors import ConfigError, NotFound, PenstockError, RankFailed
 from penstock.feed.checkpoint.folder import list_checkpoints
 from penstock.protocols import Demand, InputField, StepCost
 from penstock.ranks import Rank
 from penstock.train import TrainSpec, run
-from penstock.train.source import DummyFeed, FeedRequest
+from penstock.train.source import DummyFeed, FeedRequest, open_feed
 from penstock.train.workloads import load_workload, workload_names
 
 pytestmark = pytest.mark.needs_torch
@@ -81,6 +83,18 @@ def test_dummy_state_goes_on_where_it_was_taken():
     np.testing.assert_array_equal(np.stack(taken + rest), np.stack(first))
     with pytest.raises(ConfigError):
         DummyFeed(numbered(8)).load_state_dict(broken.state_dict())
+
+
+def test_dummy_batches_are_in_the_device_s_memory():
+    demand = Demand(fields={"n": InputField("int16", (3,))}, arrays="torch", sample_bytes=6)
+    assert {batch["n"].device.type for batch in DummyFeed(numbered(10, demand=demand, device="meta"))} == {"meta"}
+
+
+@pytest.mark.parametrize(("device", "target"), [("cpu", None), ("cuda:0", torch.device("cuda:0"))])
+def test_the_feed_copies_batches_to_a_gpu_itself(tmp_path, device, target):
+    cosmoflow.generate(tmp_path, samples=2, voxels=32, seed=3)
+    demand = Demand(fields={"x": InputField("int16", (32, 32, 32, 4))}, arrays="torch", sample_bytes=32**3 * 8)
+    assert open_feed(numbered(2, url=tmp_path.as_uri(), demand=demand, device=device)).device == target
 
 
 @pytest.mark.parametrize("url", ["dummy://", "dummy://many", "dummy://0"])

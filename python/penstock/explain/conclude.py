@@ -347,7 +347,14 @@ def _evidence(
     gpu = seen.gpu.mean_utilization()
     if gpu is not None:
         found.append(
-            Evidence(quantity="GPU utilisation (experimental)", value=gpu, unit="share", source="NVML", ceiling=1.0)
+            Evidence(
+                quantity="time in which a GPU ran a kernel",
+                value=gpu,
+                unit="share",
+                source="NVML",
+                ceiling=1.0,
+                ceiling_source="a GPU that is never idle",
+            )
         )
     return tuple(found)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Utilisation of NVIDIA GPUs, read from NVML through ctypes. Experimental: it was not tested on a GPU.
+"""Utilisation of NVIDIA GPUs, read from NVML through ctypes. Experimental: it was tested only on an idle GPU.
 
 Function names and structures: nvml.h of CUDA 13.
 """

@@ -103,7 +103,9 @@ def open_feed(request: FeedRequest) -> Feed:
     if request.demand.arrays == "torch":
         from penstock.feed import torch as torch_feed
 
-        return torch_feed.Loader(dataset, **common)
+        # On a GPU, the copies of the next batch then overlap with the step.
+        device = request.device if request.device.startswith("cuda") else None
+        return torch_feed.Loader(dataset, device=device, **common)
     return penstock.Loader(dataset, **common)
 
 
@@ -154,8 +156,8 @@ def _spec(field: InputField, request: FeedRequest) -> Any:
 
 
 class DummyFeed:
-    """Feed of samples in memory, like the `dummy` data of the reference code. A run with this feed measures the
-    computation alone.
+    """Feed of samples in the device's memory, like the `dummy` data of the reference code. A run with this feed measures
+    the computation alone.
 
     `dummy://N` means N samples. Up to four global batches of random values are generated and reused. The values are the
     same for any number of ranks.
@@ -208,7 +210,7 @@ class DummyFeed:
         if self._request.demand.arrays == "torch":
             import torch
 
-            mine = {name: torch.from_numpy(array) for name, array in mine.items()}
+            mine = {name: torch.from_numpy(array).to(self._request.device) for name, array in mine.items()}
         return mine
 
     def __len__(self) -> int:
@@ -227,7 +229,10 @@ class DummyFeed:
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
         if state.get("dummy") != self._samples:
-            raise ConfigError(f"the state does not belong to {self._request.url}")
+            raise ConfigError(
+                f"the checkpoint is that of a run on other data than {self._request.url}",
+                hint="resume with the same data; with --synthetic, also with the same --steps and batch size",
+            )
         self._epoch, self._delivered = int(state["epoch"]), int(state["batches"])
 
     def report(self) -> Mapping[str, Any]:

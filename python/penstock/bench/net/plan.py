@@ -97,13 +97,18 @@ class NetPlan(msgspec.Struct, frozen=True, kw_only=True):
     def names(self) -> dict[str, str]:
         return OSU_NAMES if self.convention == "osu" else NCCL_NAMES
 
+    @property
+    def min_world(self) -> int:
+        """Smallest number of ranks: 1 for the collectives of nccl-tests over NCCL, to test NCCL on a single GPU."""
+        return 1 if (self.convention, self.backend) == ("nccl", "nccl") and not self.matrix else 2
+
     def check(self, world: int) -> None:
         """Check the plan for a number of ranks.
 
         Raises:
             ConfigError: A value is out of range, or the convention does not have an operation.
         """
-        if world < 2:
+        if world < self.min_world:
             raise ConfigError(f"bench net: needs at least 2 ranks (got {world})", hint="set --ranks 2 or more")
         for name in self.operations:
             if name not in self.names:
@@ -140,7 +145,7 @@ class NetPlan(msgspec.Struct, frozen=True, kw_only=True):
         if self.matrix_bytes > MEMORY_CAP_BYTES:
             raise ConfigError(f"--pairs-size: {self.matrix_bytes:,} bytes exceed the limit of {MEMORY_CAP_BYTES:,}")
         a, b = self.pair
-        if a == b or not (0 <= a < world and 0 <= b < world):
+        if world > 1 and (a == b or not (0 <= a < world and 0 <= b < world)):
             raise ConfigError(
                 f"--pair: {a},{b} must be two different ranks from 0 to {world - 1}",
                 where="--pair",

@@ -84,7 +84,9 @@ def open_transport(plan: NetPlan, rank: Rank) -> Transport:
 
 
 def device_of(plan: NetPlan, rank: Rank) -> str:
-    """Device of the rank's buffers: `cpu`, or `cuda:N` with one GPU for each local rank."""
+    """Device of the rank's buffers: `cpu`, or `cuda:N`. With NCCL, each local rank has a GPU of its own. With the other
+    libraries, ranks share GPUs if a node has fewer.
+    """
     if plan.backend == "nccl" and plan.device == "cpu":
         raise ConfigError("backend nccl: supports only GPU buffers", hint="add --device cuda, or set --backend gloo")
     if plan.device == "cpu":
@@ -100,10 +102,10 @@ def device_of(plan: NetPlan, rank: Rank) -> str:
             hint="set --device cpu with --backend gloo or --backend mpi, or run on nodes with GPUs",
         )
     count = torch.cuda.device_count()
-    if rank.local_rank >= count:
+    if rank.local_rank >= count and plan.backend == "nccl":
         raise ConfigError(
             f"rank {rank.rank}: local rank {rank.local_rank} needs a GPU of its own, but the node has only {count}",
-            hint="start at most one rank for each GPU",
+            hint="start at most one rank for each GPU, or set --backend gloo to let ranks share a GPU",
         )
-    torch.cuda.set_device(rank.local_rank)
-    return f"cuda:{rank.local_rank}"
+    torch.cuda.set_device(rank.local_rank % count)
+    return f"cuda:{rank.local_rank % count}"

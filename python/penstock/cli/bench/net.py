@@ -235,7 +235,7 @@ def _on_cluster(plan: NetPlan, given: dict[str, Any]) -> int:
     programs = _programs(plan, given)
     table = NetTable(silent=given["as_json"], full=given["full"])
     with opened(launcher, nodes, given["on"], given["settings"]) as cluster:
-        a_node = _ranks_per_node(given["ranks"], len(cluster.nodes))
+        a_node = _ranks_per_node(given["ranks"], len(cluster.nodes), plan.min_world)
         plan.check(a_node * len(cluster.nodes))
         result = run_on_cluster(
             plan, cluster, ranks_per_node=a_node, timeout_s=given["timeout"], python=given["node_python"],
@@ -247,16 +247,16 @@ def _on_cluster(plan: NetPlan, given: dict[str, Any]) -> int:
     return 0 if is_complete else 1
 
 
-def _ranks_per_node(ranks: int | None, nodes: int) -> int:
+def _ranks_per_node(ranks: int | None, nodes: int, least: int) -> int:
     from penstock.errors import ConfigError
 
     if ranks is None:
         return 2 if nodes == 1 else 1
-    if ranks < 2 or ranks % nodes:
+    if ranks < least or ranks % nodes:
         raise ConfigError(
-            f"--ranks: {ranks} cannot be spread evenly over {nodes} node{'s' if nodes > 1 else ''}, or is below 2",
+            f"--ranks: {ranks} cannot be spread evenly over {nodes} node{'s' if nodes > 1 else ''}, or is below {least}",
             where="--ranks",
-            hint=f"set a multiple of {nodes}, at least {max(2, nodes)}",
+            hint=f"set a multiple of {nodes}, at least {max(least, nodes)}",
         )
     return ranks // nodes
 

@@ -15,7 +15,7 @@ from penstock.workloads._shared.recipe import BaseRecipe
 if TYPE_CHECKING:
     from penstock.protocols import Batch
 
-__all__ = ["ImageRecipe", "fields", "sample_bytes", "zero_based_labels"]
+__all__ = ["ImageRecipe", "fields", "label_error", "sample_bytes", "zero_based_labels"]
 
 _IMAGE_PARTS = ("image/encoded", "jpg", "jpeg", "png", "image", "image.bytes")
 _LABEL_PARTS = ("cls", "label")
@@ -82,31 +82,30 @@ def sample_bytes(recipe: ImageRecipe) -> int:
     return 3 * recipe.image_size**2 + 16
 
 
-def zero_based_labels(batch: Batch, classes: int, where: str) -> Any:
-    """Return the labels of a batch, counted from 0: int64 [n], of the same array type as the batch.
+def zero_based_labels(batch: Batch) -> Any:
+    """Return the labels of a batch, counted from 0 and not checked: int64 [n], of the same array type as the batch."""
+    zero, one = batch["label"], batch["label_from_1"]
+    return zero + (one - zero - 1) * (zero == _NO_LABEL)
+
+
+def label_error(batch: Batch, labels: Any, classes: int, where: str) -> ConfigError:
+    """Return the error for the first label of a batch that is missing, or not below `classes`.
 
     Args:
+        labels: Result of `zero_based_labels`.
         where: Text that names the batch, such as `step 12 on rank 0`.
-    Raises:
-        ConfigError: A label is missing, or not below `classes`. The message contains the label and the sample.
     """
-    zero, one = batch["label"], batch["label_from_1"]
-    if len(zero) == 0:
-        return zero
-    is_one = zero == _NO_LABEL
-    labels = zero + (one - zero - 1) * is_one
-    if int(labels.min()) >= 0 and int(labels.max()) < classes:
-        return labels
     row = next(i for i, value in enumerate(labels.tolist()) if not 0 <= value < classes)
+    zero, one = int(batch["label"][row]), int(batch["label_from_1"][row])
+    first = 1 if zero == _NO_LABEL else 0
+    value = one if first else zero
     sample = f"{where}: sample {row + 1:,} of {len(labels):,}"
-    if bool(is_one[row]) and int(one[row]) == _NO_LABEL:
-        raise ConfigError(
+    if value == _NO_LABEL:
+        return ConfigError(
             f"{sample} has no label (looked for image/class/label, {', '.join(_LABEL_PARTS)})",
             hint="store the class as a feature or member with one of these names",
         )
-    value = int(one[row]) if bool(is_one[row]) else int(zero[row])
-    first = 1 if bool(is_one[row]) else 0
-    raise ConfigError(
+    return ConfigError(
         f"{sample} has the label {value}, but {classes} classes allow {first} to {classes - 1 + first}",
         hint="set the dataset's number of classes, such as --set classes=1000; image/class/label counts from 1",
     )

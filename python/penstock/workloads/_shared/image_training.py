@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from penstock.errors import Bug, ConfigError
 from penstock.protocols import Batch, Demand, StepCost, WorkloadSpec
 from penstock.workloads._shared import torch_step
-from penstock.workloads._shared.image_input import ImageRecipe, fields, sample_bytes, zero_based_labels
+from penstock.workloads._shared.image_input import ImageRecipe, fields, label_error, sample_bytes, zero_based_labels
 from penstock.workloads._shared.recipe import learning_rate
 from penstock.workloads._shared.step_timer import StepTimer
 
@@ -140,8 +140,8 @@ class ImageTraining:
         for group in self._optimiser.param_groups:
             group["lr"] = rate
 
-    def _checked(self, batch: Batch, where: str) -> tuple[Tensor, Tensor]:
-        """Return the images and labels of a batch. Raises ConfigError if they do not match the model."""
+    def _checked(self, batch: Batch, where: str) -> Tensor:
+        """Return the images of a batch. Raises ConfigError if they do not match the model."""
         images, side = batch["image"], self.recipe.image_size
         if images.dtype != torch.uint8 or tuple(images.shape[1:]) != (side, side, 3):
             raise ConfigError(
@@ -149,29 +149,35 @@ class ImageTraining:
                 f"{[side, side, 3]}",
                 hint="set image_size to the size of the images",
             )
-        return images, zero_based_labels(batch, self.recipe.classes, where)
+        return images
 
     def step(self, batch: Batch) -> StepCost:
         spec, recipe = self._of(), self.recipe
         self._timer.start()
-        images, labels = self._checked(batch, f"step {self._steps + 1:,} on rank {spec.rank}")
+        where = f"step {self._steps + 1:,} on rank {spec.rank}"
+        images, labels = self._checked(batch, where), zero_based_labels(batch)
         samples = len(labels)
         with torch_step.memory_advice(samples, self._sample(), self._device):
             images = images.to(self._device, non_blocking=True)
             labels = labels.to(self._device, non_blocking=True)
             self._timer.copied()
+            # On a GPU, a check before the step would wait for the device. An invalid label, which would end CUDA's
+            # context in the loss, is therefore replaced here and found at the end of the step.
+            valid = labels.clamp(0, recipe.classes - 1)
             self._model.train()
             with torch_step.autocast(recipe, self._device):
                 predicted = self._model(self._input(images))
-            loss = nn.functional.cross_entropy(predicted.float(), labels, label_smoothing=recipe.label_smoothing)
+            loss = nn.functional.cross_entropy(predicted.float(), valid, label_smoothing=recipe.label_smoothing)
             self._optimiser.zero_grad(set_to_none=True)
             loss.backward()
             self._timer.backward_done()
             self._optimiser.step()
             self._steps += 1
-            # item() waits for the device. Without item(), the step would end early, and the device's work could hide a
+            # tolist() waits for the device. Without it, the step would end early, and the device's work could hide a
             # wait for data.
-            value = float(loss.item())
+            value, is_invalid = torch.stack([loss.detach(), (valid != labels).any().to(loss.dtype)]).tolist()
+            if is_invalid:
+                raise label_error(batch, labels, recipe.classes, where)
         return self._timer.cost(samples, value)
 
     def _send_statistics(self) -> None:
@@ -195,7 +201,10 @@ class ImageTraining:
             for number, batch in enumerate(batches):
                 if len(batch["label"]) == 0:
                     continue
-                images, labels = self._checked(batch, f"validation batch {number + 1:,} on rank {spec.rank}")
+                where = f"validation batch {number + 1:,} on rank {spec.rank}"
+                images, labels = self._checked(batch, where), zero_based_labels(batch)
+                if not 0 <= int(labels.min()) <= int(labels.max()) < self.recipe.classes:
+                    raise label_error(batch, labels, self.recipe.classes, where)
                 with torch_step.memory_advice(len(labels), self._sample(), self._device):
                     labels = labels.to(self._device, non_blocking=True)
                     x = self._input(images.to(self._device, non_blocking=True))

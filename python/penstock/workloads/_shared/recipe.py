@@ -31,7 +31,7 @@ class BaseRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         amp: Compute in bfloat16 where autocast allows it; weights stay in float32. No gradient scaling is needed.
         channels_last: Store activations with the channels as the fastest dimension.
         compile: Compile the model with `torch.compile`. With this setting, the first step takes up to minutes.
-        cuda_graphs: Replay the forward and the backward pass as CUDA graphs. Experimental; needs a GPU.
+        cuda_graphs: Replay the forward and the backward pass as CUDA graphs. Needs a GPU.
         deterministic: Use only deterministic kernels where they exist. False lets cuDNN choose the fastest kernels.
     """
 

@@ -100,7 +100,7 @@ def _captured(net: nn.Module, recipe: BaseRecipe, device: torch.device, example:
     """Capture the forward and backward pass of a training step as CUDA graphs.
 
     torch runs some steps first, which would change the running statistics of batch normalisation. This function
-    restores the statistics. Not tested on a GPU yet.
+    restores the statistics.
     """
     net.train()
     buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures training on one GPU: real beside synthetic data, `trivial` beside the feed alone, and the stall of checkpoints.
+
+    python benches/gpu_train.py FOLDER [--what cosmoflow,resnet50,trivial,checkpoint] [--device cuda]
+
+`cosmoflow` and `resnet50` alternate between real and synthetic data, eagerly and compiled (aim: real >= 0.99 x
+synthetic). `trivial` is a bound of what the data path can deliver (aim: 0.97 of the feed alone). `checkpoint` trains
+ResNet-50 on synthetic data and writes four checkpoints to FOLDER (aim: the stall is below 5 % of the writing). The data
+are made in FOLDER at the first call, and should fit into the page cache.
+
+No GPU is needed to try it: `--device cpu --voxels 32 --volumes 64 --images 256 --image-size 64 --batches 4,8 --turn-steps 6`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from bench_train import ceiling
+
+from penstock.train import TrainSpec, run
+
+PENSTOCK = str(Path(sys.executable).with_name("penstock"))
+CLASSES = 100
+
+
+def make(*words: object) -> None:
+    """Runs `penstock dataset`, which continues or keeps what an earlier call made."""
+    subprocess.run([PENSTOCK, "dataset", *map(str, words)], check=True, stdout=subprocess.DEVNULL)
+
+
+def spec(asked: argparse.Namespace, workload: str, **fields: Any) -> TrainSpec:
+    """Training of the workload in bfloat16, with the fastest kernels."""
+    volumes, images = asked.batches
+    settings: dict[str, Any] = {"amp": True, "deterministic": False}
+    if workload == "cosmoflow":
+        settings |= {"recipe": "nvidia", "voxels": asked.voxels}
+    else:
+        settings |= {"classes": CLASSES, "image_size": asked.image_size}
+    return TrainSpec(
+        workload=workload,
+        global_batch=volumes if workload == "cosmoflow" else images,
+        settings=settings | fields.pop("settings", {}),
+        device=asked.device,
+        **fields,
+    )
+
+
+def compare(asked: argparse.Namespace, workload: str, folder: str) -> None:
+    """Prints the rates on real and on synthetic data, eagerly and compiled."""
+    for is_compiled in (False, True):
+        result = run(
+            spec(
+                asked,
+                workload,
+                data=folder,
+                settings={"compile": is_compiled},
+                compare_synthetic=True,
+                turn_steps=asked.turn_steps,
+                warm_up_steps=max(2, asked.turn_steps // 6),
+            )
+        )
+        found = result["data_path"]
+        low, high = found["interval"]
+        print(
+            f"{workload}{', compiled' if is_compiled else ''}: real {found['real']['median']:.0f} {found['unit']}, "
+            f"synthetic {found['synthetic']['median']:.0f}, ratio {found['ratio']:.3f} ({low} to {high}); "
+            f"{1e3 * found['real']['cpu_s_per_sample']:.2f} ms of CPU per sample; {found['reason']}; "
+            f"{result['loader']['passes'][-1].get('device')}",
+            flush=True,
+        )
+
+
+def checkpoint(asked: argparse.Namespace, folder: Path) -> None:
+    """Prints the rate and the stall of checkpoints."""
+    steps = 4 * asked.turn_steps
+    data = f"dummy://{steps * asked.batches[1]}"
+    found = run(spec(asked, "resnet50", data=data, checkpoint=str(folder), checkpoint_steps=asked.turn_steps))[
+        "checkpoints"
+    ]
+    print(
+        f"{found['saves']} checkpoints of {found['bytes'] / found['saves'] / 1e6:.0f} MB: "
+        f"{found['bytes_per_s'] / 1e6:.0f} MB/s, stall {1e3 * found['stall_s']:.0f} ms, "
+        f"{100 * found['stall_share']:.1f} % of the writing"
+    )
+
+
+def main() -> int:
+    """Runs the requested measurements and prints the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--what", default="cosmoflow,resnet50,trivial,checkpoint")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--volumes", type=int, default=512, help="volumes to make")
+    parser.add_argument("--voxels", type=int, default=128)
+    parser.add_argument("--images", type=int, default=16384, help="images to make")
+    parser.add_argument("--image-size", type=int, default=224)
+    parser.add_argument(
+        "--batches", default="8,256", type=lambda text: [int(one) for one in text.split(",")], help="volumes,images"
+    )
+    parser.add_argument("--turn-steps", type=int, default=50)
+    asked = parser.parse_args()
+    images = asked.folder / f"images-{asked.images}"
+    volumes = asked.folder / f"volumes-{asked.voxels}-{asked.volumes}"
+    what = asked.what.split(",")
+    if {"resnet50", "trivial"} & set(what):
+        make("images", images, "--images", asked.images, "--classes", CLASSES, "--format", "tar", "--shards", 32)
+    if "cosmoflow" in what and not volumes.exists():
+        make("cosmoflow", volumes, "--samples", asked.volumes, "--voxels", asked.voxels, "--cubes-per-universe", 8)
+    for name in what:
+        if name == "trivial":
+            ceiling(str(images / "train"), asked.batches[1], amp=True, classes=CLASSES)
+        elif name == "checkpoint":
+            checkpoint(asked, asked.folder / "checkpoints")
+        else:
+            compare(asked, name, str(volumes if name == "cosmoflow" else images / "train"))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

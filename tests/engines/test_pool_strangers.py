@@ -55,7 +55,7 @@ def one(home):
 def test_up_and_down_refuse_a_pool_folder_that_is_a_link(one, disk, victim, run_cli):
     (disk / "penstock-pool-p").symlink_to(victim)
     before = _seen(victim)
-    with pytest.raises(PreconditionFailed, match=r"n0: .*penstock-pool-p is a link or not a folder"):
+    with pytest.raises(PreconditionFailed, match=r"n0: .*penstock-pool-p is not a folder created by Penstock"):
         lifecycle.up(one, PoolSpec("p", str(disk)), "local", {}, timeout_s=60)
     ended = lifecycle.down(one, _by_flags(disk), timeout_s=60)
     assert (ended.receipts, ended.unreached, "is a link or not a folder" in ended.refused["n0"]) == ({}, (), True)

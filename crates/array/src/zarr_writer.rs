@@ -208,7 +208,8 @@ impl ZarrWriter {
     }
 
     /// Encodes an object. Returns `None` if all elements are the fill value; such an object is not stored. `data` is a
-    /// chunk or shard, or only its part within the array. `data` may also be the whole chunk or shard as a single axis.
+    /// whole chunk or shard or, at the edge of the array, the part that lies inside the array. A whole chunk or shard
+    /// may also be passed as one flat axis.
     pub fn encode(&self, cell: &[u64], data: &StridedBytes<'_>, threads: usize) -> Result<Option<Bytes>> {
         let is_box = data.shape().len() == self.object.byte_shape.len();
         if is_box && data.shape().iter().zip(&self.object.byte_shape).any(|(own, side)| own > side) {

@@ -460,7 +460,7 @@ mod tests {
         #[test]
         fn prop_one_key_bit_changes_about_half_of_the_places(bit in 0u32..64, seed: u64) {
             // Two unrelated permutations of n elements agree at 1 position on average. The probability that they agree
-            // at 12 positions is 1 in 10^9.
+            // at 12 or more positions is 1 in 10^9.
             let (a, b) = (Permutation::keyed(1000, seed, 0, 0), Permutation::keyed(1000, seed ^ (1 << bit), 0, 0));
             prop_assert!((0..1000).filter(|&index| a.at(index) == b.at(index)).count() < 12);
             let (c, d) = (Permutation::keyed(1000, 0, seed, 0), Permutation::keyed(1000, 0, 0, seed | 1));

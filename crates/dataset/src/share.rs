@@ -2,8 +2,9 @@
 //! Share plan: assigns each object to a node. Every node computes the same plan from the same manifest, without
 //! communication.
 //!
-//! Balances the stored bytes by the capacity of the nodes. Also balances the written bytes, as far as the stored bytes
-//! stay balanced. A rule over object names can replace this balancing.
+//! Balances the stored bytes (read from the source) in proportion to the capacity of the nodes. Also balances the
+//! written bytes (after decompression or compression), if the stored bytes stay balanced. A rule over object names can
+//! replace this balancing.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

@@ -328,7 +328,7 @@ impl Rows {
         loose.truncate(rows);
         let total: usize = loose.iter().map(|value| value.bytes.len()).sum();
         let len = |level: usize| loose.iter().map(|value| value.ends.get(level).map_or(0, Vec::len)).sum::<usize>();
-        // Number of offsets of each level: one more than the level has rows or lists.
+        // Number of offsets at each level: the number of rows or lists at that level, plus one.
         let counts: Vec<usize> =
             std::iter::once(rows).chain((0..kind.inner_levels()).map(len)).map(|len| len + 1).collect();
         let is_bytes = kind.is_bytes();

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Record locator: finds the byte range of a record in its object, and states whether single records of an object can
-//! be read.
+//! Record locator: finds the byte range of a record in its object, and reports whether individual records of an object
+//! can be read.
 //!
-//! The sources of a byte range, the preferred one first, are the dataset's index, computation (for fixed-size records),
-//! and the offsets stored when the object was read before. Ranges can be read only from objects that are not
-//! compressed.
+//! A byte range comes from one of three sources, in order of preference: the dataset's index, a computation (for
+//! fixed-size records), or the offsets stored when the object was read before. Ranges can be read only from objects
+//! that are not compressed.
 
 use penstock_codec::Codec;
 use penstock_dataset::record_index::Span;

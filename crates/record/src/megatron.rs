@@ -69,7 +69,7 @@ pub fn header(head: &[u8], place: &str) -> Result<Header> {
 /// Parses an index and returns the byte range of each document of the `.bin` file, which has `size` bytes.
 ///
 /// # Errors
-/// [`Error::Corrupt`] if the index is truncated, or if a sequence or document does not fit a file of `size` bytes.
+/// [`Error::Corrupt`] if the index is truncated, or if a sequence or document extends past the end of the `.bin` file.
 pub fn documents(index: &[u8], size: u64, place: &str) -> Result<Vec<Range<u64>>> {
     let Header { dtype, sequences, boundaries } = header(index, place)?;
     let body = index.get(HEADER_LEN..).unwrap_or_default();

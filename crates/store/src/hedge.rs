@@ -66,7 +66,8 @@ impl State {
         }
     }
 
-    /// Returns the time after which a new request is late. Returns `None` if it is unknown or the store throttles.
+    /// Returns the time after which a new request counts as late. Returns `None` if this time is not known yet, or if
+    /// the store has throttled recently.
     fn hedge_after(&self) -> Option<Duration> {
         let is_quiet = self.throttled.is_some_and(|at| now().saturating_duration_since(at) < QUIET);
         self.late.filter(|_| !is_quiet)

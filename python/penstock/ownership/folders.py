@@ -110,7 +110,7 @@ class OwnedFolder:
             self.fd = os.open(self.path, _FOLDER)
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENOTDIR):
-                raise NotOwned(f"{path} is a link or not a folder, and was not created by Penstock") from None
+                raise NotOwned(f"{path} is not a folder created by Penstock: it is a link or not a folder") from None
             raise
         try:
             found = os.fstat(self.fd)

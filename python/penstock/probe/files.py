@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Probes a disk or a mounted file system: reads one large file (or block device) past the page cache.
+"""Probes a disk or a mounted file system: reads one large file (or block device), bypassing the page cache.
 
-Reads only. If the settings allow writes, a scratch file is also written, measured and removed.
+By default, the probe only reads. If the settings allow writes, it also writes, measures and removes a scratch file.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interfaces of launchers, which start commands on nodes, and of container runtimes, with their types."""
+"""Interfaces (protocols) of launchers, which start commands on nodes, and of container runtimes."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def _headline(groups: Sequence[CellGroup], watched: Sequence[Row]) -> tuple[str,
     lead = f"{count} of its {of} points {_WAITS[regime]}" if of > 1 else f"Its only point {_singular(_WAITS[regime])}"
     if top.retrograde:
         lead += f"; {top.retrograde} are slower than with fewer threads"
-    # Give advice only for the best number of threads, because other points would not be used.
+    # Give advice only for the best number of threads, because users would not choose a slower one.
     near = [c for c in top.cells if c.advice and c.threads == best.threads]
     if near:
         c = max(near, key=lambda c: c.advice.gain if c.advice else 0.0)

@@ -82,7 +82,7 @@ def migrate_shot(
     if (method == "disk") != (snapshot_dir is not None):
         raise ConfigError(
             f"snapshot_dir: {'required by' if snapshot_dir is None else 'not supported by'} method {method}",
-            hint="set snapshot_dir to a folder on a fast local disk, together with method disk",
+            hint='use method="disk" with snapshot_dir set to a folder on a fast local disk, or leave out both',
             where="snapshot_dir",
         )
     wave = propagator(survey)

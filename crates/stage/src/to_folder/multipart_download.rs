@@ -2,10 +2,11 @@
 //! Resumable download of a large object in parts. If a stage is killed, a later stage continues the download.
 //!
 //! Stored bytes are written at their offsets in `HASH.part` (`part_transfer`); `HASH.done` lists each part with its
-//! CRC. The next run accepts a part only if its bytes still have that CRC. Neither file needs a sync, because data that
-//! a power failure destroys are fetched again. If a sync fails, the parts are removed, because the page cache would
-//! show data that the disk does not have. When all parts are present, the whole object is verified. The object is then
-//! decompressed or compressed. If neither is needed, the data file is renamed.
+//! CRC. The next run accepts a part only if its bytes still have that CRC. During the download, neither file is synced,
+//! because data that a power failure destroys are fetched again. When all parts are present, the whole object is
+//! verified, and then decompressed or compressed into a new file. If neither is needed, the data file itself is synced
+//! and renamed. If this sync fails, the parts are removed, because the page cache would show data that the disk does
+//! not have.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};

@@ -32,8 +32,8 @@ REGIMES = ("concurrency", "metadata", "bandwidth", "client", "iops", "throttle")
 
 # If this share of its processors is busy, a client has no capacity left, whatever the storage could deliver.
 _BUSY = 0.85
-# Minimum share of the busy CPU time that the benchmark itself must cause. Below this share, other processes disturb the
-# measurement.
+# Minimum share of the busy CPU time that the benchmark itself must account for. Below this share, other processes
+# disturb the measurement.
 _OWN = 0.5
 # If more workers raise the rate by less than this factor, the number of workers is not the limit.
 _WORTH_MORE = 1.2

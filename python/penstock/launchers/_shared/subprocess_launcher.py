@@ -279,7 +279,7 @@ def check_request(request: RunRequest, *, takes_step: bool = False, takes_outerm
         raise ConfigError(f"ranks per node must be at least 1 (got {request.ranks_per_node})")
     if request.node_slice is not None and request.node_slice.node + len(request.on) > request.node_slice.nodes:
         raise ConfigError(
-            f"nodes: the number of the last node ({request.node_slice.node + len(request.on) - 1}) must be less than "
+            f"nodes: the index of the last node ({request.node_slice.node + len(request.on) - 1}) must be less than "
             f"the number of nodes ({request.node_slice.nodes})"
         )
     if request.bind is not None:

@@ -30,7 +30,7 @@ import numpy
 from penstock.cluster import Cluster, raise_for_failures
 from penstock.launchers.netns_hosts import Hosts
 from penstock.pool import lifecycle
-from penstock.pool.rank_env import PoolContext, to_env
+from penstock.pool.context import PoolContext, to_env
 from penstock.protocols import PoolSpec
 
 _SAMPLES = 8  # an object

@@ -27,7 +27,7 @@ import numpy
 from penstock.cluster import Cluster, raise_for_failures
 from penstock.launchers.netns_hosts import Hosts
 from penstock.pool import lifecycle
-from penstock.pool.rank_env import VARIABLE, PoolContext, to_env
+from penstock.pool.context import VARIABLE, PoolContext, to_env
 from penstock.protocols import Pool, PoolSpec
 
 _OBJECT = 16 << 20
@@ -119,7 +119,7 @@ def _link(hosts: Hosts, cluster: Cluster, pool: Pool, data: str, objects: int) -
     """Hard-links the first host's block files under the names of their objects."""
     folder = data.removeprefix(pool.url)
     requests = json.dumps([["fast_path", f"{folder}/{at:05d}.bin"] for at in range(objects)])
-    line = [sys.executable, "-m", "penstock.pool.object_operations", pool.engine, "h1", requests]
+    line = [sys.executable, "-m", "penstock.pool.exec", pool.engine, "h1", requests]
     [ended] = cluster.run(line, on=[cluster.leader], stdin=msgspec.json.encode(pool), timeout_s=100)
     raise_for_failures([ended], "fast_path")
     (hosts.disk("h1") / "linked").mkdir()

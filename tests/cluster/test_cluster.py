@@ -18,7 +18,7 @@ from penstock.cluster.cluster import launcher_names
 from penstock.cluster.facts import gather_facts
 from penstock.errors import ConfigError, NotFound, PenstockError, RankFailed
 from penstock.launchers.netns_hosts import Hosts
-from penstock.pool import engine_plugins
+from penstock.pool import engine_registry
 from penstock.protocols import Exit
 from penstock.testing import LauncherSuite
 
@@ -189,5 +189,5 @@ def test_cli_doctor_says_what_each_engine_lacks_by_node(run_cli):
 
 def test_help_names_every_launcher_and_every_engine(run_cli):
     words = " ".join(run_cli("pool", "up", "--help").out.split())
-    for name in {*launcher_names(), *engine_plugins.names()}:
+    for name in {*launcher_names(), *engine_registry.names()}:
         assert re.search(rf"\b{name}\b", words), name

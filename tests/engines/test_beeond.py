@@ -15,7 +15,7 @@ import pytest
 
 from penstock.engines.beeond import start_line, stop_line
 from penstock.errors import ConfigError, PenstockError, SystemFault, Unsupported
-from penstock.pool import engine_plugins, lifecycle
+from penstock.pool import engine_registry, lifecycle
 from penstock.protocols import PoolSpec
 from penstock.testing import EngineSuite
 
@@ -101,9 +101,9 @@ def test_beeond_lines_are_what_its_grammar_takes(version, settings, standin, tmp
     for folder in ("conf", "mnt"):
         (root / folder).mkdir(parents=True)
     (root / "conf/nodes").write_text("10.0.0.1\n")
-    output = engine_plugins.load("beeond", settings)._settings  # type: ignore[attr-defined]
+    output = engine_registry.load("beeond", settings)._settings  # type: ignore[attr-defined]
     spelt = {name: str(value).lower() if isinstance(value, bool) else value for name, value in settings.items()}
-    assert engine_plugins.load("beeond", spelt)._settings == output  # type: ignore[attr-defined]
+    assert engine_registry.load("beeond", spelt)._settings == output  # type: ignore[attr-defined]
     lines = [start_line(str(root), output), stop_line(str(root), output, keep_data=False, cleans_up=True)]
     for line in lines:
         done = subprocess.run(line, capture_output=True, text=True, check=False)
@@ -123,12 +123,12 @@ def test_beeond_lines_are_what_its_grammar_takes(version, settings, standin, tmp
 )
 def test_beeond_settings_that_cannot_be_are_refused_with_the_reason(settings, kind, words):
     with pytest.raises(kind, match=words):
-        engine_plugins.load("beeond", settings)
+        engine_registry.load("beeond", settings)
 
 
 def test_beeond_says_what_nodes_lack():
     facts = {"h1": {"programs": {"beeond": "/opt/beegfs/sbin/beeond"}, "user": 0}, "h2": {"programs": {}, "user": 7}}
-    made = engine_plugins.load("beeond", {})
+    made = engine_registry.load("beeond", {})
     assert made.probe(PoolSpec("p", "/x"), facts) == [
         "h2: beeond is not installed (package `beeond` of BeeGFS)",
         "h2: BeeOND requires root to mount, but the user is 7",

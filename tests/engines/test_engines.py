@@ -22,7 +22,7 @@ from penstock.errors import (
     Unreachable,
     Unsupported,
 )
-from penstock.pool import engine_plugins, lifecycle
+from penstock.pool import engine_registry, lifecycle
 from penstock.protocols import PoolSpec
 from penstock.testing import EngineSuite
 
@@ -54,7 +54,7 @@ def test_strange_engine_comes_by_the_same_door_and_passes_the_suite(home, tmp_pa
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger-engine\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[penstock.engines]\nmine = stranger_engine:engine\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert "mine" in engine_plugins.names()
+    assert "mine" in engine_registry.names()
     with Cluster.open("local", {"nodes": 2}) as cluster:
         suite = EngineSuite(
             "mine",
@@ -170,7 +170,7 @@ def test_pool_that_cannot_be_is_refused(engine, settings, spec, kind, word, home
 
 
 def test_lacks_of_nodes_are_told_by_name():
-    made = engine_plugins.load("hdfs", {})
+    made = engine_registry.load("hdfs", {})
     facts = {"h1": {"java": "openjdk 17", "unresolved": []}, "h2": {"java": None, "unresolved": ["h9"]}}
     assert made.probe(PoolSpec("p", "/x"), facts) == [
         "h2: Java (11 or 17) is not installed",

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from penstock.errors import Deadline, NotFound, PenstockError
-from penstock.pool import engine_plugins, lifecycle
+from penstock.pool import engine_registry, lifecycle
 from penstock.protocols import PoolSpec
 from penstock.testing import EngineSuite
 
@@ -29,7 +29,7 @@ def suite(cluster, hosts, jars, tmp_path):
 
     yield up
     for one in made:
-        engine_plugins.load("hdfs", {}).down(one.spec, cluster, lease="", keep_data=False, timeout_s=60)
+        engine_registry.load("hdfs", {}).down(one.spec, cluster, lease="", keep_data=False, timeout_s=60)
 
 
 def test_hdfs_passes_the_suite(cluster, hosts, jars, tmp_path):
@@ -69,7 +69,7 @@ def test_hdfs_host_that_is_killed_costs_only_what_had_no_second_copy(copies, sui
     states = lifecycle.status(cluster, record, timeout_s=30)
     assert (states["h1"], states["h2"], states["h3"]) == ("up", "up", "lost")
     until = time.monotonic() + 60
-    engine = engine_plugins.load("hdfs", {})
+    engine = engine_registry.load("hdfs", {})
     want = [] if copies == 2 else ["2/0", "2/1", "2/2"]
     while (lost := engine.heal(one.pool, cluster, timeout_s=30)) != want and time.monotonic() < until:
         time.sleep(1)

@@ -116,7 +116,7 @@ def test_parquet_page_that_inflates_beyond_its_header_stops_there(tmp_path):
     (tmp_path / "a.parquet").write_bytes(one_column([page(body, 1, size=104)], kind=BYTES, rows=1, codec=GZIP))
     answer = bounded(tmp_path, RAW)
     assert answer.startswith("corrupt column `x` of file://"), answer
-    assert "inflates to more than the limit of 104 bytes" in answer
+    assert "decompresses to more than the limit of 104 bytes" in answer
 
 
 def levels(count: int) -> bytes:

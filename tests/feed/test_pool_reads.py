@@ -19,8 +19,8 @@ import penstock
 from penstock.errors import ConfigError
 from penstock.feed import Loader
 from penstock.formats import fixed
-from penstock.pool import engine_plugins
-from penstock.pool.rank_env import NODE, VARIABLE, PoolContext, from_env, to_env
+from penstock.pool import engine_registry
+from penstock.pool.context import NODE, VARIABLE, PoolContext, from_env, to_env
 from penstock.protocols import Located, Node, Pool
 
 _FORM = fixed(id=penstock.tensor("int64", ()))
@@ -64,7 +64,7 @@ def pool(tmp_path, monkeypatch):
             assert pool == made
             return _Access(node, tmp_path / "blocks")
 
-    monkeypatch.setattr(engine_plugins, "load", lambda name, settings: Engine())
+    monkeypatch.setattr(engine_registry, "load", lambda name, settings: Engine())
     return tmp_path
 
 

@@ -305,16 +305,16 @@ _WHO_IS_LOST = """
 import sys, time
 from pathlib import Path
 from penstock.cluster import Cluster
-from penstock.job import lost_nodes
+from penstock.job import node_loss_recovery
 from penstock.protocols import Exit
-lost_nodes._PROBE_TIMEOUT_S = 12.0
+node_loss_recovery._PROBE_TIMEOUT_S = 12.0
 with Cluster.open(sys.argv[1], {}) as cluster:
     Path(sys.argv[2], "asks").touch()
     until = time.monotonic() + 60
     while not Path(sys.argv[2], "is-cut").exists() and time.monotonic() < until:
         time.sleep(0.05)
     bad = [Exit(node.name, rank, 1, b"", b"", 1.0) for rank, node in enumerate(cluster.nodes)]
-    print(lost_nodes.unreachable_nodes(cluster, bad))
+    print(node_loss_recovery.unreachable_nodes(cluster, bad))
 """
 
 

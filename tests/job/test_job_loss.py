@@ -25,11 +25,11 @@ _PROGRAM = Path(sys.executable).with_name("penstock")
 # Every rank reads its slice of the pool's objects and reports it; all wait until a host has been killed.
 _RANK = """
 import json, os, pathlib, sys, time, zlib
-from penstock.pool import engine_plugins, lifecycle
+from penstock.pool import engine_registry, lifecycle
 from penstock.errors import PenstockError
 
 rank, world, out, name = int(sys.argv[1]), int(sys.argv[2]), pathlib.Path(sys.argv[3]), sys.argv[4]
-access = engine_plugins.load("hdfs", {}).access(lifecycle.find(name).pool, os.uname().nodename)
+access = engine_registry.load("hdfs", {}).access(lifecycle.find(name).pool, os.uname().nodename)
 
 def patient(ask, *words):
     # Each wait of the engine ends after 5 s, which on a machine with many other tests is no sign of anything.

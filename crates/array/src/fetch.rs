@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Ranged reads of a planned batch: merges nearby ranges, sends many requests concurrently, and decodes the received
-//! bytes on threads.
+//! bytes on worker threads.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

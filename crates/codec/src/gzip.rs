@@ -169,7 +169,7 @@ fn wrong_crc(member: u64, is: u32, want: u32) -> String {
 
 fn wrong_size(member: u64, is: u64, want: u32) -> String {
     format!(
-        "has a wrong size in gzip member {member} (inflates to {} bytes, but its trailer states {} modulo 2³²)",
+        "has a wrong size in gzip member {member} (decompresses to {} bytes, but its trailer states {} modulo 2³²)",
         with_separators(is),
         with_separators(u64::from(want))
     )

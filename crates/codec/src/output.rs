@@ -75,5 +75,5 @@ pub(crate) fn reserve(out: &mut Vec<u8>, total: u64, place: &str) -> Result<()> 
 }
 
 pub(crate) fn above_limit(limit: u64, place: &str) -> Error {
-    Error::corrupt(place, format!("inflates to more than the limit of {} bytes", with_separators(limit)))
+    Error::corrupt(place, format!("decompresses to more than the limit of {} bytes", with_separators(limit)))
 }

@@ -46,7 +46,7 @@ fn whole(made: usize, want: usize, place: &str) -> Result<()> {
         return Ok(());
     }
     let (made, want) = (with_separators(made as u64), with_separators(want as u64));
-    Err(Error::corrupt(place, format!("inflates to {made} bytes, want {want}")))
+    Err(Error::corrupt(place, format!("decompresses to {made} bytes, but {want} were expected")))
 }
 
 fn all_of(used: usize, have: usize, place: &str) -> Result<()> {
@@ -72,7 +72,7 @@ fn compress(input: &[u8], out: &mut [u8], place: &str) -> Result<usize> {
         Outcome::Done { used, made } => whole(made, want, place).map(|()| used),
         Outcome::Bad => Err(Error::corrupt(place, "is a damaged or truncated DEFLATE stream")),
         Outcome::NoRoom => {
-            Err(Error::corrupt(place, format!("inflates to more than {} bytes", with_separators(want as u64))))
+            Err(Error::corrupt(place, format!("decompresses to more than {} bytes", with_separators(want as u64))))
         }
     }
 }

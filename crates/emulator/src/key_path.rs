@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! File paths of keys. If possible, the path equals the key; otherwise, it is a hashed name in the side store.
+//! Maps keys to file paths. If possible, the path equals the key. Otherwise, the file is named by a hash of the key,
+//! and lies in the side store (a hidden folder).
 //!
 //! Keys are untrusted: no key can name a file outside the folder.
 

@@ -25,7 +25,7 @@ use super::decode::{Decoded, Object, decode};
 use super::decode_memory::Values;
 use super::epoch_batches::EpochBatches;
 use super::epoch_iter::{Delivered, EpochIter, EpochSource, Next};
-use super::epoch_prefetch::EpochPrefetch;
+use super::next_epoch_prefetch::EpochPrefetch;
 use super::object_content::{Content, Reads};
 use super::on_error::{ErrorLog, MAX_TRIES, OnError, Retries, is_about_data, substitute};
 use super::read_scheduling::ReadScheduler;

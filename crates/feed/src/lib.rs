@@ -23,7 +23,7 @@ mod decode;
 mod decode_memory;
 mod epoch_batches;
 mod epoch_iter;
-mod epoch_prefetch;
+mod next_epoch_prefetch;
 mod epoch_run;
 mod field;
 mod field_lookup;
@@ -167,7 +167,7 @@ pub struct Feed {
     /// Part of the budget for prefetching the next epoch, in bytes. The rest of the budget is enough for the first
     /// shuffle window of that epoch.
     ahead_bytes: u64,
-    ahead: Mutex<Option<epoch_prefetch::EpochPrefetch>>,
+    ahead: Mutex<Option<next_epoch_prefetch::EpochPrefetch>>,
     gathered: random_access::Cache,
     /// Memory for values that are decompressed one by one.
     part_memory: PartMemory,

@@ -19,6 +19,7 @@ mod context;
 mod dest_dir;
 mod dest_lock;
 mod digests;
+mod failed_objects;
 mod job;
 mod journal;
 mod leader_heartbeat;

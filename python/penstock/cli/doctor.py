@@ -65,7 +65,7 @@ def command(
         return _of_url(url, as_json=as_json)
     from penstock.cli.cluster.run import print_failures
     from penstock.cluster.facts import gather_facts
-    from penstock.pool import engine_plugins, lifecycle
+    from penstock.pool import engine_registry, lifecycle
     from penstock.protocols import PoolSpec
 
     spec = PoolSpec("doctor", disk, copies)
@@ -74,9 +74,9 @@ def command(
         lacks = {
             name: [
                 redact(lack)
-                for lack in (*engine_plugins.load(name, {}).probe(spec, facts), *lifecycle.clock_skew_problems(facts))
+                for lack in (*engine_registry.load(name, {}).probe(spec, facts), *lifecycle.clock_skew_problems(facts))
             ]
-            for name in engine_plugins.names()
+            for name in engine_registry.names()
         }
     if as_json:
         click.echo(json.dumps({"schema_version": 2, "nodes": facts, "missing": lacks}))

@@ -12,15 +12,15 @@ from penstock import _native, env
 from penstock.deprecation import renamed_parameters
 from penstock.errors import ConfigError
 from penstock.feed import classes as class_folders
-from penstock.feed import fields as kinds
 from penstock.feed import (
+    defaulted_columns,
     image_fields,
     node_cache,
     pool_locality,
     selection,
-    unknown_columns,
-    whole_record,
+    whole_record_fields,
 )
+from penstock.feed import fields as kinds
 from penstock.feed import patches as array_patches
 from penstock.feed import resample as resampling
 from penstock.feed.dataset_base import STORED_STEPS, DatasetBase, expected_reads, stored_steps
@@ -437,8 +437,8 @@ class Dataset(DatasetBase):
     def batch_fields(self) -> dict[str, Any]:
         """Return the fields of a batch: the fields that `fields()` has set, otherwise the fields of `schema()`."""
         if self.specs:
-            unknown_columns.refuse_unknown([self])
-            return whole_record.resolve(self)
+            defaulted_columns.refuse_unknown([self])
+            return whole_record_fields.resolve(self)
         schema = self.schema()
         if not self._counts.has_warned:
             self._counts.has_warned = True

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, MapFailed
-from penstock.feed import global_seeds, map_functions, whole_record
+from penstock.feed import global_seeds, map_functions, whole_record_fields
 from penstock.feed.batch_columns import Ragged, ragged, string_rows
 from penstock.feed.function_digest import function_digest
 from penstock.feed.map_functions import Function, Functions, Results, Rows
@@ -126,7 +126,7 @@ def functions_of(dataset: DatasetBase, *, on_error: str = "raise") -> Functions:
     which a function of `decode` raises an exception is left out.
     """
     steps = dataset.map_steps
-    unwraps = whole_record.sole_name(dataset.batch_fields()) if steps[0].decodes else None
+    unwraps = whole_record_fields.sole_name(dataset.batch_fields()) if steps[0].decodes else None
     skips = on_error == "skip" or (on_error == "substitute" and dataset.rebatches)
     return Functions(
         tuple(Function(step.function, step.wants_seed, step.decodes) for step in steps),

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import _native
 from penstock.errors import ConfigError
-from penstock.feed import unknown_columns
+from penstock.feed import defaulted_columns
 from penstock.feed.dataset import Dataset
 from penstock.feed.dataset_base import DatasetBase
 from penstock.feed.fields import SOURCE, tensor
@@ -75,7 +75,7 @@ class Mixture(DatasetBase):
         """Return the fields of a batch, which are the same in all parts. If no fields are set, these are the first
         part's default fields. With `source=True`, the field `source` is added.
         """
-        unknown_columns.refuse_unknown(list(self.leaves()))
+        defaulted_columns.refuse_unknown(list(self.leaves()))
         fields = self.parts[0][0].batch_fields()
         if not self.has_source:
             return fields

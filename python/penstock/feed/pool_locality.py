@@ -3,7 +3,7 @@
 source bucket.
 
 Queries the pool engine once before the first read; the core performs the reads. Used only if the process has a pool
-context (`penstock.pool.rank_env`).
+context (`penstock.pool.context`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from penstock import _native
-    from penstock.pool import rank_env
+    from penstock.pool import context
     from penstock.protocols import Access
 
 __all__ = ["Locality", "find", "with_pool_routes"]
@@ -32,7 +32,7 @@ _LOG = logging.getLogger("penstock.feed")
 _MAX_CALLS, _KEYS_PER_CALL = 16, 16
 _TRIES = 4
 _CONTEXT = "PENSTOCK_JOB_POOL"
-"""The same name as `rank_env.VARIABLE`, so that `rank_env` and the engines are imported only if the variable is set.
+"""The same name as `context.VARIABLE`, so that `context` and the engines are imported only if the variable is set.
 Importing them increases the feed's import time by a third.
 """
 
@@ -81,13 +81,13 @@ class Locality:
         )
 
 
-def find(url: str, environment: Mapping[str, str]) -> rank_env.PoolContext | None:
+def find(url: str, environment: Mapping[str, str]) -> context.PoolContext | None:
     """Return the pool that contains a dataset's URL, if this process has a pool context."""
     if not environment.get(_CONTEXT):
         return None
-    from penstock.pool import rank_env
+    from penstock.pool import context
 
-    here = rank_env.from_env(environment)
+    here = context.from_env(environment)
     if here is None:
         return None
     return here if _folder(url).startswith(_folder(here.data)) else None
@@ -101,7 +101,7 @@ def _folder(url: str) -> str:
 
 
 def with_pool_routes(
-    source: _native.Source, here: rank_env.PoolContext, environment: Mapping[str, str]
+    source: _native.Source, here: context.PoolContext, environment: Mapping[str, str]
 ) -> tuple[_native.Source, Locality]:
     """Return the source with its routes through the pool, and the locality of its objects.
 
@@ -115,9 +115,9 @@ def with_pool_routes(
     tail, folder = url.removeprefix(_folder(here.data)), url.removeprefix(root)
     listed = json.loads(source.manifest())["objects"]
     sizes = {entry["key"]: int(entry["size"]) for entry in listed if isinstance(entry.get("key"), str)}
-    from penstock.pool import engine_plugins
+    from penstock.pool import engine_registry
 
-    access = engine_plugins.load(here.pool.engine, here.engine_settings).access(here.pool, node)
+    access = engine_registry.load(here.pool.engine, here.engine_settings).access(here.pool, node)
     objects = _locate_all(access, folder, list(sizes), node)
     names = [each.name for each in here.pool.nodes if each.name == node or each.name not in here.lost]
     numbers = {name: at for at, name in enumerate(names)}

@@ -20,13 +20,13 @@ from penstock.atomic_file import atomic_file
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.exits import describe, raise_for_failures
 from penstock.errors import Busy, ConfigError, NotFound, PenstockError, PreconditionFailed
-from penstock.job import staged_folder
-from penstock.job.lost_nodes import evict_lost_objects, unreachable_nodes
-from penstock.job.provision_script import provision
+from penstock.job import staged_folder_lease
+from penstock.job.node_loss_recovery import evict_lost_objects, unreachable_nodes
+from penstock.job.provision import provision
 from penstock.job.spec import staged_leftover
 from penstock.job.step_commands import StepCommands
 from penstock.pool import lifecycle
-from penstock.pool.rank_env import NODE, VARIABLE, PoolContext, to_env
+from penstock.pool.context import NODE, VARIABLE, PoolContext, to_env
 from penstock.protocols import Pool, PoolSpec, RunRequest
 from penstock.units import parse_seconds
 
@@ -368,7 +368,7 @@ class Execution:
         if disk := staged_leftover(self.job):
             self._state.lease = self._state.lease or uuid4().hex[:16]
             self._save()
-            staged_folder.claim(self.cluster, self.job.name, disk, self._state.lease, timeout_s=_DOWN_TIMEOUT_S)
+            staged_folder_lease.claim(self.cluster, self.job.name, disk, self._state.lease, timeout_s=_DOWN_TIMEOUT_S)
         raise_for_failures(self._on_nodes("stage", self._commands.stage(data), section.timeout), "stage")
         self._mark("stage", what)
         return data
@@ -473,7 +473,7 @@ class Execution:
         self._state.marks.pop("stage", None)
         self._save()
         everyone = Cluster(self.cluster.launcher)
-        staged_folder.release(
+        staged_folder_lease.release(
             everyone, self.job.name, disk, self._state.lease, lost=self.lost, timeout_s=_REMOVE_TIMEOUT_S
         )
         return disk

@@ -60,7 +60,7 @@ class StepCommands:
         ]  # fmt: skip
 
     def pool_exec(self, engine: str, node: str, requests: str) -> list[str]:
-        """Command that runs pool requests (see `pool.object_operations`) on a node. The command reads the pool from
+        """Command that runs pool requests (see `pool.exec`) on a node. The command reads the pool from
         stdin.
         """
         return [*self._penstock, "pool", "exec", engine, node, requests]

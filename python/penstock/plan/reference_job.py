@@ -11,9 +11,7 @@ import msgspec
 
 from penstock.plan.model import TrainingJob
 
-__all__ = ["ARTICLE", "EMULATED_V100_SAMPLE_S", "JOB", "PUBLISHED", "Published"]
-
-ARTICLE = "NAG, 2021: CosmoFlow staged to a pooled NVMe file system"
+__all__ = ["EMULATED_V100_SAMPLE_S", "JOB", "PUBLISHED", "Published"]
 
 # 4 nodes x 8 V100, one process per GPU, batch 4 per process: 262,144 / 128 = 2,048 steps per epoch (derived).
 _STEPS_PER_S = 2.3  # of the BeeOND run, read from the authors' plot; 15 min per epoch gives 2.28

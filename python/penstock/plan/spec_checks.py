@@ -121,7 +121,7 @@ def _check_store(store: Store) -> None:
     if store.tier is None and account is None:
         raise ConfigError(
             f"store `{store.name}`: neither tier nor account is given, so nothing limits it",
-            hint="name a tier of the tier book, or state the account's bandwidth",
+            hint="set tier to a built-in tier, such as azure-hot@2021, or account to the account's bandwidth",
         )
 
 

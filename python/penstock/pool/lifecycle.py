@@ -21,7 +21,7 @@ from penstock.cluster.exits import raise_for_failures
 from penstock.cluster.facts import gather_facts
 from penstock.errors import ConfigError, NotFound, PenstockError, PreconditionFailed, SystemFault
 from penstock.ownership import remove_file
-from penstock.pool import engine_plugins
+from penstock.pool import engine_registry
 from penstock.protocols import Pool, PoolSpec  # noqa: TC001 - msgspec reads them
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def up(
             on the error lists them.
     """
     _check_spec(spec)
-    made = engine_plugins.load(engine, settings)
+    made = engine_registry.load(engine, settings)
     until = time.monotonic() + timeout_s
     reserve = min(_ROLLBACK_S, timeout_s / 4)
     known = find(spec.name)
@@ -299,7 +299,7 @@ def status(cluster: Cluster, record: PoolRecord, *, timeout_s: float) -> dict[st
     """State of each node. All nodes are `degraded` if the pool was never up."""
     if record.pool is None:
         return dict.fromkeys(record.nodes, "degraded")
-    return engine_plugins.load(record.engine, record.engine_settings).status(record.pool, cluster, timeout_s=timeout_s)
+    return engine_registry.load(record.engine, record.engine_settings).status(record.pool, cluster, timeout_s=timeout_s)
 
 
 def down(cluster: Cluster, record: PoolRecord, *, keep_data: bool = False, timeout_s: float) -> DownResult:
@@ -327,7 +327,7 @@ def down(cluster: Cluster, record: PoolRecord, *, keep_data: bool = False, timeo
 
 
 def _down(cluster: Cluster, record: PoolRecord, *, keep_data: bool, timeout_s: float) -> DownResult:
-    made = engine_plugins.load(record.engine, record.engine_settings)
+    made = engine_registry.load(record.engine, record.engine_settings)
     receipts = made.down(record.spec, cluster, lease=record.lease, keep_data=keep_data, timeout_s=timeout_s)
     # Nodes in the record but not in this cluster count as unreached, because they still have data of the pool.
     wanted = dict.fromkeys([*(node.name for node in cluster.nodes), *record.nodes, *record.stranded])
@@ -338,7 +338,7 @@ def _down(cluster: Cluster, record: PoolRecord, *, keep_data: bool, timeout_s: f
 
 def audit(cluster: Cluster, record: PoolRecord, *, timeout_s: float) -> DownResult:
     """List what is left of the pool on each node that responds, as messages in `receipts`."""
-    made = engine_plugins.load(record.engine, record.engine_settings)
+    made = engine_registry.load(record.engine, record.engine_settings)
     found = made.audit(record.spec, cluster, timeout_s=timeout_s)
     return DownResult(
         {node: {"left": left} for node, left in found.items()},

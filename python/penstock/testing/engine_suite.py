@@ -2,7 +2,7 @@
 """Test suite for engines: checks that an engine fulfils the contract. Run `EngineSuite(engine, ...).run()` in a test.
 
 The suite starts one pool and takes it down at the end. All checks share this pool and run in the order of `CHECKS`. The
-suite runs `penstock.pool.object_operations` on the nodes to read and write objects, so Penstock must be installed on
+suite runs `penstock.pool.exec` on the nodes to read and write objects, so Penstock must be installed on
 the nodes.
 """
 
@@ -20,7 +20,7 @@ import msgspec
 
 from penstock.cluster.exits import raise_for_failures
 from penstock.errors import PenstockError, PreconditionFailed
-from penstock.pool import engine_plugins, lifecycle
+from penstock.pool import engine_registry, lifecycle
 from penstock.protocols import Engine, PoolSpec
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class EngineSuite:
         files: A folder with the same path on this machine and on every node.
         shared: True if every node can read objects of all nodes; False if a node can read only its own objects, as with
             the engine `local`.
-        environment: Environment variables for `penstock.pool.object_operations` on the nodes, for example the path of
+        environment: Environment variables for `penstock.pool.exec` on the nodes, for example the path of
             an external package.
     """
 
@@ -77,7 +77,7 @@ class EngineSuite:
             for name in CHECKS:
                 getattr(self, f"check_{name}")()
         finally:
-            made = engine_plugins.load(self.engine, self.settings)
+            made = engine_registry.load(self.engine, self.settings)
             made.down(self.spec, self.cluster, lease="", keep_data=False, timeout_s=_LIMIT_S)
             if lifecycle.find(self.spec.name) is not None:
                 lifecycle.forget(self.spec.name)
@@ -86,9 +86,9 @@ class EngineSuite:
     # ------------------------------------------------------------ helpers for the checks
 
     def do(self, node: str, *requests: list[Any]) -> list[Any]:
-        """Run requests of `penstock.pool.object_operations` on a node."""
+        """Run requests of `penstock.pool.exec` on a node."""
         assert self.pool is not None
-        argv = [sys.executable, "-m", "penstock.pool.object_operations", self.engine, node, json.dumps(requests)]
+        argv = [sys.executable, "-m", "penstock.pool.exec", self.engine, node, json.dumps(requests)]
         ended = self.cluster.run(
             argv,
             on=[self.cluster.node(node)],
@@ -122,7 +122,7 @@ class EngineSuite:
     # ------------------------------------------------------------ checks
 
     def check_up_is_ready_and_again_does_nothing(self) -> None:
-        assert isinstance(engine_plugins.load(self.engine, self.settings), Engine)
+        assert isinstance(engine_registry.load(self.engine, self.settings), Engine)
         began = time.monotonic()
         self.pool, was_up = self.up()
         assert time.monotonic() - began <= self.timeout_s, "`up` took longer than its deadline"
@@ -198,7 +198,7 @@ class EngineSuite:
 
     def check_other_start_of_the_name_is_refused_and_unharmed(self) -> None:
         """Start a pool of the same name on the same nodes, as a job on another machine would. The start must fail."""
-        made = engine_plugins.load(self.engine, self.settings)
+        made = engine_registry.load(self.engine, self.settings)
         refusal = ""
         with suppress(PreconditionFailed):
             try:

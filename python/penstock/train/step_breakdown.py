@@ -81,8 +81,8 @@ def breakdown(shares: Sequence[Share]) -> dict[str, Any]:
             "host_to_device_s": share.h2d_s / steps,
         }
         step_s = share.train_s / steps
-        # To compensate for an overshoot, an emulated step ends early. The parts of such a step can exceed its wall time
-        # by microseconds.
+        # An emulated step ends early to compensate for the overshoot of earlier steps. The sum of its parts can then
+        # exceed its wall time by microseconds.
         ranks.append({"rank": rank, "step_s": step_s, **known, "other_s": max(0.0, step_s - sum(known.values()))})
     found: dict[str, Any] = {
         "steps": steps,

@@ -220,7 +220,7 @@ fn gzip_wrong_trailer_is_named() {
     let error = decompress_into_checked(Codec::Gzip, &damaged, &mut out, LIMIT, GzipCheck::SizeOnly, "p").unwrap_err();
     assert_eq!(
         error.to_string(),
-        "p has a wrong size in gzip member 1 (inflates to 7 bytes, but its trailer states 6 modulo 2³²)"
+        "p has a wrong size in gzip member 1 (decompresses to 7 bytes, but its trailer states 6 modulo 2³²)"
     );
     assert!(out.is_empty());
 }
@@ -232,7 +232,7 @@ fn inflate_bomb_stops_at_the_limit_and_takes_no_more_memory() {
         let stored = compress(codec, &plain, codec.default_level()).unwrap();
         let mut out = Vec::new();
         let error = decompress_into(codec, &stored, &mut out, 1 << 20, "p").unwrap_err();
-        assert_eq!(error.to_string(), "p inflates to more than the limit of 1,048,576 bytes");
+        assert_eq!(error.to_string(), "p decompresses to more than the limit of 1,048,576 bytes");
         assert!(out.capacity() <= 1 << 20, "{codec}: {}", out.capacity());
     }
 }

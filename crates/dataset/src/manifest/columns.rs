@@ -6,7 +6,7 @@ use penstock_codec::Codec;
 use penstock_store::Version;
 use penstock_types::{Algorithm, Digest, Key};
 
-use super::serde_key::normal_transform;
+use super::serde_with::normal_transform;
 use crate::manifest::{CodecSource, Decompressed, Entry, Origin, RecordFormat};
 
 /// Cell value of a column.

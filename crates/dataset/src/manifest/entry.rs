@@ -7,7 +7,7 @@ use penstock_types::{Algorithm, Digest, Key};
 use serde::{Deserialize, Serialize};
 
 use super::RecordFormat;
-use super::serde_key::{codec_text, key_text, transform_text};
+use super::serde_with::{codec_text, key_text, transform_text};
 
 /// Metadata of one object of a dataset.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -4,7 +4,7 @@
 //!
 //! Owns the list, its order and the fingerprint of the logical dataset. The submodules `entry` and `record_format`
 //! describe one object, and `listing` converts a store listing. The other submodules (`io`, `head`, `parquet`,
-//! `columns`, `serde_key`) read and write the manifest file (docs/reference/manifest.md) as JSON or Parquet. Opens no
+//! `columns`, `serde_with`) read and write the manifest file (docs/reference/manifest.md) as JSON or Parquet. Opens no
 //! object: codec and format come from names alone.
 
 mod columns;
@@ -14,7 +14,7 @@ mod io;
 mod listing;
 mod parquet;
 mod record_format;
-mod serde_key;
+mod serde_with;
 
 use bytes::BytesMut;
 use penstock_codec::Codec;
@@ -29,7 +29,7 @@ pub use io::{ManifestFormat, write};
 pub use listing::is_own;
 pub use listing::{OWN_PREFIX, index, index_selected, index_written, list, without_pattern, written_fields};
 pub use record_format::RecordFormat;
-pub use serde_key::{codec_text, key_text, transform_text};
+pub use serde_with::{codec_text, key_text, transform_text};
 
 use crate::key_filter::KeyFilter;
 use crate::key_names::last_component;

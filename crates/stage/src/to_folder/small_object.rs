@@ -196,7 +196,7 @@ impl DownloadContext {
             if content.size != seal.bytes {
                 return Err(Error::corrupt(
                     self.reader.place(entry),
-                    format!("inflates to {} bytes (expected {})", seal.bytes, content.size),
+                    format!("decompresses to {} bytes (expected {})", seal.bytes, content.size),
                 ));
             }
             self.reader.check(entry, &seal.digests(), &content.digests)?;

@@ -7,7 +7,7 @@
 pub(crate) mod existing;
 pub(crate) mod manifests;
 pub(crate) mod multipart;
-pub(crate) mod stream_upload;
+pub(crate) mod resumable_upload;
 pub(crate) mod target;
 pub(crate) mod upload_journal;
 pub(crate) mod upload_object;

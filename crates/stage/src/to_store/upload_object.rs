@@ -3,7 +3,7 @@
 //! upload. The store verifies the digests that are sent with the object. Readers never see an incomplete object.
 //!
 //! A small object is read into memory and written in one request. A large object is streamed in order
-//! (`stream_upload`). Streaming needs memory for only a few parts, whatever the size of the object. Hashing and
+//! (`resumable_upload`). Streaming needs memory for only a few parts, whatever the size of the object. Hashing and
 //! (de)compression run on blocking threads.
 
 use std::sync::Arc;
@@ -48,7 +48,7 @@ impl UploadContext {
         let mut retry = DamageRetry::new(&self.reader, entry);
         loop {
             let sent = match self.small(upload, entry).await {
-                Ok(None) => crate::to_store::stream_upload::send(self, upload, entry).await,
+                Ok(None) => crate::to_store::resumable_upload::send(self, upload, entry).await,
                 Ok(Some(written)) => Ok(written),
                 Err(error) => Err(error),
             };

@@ -60,7 +60,7 @@ impl Drop for Attempt<'_> {
     }
 }
 
-/// Lists the files below `prefix` in byte order.
+/// Lists the files below `prefix`, sorted by the bytes of their names.
 pub(super) fn stream(
     dataset: Arc<Dataset>,
     prefix: Key,

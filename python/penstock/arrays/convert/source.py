@@ -23,21 +23,7 @@ if TYPE_CHECKING:
     from penstock.arrays.indexing import Box
     from penstock.arrays.location import Location
 
-__all__ = ["SEGY_ARRAYS", "SegyFacts", "Source", "open_source"]
-
-SEGY_ARRAYS = (
-    "headers_raw",
-    "trace_index",
-    "segy_file_header",
-    "segy_trailer",
-    "duplicate_headers",
-    "duplicate_samples",
-    "duplicate_index",
-    "ibm_words",
-)
-"""Names of the arrays that are stored in addition to the samples, so that the SEG-Y file can be restored byte for
-byte.
-"""
+__all__ = ["SegyFacts", "Source", "open_source"]
 
 
 @dataclass(frozen=True)

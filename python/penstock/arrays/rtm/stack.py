@@ -15,7 +15,6 @@ from penstock import _native
 from penstock.arrays.array import Coordinate
 from penstock.arrays.convert.zarr_metadata import array_document, group_document, parse_codec
 from penstock.arrays.create import create_segy
-from penstock.arrays.opening import open as open_array
 from penstock.arrays.rtm.job import Job, digest, dims_of
 from penstock.arrays.rtm.picture import picture
 from penstock.errors import Corrupt, NotFound
@@ -188,8 +187,3 @@ def _write_zarr(job: Job, image: NDArray[np.float32], dims: tuple[str, ...], coo
             writer.write(cell, whole.reshape(-1).view(np.uint8))
     attrs = {"Conventions": "CF-1.11", "defaultVariableName": "image"}
     place.write("zarr.json", json.dumps(group_document(documents, attrs)).encode())
-
-
-def open_stack(job: Job) -> Array:
-    """Open the stacked image."""
-    return open_array((job.location / _FOLDER / "image.zarr").url, array="image", timeout_s=job.location.timeout_s)

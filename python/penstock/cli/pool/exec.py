@@ -16,7 +16,7 @@ __all__ = ["command"]
 @click.argument("requests")
 def command(engine: str, node: str, requests: str) -> int:
     """Run REQUESTS (a JSON list) on the objects of the pool on stdin, as seen from NODE; print the answers."""
-    from penstock.pool.object_operations import execute_all
+    from penstock.pool.exec import execute_all
 
     click.echo(execute_all(engine, node, requests, sys.stdin.buffer.read()))
     return 0

@@ -10,7 +10,7 @@ import msgspec
 
 from penstock.cluster.exits import raise_for_failures
 from penstock.errors import SystemFault
-from penstock.pool import engine_plugins
+from penstock.pool import engine_registry
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -53,7 +53,7 @@ def evict_lost_objects(
     Raises:
         PenstockError: The pool does not respond.
     """
-    noticed = engine_plugins.load(pool.engine, settings).heal(pool, cluster, timeout_s=timeout_s)
+    noticed = engine_registry.load(pool.engine, settings).heal(pool, cluster, timeout_s=timeout_s)
     requests = json.dumps([["delete", noticed], ["evict", list(lost)]])
     # The request runs on a node, because this machine may be unable to reach the network of the pool.
     ended = cluster.run_on_leader(

@@ -2,9 +2,9 @@
 """Runs object operations on a node of a pool, for callers on other machines (node-loss recovery, `EngineSuite`).
 
 Start this module on the node as `penstock pool exec ENGINE NODE REQUESTS`, or with the same arguments as `python -m
-penstock.pool.object_operations`. The process reads the pool as JSON from stdin. REQUESTS is a JSON list that runs in
-order, such as [["put", "a/b", "/tmp/x"], ["read", "a/b", 0, 100]]. The results are one JSON list on stdout. Bytes are
-returned as length and CRC-32, errors as {"error": code, "text": ...}.
+penstock.pool.exec`. The process reads the pool as JSON from stdin. REQUESTS is a JSON list that runs in order, such as
+[["put", "a/b", "/tmp/x"], ["read", "a/b", 0, 100]]. The results are one JSON list on stdout. Bytes are returned as
+length and CRC-32, errors as {"error": code, "text": ...}.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.errors import ConfigError, PenstockError
-from penstock.pool import engine_plugins
+from penstock.pool import engine_registry
 from penstock.protocols import Pool
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def execute_all(engine: str, node: str, requests: str, pool: bytes) -> str:
         raise ConfigError(
             f"pool exec: {error}", hint="pass the pool as JSON on stdin and the requests as a JSON list"
         ) from error
-    access = engine_plugins.load(engine, {}).access(known, node)
+    access = engine_registry.load(engine, {}).access(known, node)
     return json.dumps([execute(access, request) for request in decoded])
 
 

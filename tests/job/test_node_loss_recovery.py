@@ -13,7 +13,8 @@ import pytest
 from penstock.errors import ConfigError, RankFailed
 from penstock.job import spec
 from penstock.job.run_steps import Execution
-from penstock.pool import lifecycle, object_operations
+from penstock.pool import lifecycle
+from penstock.pool.exec import execute_all
 
 _JOB = """
 name = "mended"
@@ -55,7 +56,7 @@ def execution(tmp_path, monkeypatch):
 def test_pool_exec_refuses_requests_that_do_not_parse(execution, pool, requests):
     sound = msgspec.json.encode(execution._pool)
     with pytest.raises(ConfigError, match="pool exec: "):
-        object_operations.execute_all("local", "n1", requests, sound if pool is None else pool)
+        execute_all("local", "n1", requests, sound if pool is None else pool)
 
 
 def test_pool_is_mended_by_the_nodes_own_penstock(execution, tmp_path):

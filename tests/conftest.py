@@ -106,7 +106,7 @@ _SYSTEM = (
     "job/test_job_everywhere.py",
     "job/test_job_loss.py",
     "job/test_lost_host.py",
-    "job/test_lost_nodes.py",
+    "job/test_node_loss_recovery.py",
     "job/test_paths.py",
     "job/test_run.py",
     "job/test_submit.py",

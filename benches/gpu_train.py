@@ -64,10 +64,10 @@ def compare(asked: argparse.Namespace, workload: str, folder: str) -> None:
             )
         )
         found = result["data_path"]
-        low, high = found["interval"]
+        interval = " to ".join("unknown" if one is None else f"{one:.3f}" for one in found["interval"])
         print(
             f"{workload}{', compiled' if is_compiled else ''}: real {found['real']['median']:.0f} {found['unit']}, "
-            f"synthetic {found['synthetic']['median']:.0f}, ratio {found['ratio']:.3f} ({low} to {high}); "
+            f"synthetic {found['synthetic']['median']:.0f}, ratio {found['ratio']:.3f} ({interval}); "
             f"{1e3 * found['real']['cpu_s_per_sample']:.2f} ms of CPU per sample; {found['reason']}; "
             f"{result['loader']['passes'][-1].get('device')}",
             flush=True,

@@ -14,7 +14,7 @@ import torch
 from penstock import stage
 from penstock.bench import results
 from penstock.datasets import cosmoflow
-from penstock.errors import ConfigError, NotFound, PenstockError, RankFailed
+from penstock.errors import BudgetExceeded, ConfigError, NotFound, PenstockError, RankFailed
 from penstock.feed.checkpoint.folder import list_checkpoints
 from penstock.protocols import Demand, InputField, StepCost
 from penstock.ranks import Rank
@@ -91,7 +91,7 @@ def test_dummy_batches_are_in_the_device_s_memory():
 
 
 @pytest.mark.parametrize(("device", "target"), [("cpu", None), ("cuda:0", torch.device("cuda:0"))])
-def test_the_feed_copies_batches_to_a_gpu_itself(tmp_path, device, target):
+def test_feed_gets_the_gpu_as_its_device(tmp_path, device, target):
     cosmoflow.generate(tmp_path, samples=2, voxels=32, seed=3)
     demand = Demand(fields={"x": InputField("int16", (32, 32, 32, 4))}, arrays="torch", sample_bytes=32**3 * 8)
     assert open_feed(numbered(2, url=tmp_path.as_uri(), demand=demand, device=device)).device == target
@@ -427,6 +427,16 @@ def test_archive_copies_result_and_checkpoint(tmp_path, is_url):
 def test_data_that_is_not_there_is_not_found(tmp_path):
     with pytest.raises(NotFound):
         run(spec(data=(tmp_path / "none").as_uri()))
+
+
+def test_gpu_memory_that_ends_in_the_feed_has_one_error_with_a_smaller_batch():
+    class Full(DummyFeed):
+        def __iter__(self):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(BudgetExceeded, match="which also holds the next batches") as caught:
+        run(spec(), source=Full)
+    assert caught.value.hint == "use --batch-size 2"
 
 
 def test_rank_numbers_reach_the_spec_of_the_source():

@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import ConfigError, PenstockError
+from penstock.errors import BudgetExceeded, ConfigError, PenstockError
 from penstock.protocols import WorkloadSpec
 from penstock.train import checkpoint
 from penstock.train.checkpoint_saver import CheckpointSaver, SaveTimes
@@ -259,6 +259,14 @@ class Driver:
             self.time_to_train_s = time.perf_counter() - run_s
             if self._saver is not None:
                 self.share.checkpoints = self._saver.finish()
+        except RuntimeError as error:
+            # A step converts torch's error itself, with facts about the model. This one is of the feed's copies.
+            if type(error).__name__ != "OutOfMemoryError":
+                raise
+            raise BudgetExceeded(
+                f"out of memory on {self.device}, which also holds the next batches",
+                hint=f"use --batch-size {max(1, spec.global_batch // self.rank.world // 2)}",
+            ) from None
         finally:
             if self._saver is not None:
                 self._saver.close()

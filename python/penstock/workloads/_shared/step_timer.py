@@ -31,7 +31,7 @@ class StepTimer:
     """
 
     def __init__(self, device: torch.device, module: nn.Module | None = None) -> None:
-        self._cuda = device.type == "cuda"
+        self._device, self._cuda = device, device.type == "cuda"
         self._started_s = self._h2d_s = self._comm_s = 0.0
         self._last_gradient_s: float | None = None
         self._events: dict[str, Any] = {}
@@ -52,30 +52,36 @@ class StepTimer:
         def mark(_parameter: torch.Tensor) -> None:
             self._last = number
             if self._cuda:
-                self._events["gradient"].record()
+                self._record("gradient")
             self._last_gradient_s = time.perf_counter()
 
         return mark
 
+    def _record(self, event: str) -> None:
+        self._events[event].record(torch.cuda.current_stream(self._device))
+
     def start(self) -> None:
-        """Call before the batch is copied to the device."""
+        """Call before the batch is copied to the device. Waits for copies that the feed has started."""
         self._started_s = time.perf_counter()
         self._h2d_s = self._comm_s = 0.0
         self._last_gradient_s = None
         if self._cuda:
-            self._events["start"].record()
+            # The device is idle, but the stream may wait for copies that the feed began.
+            torch.cuda.current_stream(self._device).synchronize()
+            self._h2d_s = time.perf_counter() - self._started_s
+            self._record("start")
 
     def copied(self) -> None:
         """Call after the batch's copies to the device are queued."""
         if self._cuda:
-            self._events["copied"].record()
+            self._record("copied")
 
     def backward_done(self) -> None:
         """Call after the backward pass."""
         if self._last_gradient_s is None:
             return
         if self._cuda:
-            self._events["backward"].record()
+            self._record("backward")
         else:
             self._comm_s = time.perf_counter() - self._last_gradient_s
         if not self._is_settled:
@@ -90,7 +96,7 @@ class StepTimer:
         total_s = time.perf_counter() - self._started_s
         if self._cuda:
             at = self._events
-            self._h2d_s = at["start"].elapsed_time(at["copied"]) / 1e3
+            self._h2d_s += at["start"].elapsed_time(at["copied"]) / 1e3
             if self._last_gradient_s is not None:
                 # `item()` waits for the stream only up to the loss. The optimiser may be queued behind the loss.
                 at["backward"].synchronize()

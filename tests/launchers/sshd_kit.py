@@ -17,6 +17,7 @@ import pytest
 
 from tests.ports import free_port
 
+# HOME is not this user's: otherwise, the shells would run its .bashrc, which may print lines.
 _CONFIG = """
 HostKey {folder}/host{at}
 AuthorizedKeysFile {folder}/authorized{at}
@@ -27,6 +28,7 @@ UsePAM no
 StrictModes no
 MaxStartups 100
 LogLevel ERROR
+SetEnv HOME={folder}
 """
 
 

@@ -14,8 +14,6 @@ import sys
 import time
 from statistics import median
 
-import torch
-
 import penstock.torch
 from penstock.train import TrainSpec, run
 
@@ -63,10 +61,15 @@ def data_path(folder: str) -> None:
     print(f"real / synthetic = {found['ratio']:.3f} ({low} to {high}): {found['verdict']}; {found['reason']}")
 
 
-def ceiling(folder: str, batch: int, *, amp: bool, classes: int = 10) -> None:
+def ceiling(folder: str, batch: int, *, amp: bool, classes: int = 10, device: str = "cpu") -> None:
     """Print the rate of the trivial model beside that of the feed alone: second epochs, in turn."""
     spec = TrainSpec(
-        workload="trivial", data=folder, global_batch=batch, settings={"classes": classes, "amp": amp}, epochs=2
+        workload="trivial",
+        data=folder,
+        global_batch=batch,
+        settings={"classes": classes, "amp": amp},
+        epochs=2,
+        device=device,
     )
     trained, fed = [], []
     for _ in range(TURNS):
@@ -77,7 +80,7 @@ def ceiling(folder: str, batch: int, *, amp: bool, classes: int = 10) -> None:
             penstock.open(folder).shuffle(seed=0).fields(image=image, label=penstock.tensor("int64", ()).of("cls")),
             batch_size=batch,
             tail="drop",
-            device="cuda" if torch.cuda.is_available() else None,
+            device=device,
         )
         for _ in loader:
             pass

@@ -1,35 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures training on one GPU: real beside synthetic data, `trivial` beside the feed alone, and the stall of checkpoints.
+"""Measures training on one GPU: real beside synthetic data, `trivial` beside the feed alone, and stalls of checkpoints.
 
     python benches/gpu_train.py FOLDER [--what cosmoflow,resnet50,trivial,checkpoint] [--device cuda]
 
 `cosmoflow` and `resnet50` alternate between real and synthetic data, eagerly and compiled (aim: real >= 0.99 x
 synthetic). `trivial` is a bound of what the data path can deliver (aim: 0.97 of the feed alone). `checkpoint` trains
-ResNet-50 on synthetic data and writes four checkpoints to FOLDER (aim: the stall is below 5 % of the writing). The data
-are made in FOLDER at the first call, and should fit into the page cache.
+ResNet-50 on synthetic data and writes four checkpoints to FOLDER (aim: the stall is below 5 % of the writing). The
+data are made in FOLDER at the first call, and should fit into the page cache. `gpu_feed.py` uses the same volumes.
 
-No GPU is needed to try it: `--device cpu --voxels 32 --volumes 64 --images 256 --image-size 64 --batches 4,8 --turn-steps 6`.
+No GPU is needed to try it: `--device cpu --voxels 32 --samples 64 --images 256 --image-size 64 --batches 4,8 --turn-steps 6`.
 """
 
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from bench_train import ceiling
+from gpu_feed import data, made, volumes_of
 
+from penstock.datasets.images import ImageSpec, generate
 from penstock.train import TrainSpec, run
 
-PENSTOCK = str(Path(sys.executable).with_name("penstock"))
 CLASSES = 100
-
-
-def make(*words: object) -> None:
-    """Runs `penstock dataset`, which continues or keeps what an earlier call made."""
-    subprocess.run([PENSTOCK, "dataset", *map(str, words)], check=True, stdout=subprocess.DEVNULL)
 
 
 def spec(asked: argparse.Namespace, workload: str, **fields: Any) -> TrainSpec:
@@ -74,13 +70,14 @@ def compare(asked: argparse.Namespace, workload: str, folder: str) -> None:
         )
 
 
-def checkpoint(asked: argparse.Namespace, folder: Path) -> None:
+def checkpoint(asked: argparse.Namespace) -> None:
     """Prints the rate and the stall of checkpoints."""
-    steps = 4 * asked.turn_steps
-    data = f"dummy://{steps * asked.batches[1]}"
-    found = run(spec(asked, "resnet50", data=data, checkpoint=str(folder), checkpoint_steps=asked.turn_steps))[
-        "checkpoints"
-    ]
+    samples = 4 * asked.turn_steps * asked.batches[1]
+    with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
+        result = run(
+            spec(asked, "resnet50", data=f"dummy://{samples}", checkpoint=folder, checkpoint_steps=asked.turn_steps)
+        )
+    found = result["checkpoints"]
     print(
         f"{found['saves']} checkpoints of {found['bytes'] / found['saves'] / 1e6:.0f} MB: "
         f"{found['bytes_per_s'] / 1e6:.0f} MB/s, stall {1e3 * found['stall_s']:.0f} ms, "
@@ -94,7 +91,7 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--what", default="cosmoflow,resnet50,trivial,checkpoint")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--volumes", type=int, default=512, help="volumes to make")
+    parser.add_argument("--samples", type=int, default=512, help="volumes to make")
     parser.add_argument("--voxels", type=int, default=128)
     parser.add_argument("--images", type=int, default=16384, help="images to make")
     parser.add_argument("--image-size", type=int, default=224)
@@ -103,20 +100,23 @@ def main() -> int:
     )
     parser.add_argument("--turn-steps", type=int, default=50)
     asked = parser.parse_args()
-    images = asked.folder / f"images-{asked.images}"
-    volumes = asked.folder / f"volumes-{asked.voxels}-{asked.volumes}"
+    asked.folder.mkdir(parents=True, exist_ok=True)
     what = asked.what.split(",")
+    images = asked.folder / f"images-{asked.images}"
     if {"resnet50", "trivial"} & set(what):
-        make("images", images, "--images", asked.images, "--classes", CLASSES, "--format", "tar", "--shards", 32)
-    if "cosmoflow" in what and not volumes.exists():
-        make("cosmoflow", volumes, "--samples", asked.volumes, "--voxels", asked.voxels, "--cubes-per-universe", 8)
+        generate(images, ImageSpec(asked.images, CLASSES, shards=32, format="tar"))
     for name in what:
-        if name == "trivial":
-            ceiling(str(images / "train"), asked.batches[1], amp=True, classes=CLASSES)
+        if name == "cosmoflow":
+            volumes = asked.folder / volumes_of(asked)
+            compare(asked, name, str(made(volumes, lambda new: data.volumes(new, asked.samples, asked.voxels))))
+        elif name == "resnet50":
+            compare(asked, name, str(images / "train"))
+        elif name == "trivial":
+            ceiling(str(images / "train"), asked.batches[1], amp=True, classes=CLASSES, device=asked.device)
         elif name == "checkpoint":
-            checkpoint(asked, asked.folder / "checkpoints")
+            checkpoint(asked)
         else:
-            compare(asked, name, str(volumes if name == "cosmoflow" else images / "train"))
+            parser.error(f"unknown measurement: {name}")
     return 0
 
 

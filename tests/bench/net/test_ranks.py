@@ -179,16 +179,17 @@ def test_missing_mpi4py_names_the_package(tmp_path):
     assert "pip install 'penstock[mpi]'" in done.stderr
 
 
+_ONE_GPU = ["--backend", "nccl", "--device", "cuda", "--convention", "nccl", "--ranks", "1"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
         (["--backend", "mpi"], "launcher local does not start MPI ranks"),
         (["--backend", "nccl"], "backend nccl: supports only GPU buffers"),
         (["--backend", "nccl", "--device", "cuda"], "this node has no CUDA device"),
-        (
-            ["--backend", "nccl", "--device", "cuda", "--convention", "nccl", "--ranks", "1"],
-            "this node has no CUDA device",
-        ),
+        ([*_ONE_GPU, "all_reduce_perf"], "this node has no CUDA device"),
+        ([*_ONE_GPU, "all_reduce_perf", "sendrecv_perf"], "--ranks: 1 cannot be spread"),
         (["--backend", "nccl", "--device", "cuda", "--ranks", "1"], "--ranks: 1 cannot be spread"),
         (["--ranks", "1"], "--ranks: 1 cannot be spread"),
         (["--ranks", "3", "--nodes", "2"], "3 cannot be spread evenly over 2 nodes"),

@@ -100,7 +100,8 @@ class NetPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def min_world(self) -> int:
         """Smallest number of ranks: 1 for the collectives of nccl-tests over NCCL, to test NCCL on a single GPU."""
-        return 1 if (self.convention, self.backend) == ("nccl", "nccl") and not self.matrix else 2
+        is_nccl = self.convention == self.backend == "nccl"
+        return 1 if is_nccl and not self.matrix and "sendrecv" not in self.operations else 2
 
     def check(self, world: int) -> None:
         """Check the plan for a number of ranks.

@@ -348,7 +348,7 @@ def _evidence(
     if gpu is not None:
         found.append(
             Evidence(
-                quantity="time in which a GPU ran a kernel",
+                quantity="time in which a GPU ran a kernel (experimental)",
                 value=gpu,
                 unit="share",
                 source="NVML",

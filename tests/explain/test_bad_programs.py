@@ -207,7 +207,7 @@ def test_explain_pid_that_does_not_exist_is_refused(run_cli):
     assert "Traceback" not in done.err
 
 
-@pytest.mark.parametrize("option", ["--output", "--html"])
+@pytest.mark.parametrize("option", ["-o", "--output", "--html"])
 def test_explain_into_a_folder_that_does_not_exist_starts_nothing(run_cli, tmp_path, option):
     mark = tmp_path / "started"
     done = run_cli("explain", "--seconds", "1", option, tmp_path / "none" / "file", "--", "touch", mark)

@@ -72,7 +72,7 @@ Examples:
     help="Stack samples per second, of all processes together.",
 )
 @click.option(
-    "--output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write the JSON to FILE."
+    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write the JSON to FILE."
 )
 @click.option(
     "--html",

@@ -7,7 +7,6 @@ import math
 import os
 import random
 import re
-import statistics
 from itertools import pairwise
 
 import pytest
@@ -18,12 +17,12 @@ from penstock.bench.app.cells import Cell, Run
 from penstock.bench.app.figure import Figure, parse_figure, read_figure, read_worlds
 from penstock.bench.app.presets import PRESETS, prepare
 from penstock.bench.app.spec import Spec, Variant, load_spec, variants_of
-from penstock.bench.app.statistics import amdahl, bootstrap_rounds, gustafson, paired_ratio
+from penstock.bench.app.statistics import amdahl, gustafson, paired_ratio, share_of_rounds
 from penstock.bench.app.summary import summarise
 from penstock.bench.app.torchrun import torchrun_argv
 from penstock.bench.student_t import student_quantile
 from penstock.cluster.containers import command_line_prefix
-from penstock.errors import ConfigError, NotFound
+from penstock.errors import ConfigError, NotFound, RankFailed
 from penstock.protocols import Node
 
 _GROMACS = "Performance:      123.456        0.194\n"
@@ -192,10 +191,23 @@ def test_sweep_file_has_the_flags_as_keys(tmp_path):
     ]
 
 
+def test_sweep_file_takes_a_figure_as_text_and_a_preset(tmp_path, lmp):
+    file = tmp_path / "sweep.toml"
+    file.write_text("command = ['x']\nfigure = 'r=rate (\\d+)'\nmpi-check = false\n")
+    spec = load_spec(file)
+    assert (spec.figure.name, spec.figure.pattern, spec.checks_mpi) == ("r", r"rate (\d+)", False)
+    assert (spec.launcher, spec.ranks) == ("mpi", (1, 2))
+    file.write_text("preset = 'lammps-lj'\nsize = 2\nset = { program = 'mpirun.openmpi' }\n")
+    spec = load_spec(file, preset_folder=tmp_path)
+    assert (spec.command[0], spec.figure.name, spec.size) == ("lmp", "timesteps/s", 2)
+    assert (tmp_path / "in.lj-melt").is_file()
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "command"),
+        ("preset = 'x'", "preset: `x` is not one of lammps-lj"),
         ("command = ['x']\nrank = [1]", "rank"),
         ("command = 'x'", "command"),
         ("command = ['x']\nranks = ['a']", "ranks"),
@@ -225,10 +237,16 @@ def test_fits_recover_the_serial_share(share, counts):
     assert gustafson(scaled) == pytest.approx(share, abs=1e-9)
 
 
-def test_fits_stay_shares_for_faster_than_linear_and_for_slower_runs():
-    assert amdahl([(1, 10.0), (2, 4.0)]) == 0.0
-    assert amdahl([(1, 10.0), (2, 14.0)]) == 1.0
-    assert gustafson([(1, 1.0), (2, 2.5)]) == 0.0
+@pytest.mark.parametrize("count", [1, 3])
+def test_shares_are_limited_for_faster_than_linear_and_for_slower_runs(count):
+    for points, fit, share in (
+        ({1: 10.0, 2: 4.0}, amdahl, 0.0),
+        ({1: 10.0, 2: 14.0}, amdahl, 1.0),
+        ({1: 1.0, 2: 2.5}, gustafson, 0.0),
+    ):
+        found = share_of_rounds([points] * count, fit)
+        assert found.value == pytest.approx(share)
+        assert (found.low is None) == (count == 1)
 
 
 def test_student_quantile_agrees_with_tables():
@@ -256,12 +274,22 @@ def test_paired_interval_contains_the_truth_at_its_level():
     assert 0.92 <= inside / 400 <= 0.98
 
 
-def test_bootstrap_interval_contains_the_fit():
+@pytest.mark.parametrize("count", [3, 8])
+@pytest.mark.parametrize("law", ["amdahl", "gustafson"])
+def test_interval_of_a_share_contains_the_truth_at_its_level(law, count):
     draw = random.Random(1)
-    rounds = [{q: draw.gauss(1, 0.02) * (0.1 + 0.9 / q) for q in (1.0, 2.0, 4.0)} for _ in range(8)]
-    found = bootstrap_rounds(rounds, amdahl, seed=0)
-    assert found.low < found.value < found.high
-    assert 0.05 < found.value < 0.15
+    inside = 0
+    for _ in range(300):
+        rounds = []
+        for _ in range(count):
+            noise = {q: math.exp(draw.gauss(0, 0.05)) for q in (1.0, 2.0, 4.0, 8.0)}
+            if law == "amdahl":
+                rounds.append({q: x * (0.1 + 0.9 / q) for q, x in noise.items()})
+            else:
+                rounds.append({q: (q - 0.1 * (q - 1)) * noise[1.0] / x for q, x in noise.items()})
+        found = share_of_rounds(rounds, amdahl if law == "amdahl" else gustafson)
+        inside += found.low <= 0.1 <= found.high
+    assert 0.91 <= inside / 300 <= 0.98
 
 
 # ---------------------------------------------------------------- summaries
@@ -310,8 +338,9 @@ def test_summary_law_that_misses_says_so():
     seconds = {1: 8.0, 2: 4.0, 4: 2.0, 8: 3.0}
     found = summarise(spec, _measured(spec, lambda ranks, _: seconds[ranks])).variants[0]
     text = "\n".join(found.verdict)
-    assert "the fastest size is 4 ranks; more are slower" in text
-    assert "so another limit matters" in text
+    assert "the fastest size is 4 ranks; 8 are slower" in text
+    assert "Amdahl's law does not describe these times: it misses 4 ranks by 34.8 %" in text
+    assert "at most" not in text
     assert "below 80.0 % from 8 ranks on" in text
 
 
@@ -326,7 +355,7 @@ def test_summary_law_that_misses_says_so():
 )
 def test_summary_overhead_of_a_container_in_words(cost, noise, words):
     variants = variants_of("charliecloud:/i", ("host-mpirun",), ())
-    spec = _spec(repeats=6, figure=Figure("f", "(x)", kind="seconds"), variant=variants)
+    spec = _spec(ranks=(2,), repeats=6, figure=Figure("f", "(x)", kind="seconds"), variant=variants)
     cells = _measured(spec, lambda _ranks, name: cost if name.startswith("charlie") else 1.0, noise=noise)
     [overhead] = summarise(spec, cells).overheads
     assert overhead.sentence.startswith(words)
@@ -334,23 +363,62 @@ def test_summary_overhead_of_a_container_in_words(cost, noise, words):
     assert overhead.is_shown == (words in ("costs ", "saves "))
 
 
+def _verdict_of(seconds, *, noise=0.0, repeats=5, **given):
+    """Verdict of a sweep with these seconds at each number of ranks."""
+    spec = _spec(ranks=tuple(seconds), repeats=repeats, figure=Figure("f", "(x)", kind="seconds"), **given)
+    return "\n".join(summarise(spec, _measured(spec, lambda ranks, _: seconds[ranks], noise)).variants[0].verdict)
+
+
+def test_verdict_names_sizes_below_the_threshold_only_up_to_the_first_good_one():
+    text = _verdict_of({1: 8.0, 2: 5.5, 4: 2.4, 8: 1.1})
+    assert "below 80.0 % at 2 ranks" in text
+    assert " on" not in text.splitlines()[1]
+    assert "below 80.0 % from 4 ranks on" in _verdict_of({1: 8.0, 2: 4.0, 4: 3.0, 8: 2.5})
+
+
+def test_verdict_does_not_state_what_the_intervals_do_not_show():
+    flat = _verdict_of({1: 1.0, 2: 1.0, 4: 1.0}, noise=0.02)
+    assert "the runs do not show that more ranks are faster" in flat
+    assert "are slower" not in flat
+    wide = _verdict_of({1: 8.0, 2: 4.9}, noise=0.05, repeats=3)
+    assert "the runs do not show whether 2 ranks are above 80.0 %" in wide
+    assert "below" not in wide
+
+
+def test_verdict_of_exactly_linear_scaling_is_not_faster_than_linear():
+    assert "faster than linear" not in _verdict_of({1: 0.9, 3: 0.3, 9: 0.1})
+
+
+def test_verdict_states_the_size_that_the_law_starts_from():
+    text = _verdict_of({ranks: 0.1 + 0.9 / ranks for ranks in (2, 4, 8)})
+    assert "serial share 18.2 % of the time at 2 ranks" in text
+    assert "at most 5.5 times faster than 2 ranks with any number of ranks" in text
+
+
 def test_summary_failed_cell_keeps_its_reason_and_the_rest():
     spec = _spec(ranks=(1, 2, 4), repeats=3)
     cells = _measured(spec, lambda _ranks, _name: 1.0)
-    cells[1].runs, cells[1].error = [], "rank 0 on n0: exit code 3: no memory"
+    cells[1].runs = []
+    for _ in range(2):
+        cells[1].record_failure(RankFailed("rank 0 on n0: exit code 3: no memory", hint="use less"))
+    cells[2].record_failure(RankFailed("once"))
+    cells[2].runs = cells[2].runs[1:]
     found = summarise(spec, cells)
-    assert found.failed == 1
-    assert [c.error for c in found.variants[0].cells] == [None, "rank 0 on n0: exit code 3: no memory", None]
-    assert found.variants[0].cells[2].efficiency is not None
+    assert found.failed == 2
+    row, once = found.variants[0].cells[1:]
+    assert (row.error, row.hint, row.is_abandoned) == ("rank 0 on n0: exit code 3: no memory", "use less", True)
+    assert (once.runs, once.failed_runs, once.is_abandoned) == (2, 1, False)
+    assert once.efficiency is not None
+    assert "2 ranks failed, so the verdict does not include them" in found.variants[0].verdict
 
 
 def test_summary_without_runs_or_with_one_size_does_not_judge():
     spec = _spec(ranks=(1, 2))
     cells = _measured(spec, lambda _ranks, _name: 1.0)
     for cell in cells:
-        cell.runs, cell.error = [], "broken"
+        cell.runs, cell.error, cell.is_abandoned = [], "broken", True
     assert summarise(spec, cells).variants[0].verdict == ("no size ran, so there is no scaling to judge",)
-    cells[0].runs, cells[0].error = [Run(round=0, wall_s=1.0)], None
+    cells[0].runs, cells[0].error, cells[0].is_abandoned = [Run(round=0, wall_s=1.0)], None, False
     assert "only one number of ranks ran" in summarise(spec, cells).variants[0].verdict[0]
     single = _spec(ranks=(2,))
     assert summarise(single, _measured(single, lambda _ranks, _name: 1.0)).variants[0].verdict == ()
@@ -426,8 +494,11 @@ def test_preset_without_its_module_names_the_package(tmp_path, monkeypatch):
     assert "conda-forge" in caught.value.hint
 
 
-def test_statistics_median_of_runs_is_reported():
+def test_summary_ratios_of_means_are_the_speed_ups():
     spec = _spec(repeats=3)
     cells = _measured(spec, lambda _r, _n: 1.0)
-    cells[0].runs = [Run(round=r, wall_s=w) for r, w in enumerate((1.0, 5.0, 2.0))]
-    assert summarise(spec, cells).variants[0].cells[0].wall_s == statistics.median((1.0, 5.0, 2.0))
+    for cell, walls in zip(cells, ((1.0, 5.0, 2.0), (1.0, 1.0, 4.0)), strict=True):
+        cell.runs = [Run(round=r, wall_s=w) for r, w in enumerate(walls)]
+    one, two = summarise(spec, cells).variants[0].cells
+    assert one.wall_s == pytest.approx(10 ** (1 / 3))
+    assert two.speed_up == pytest.approx(one.wall_s / two.wall_s)

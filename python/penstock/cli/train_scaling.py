@@ -113,7 +113,6 @@ def _on_nodes(spec: TrainSpec, ranks: Sequence[int], scaling: Scaling, repeats: 
         warm_up=0,
         timeout_s=86_400.0,
         figure=FIGURE,
-        seed=spec.seed,
     )
     return measure_scaling_on_nodes(spec, sweep, on_run=run_printer(sweep))
 

@@ -126,7 +126,8 @@ def _efficiency(estimate: Estimate | None) -> str:
 
 
 def _row(row: CellSummary) -> list[tuple[str, str]]:
-    remarks = "; ".join(filter(None, [row.error and f"failed: {row.error}", row.hint, *row.notes]))
+    failed = row.error and (f"{row.failed_runs} failed: {row.error}" if row.runs else f"failed: {row.error}")
+    remarks = "; ".join(filter(None, [failed, row.hint, *row.notes]))
     return [
         ("head", f"{row.ranks} on {row.nodes}"),
         ("n", str(row.runs)),

@@ -100,8 +100,8 @@ def measure_scaling(
 ) -> Document:
     """Train at each number of ranks on this node, `repeats` times; return the document with efficiencies and verdict.
 
-    The rate is `steady_samples_per_s`. A size that fails becomes a row with its error, and the sweep continues. If
-    `spec.threads` is not set, all sizes use the number of threads per rank that the largest size allows.
+    The rate is `steady_samples_per_s`. A failed run is counted in the row of its size, with its error, and the sweep
+    continues. If `spec.threads` is not set, all sizes use the number of threads per rank that the largest size allows.
 
     Args:
         spec: The training on the fewest ranks.
@@ -122,7 +122,6 @@ def measure_scaling(
         repeats=repeats,
         warm_up=0,
         figure=FIGURE,
-        seed=spec.seed,
     )
     variant = sweep.variant[0]
     sizes = {str(size.ranks): size for size in sweep.sizes(variant)}
@@ -132,7 +131,7 @@ def measure_scaling(
     }
     for number, name in enumerate(abba_order(list(sizes), repeats)):
         cell = cells[name]
-        if cell.error is not None:
+        if cell.is_abandoned:
             continue
         rate: float | None = None
         began_s = time.perf_counter()
@@ -142,13 +141,13 @@ def measure_scaling(
         except PenstockError as error:
             if isinstance(error, KeyboardInterrupt):
                 raise
-            cell.error, cell.hint = str(error), error.hint
+            cell.record_failure(error)
         else:
             rate = record["steady_samples_per_s"] or record["samples_per_s"]
             wall_s = time.perf_counter() - began_s
             cell.runs.append(Run(round=number // len(sizes), wall_s=wall_s, value=rate))
         if on_run is not None:
-            on_run(number + 1, cell.ranks, rate, cell.error)
+            on_run(number + 1, cell.ranks, rate, cell.error if rate is None else None)
     threads = spec.threads or 1
     if not spec.device.startswith("cuda"):
         for cell in cells.values():

@@ -97,6 +97,7 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         command: Arguments; empty if the user gives the command. `{folder}` is the folder of the input files.
+        example: Example of a command, for presets without one.
         files: Input files, by name, which are written to that folder.
         needs: Program that the command starts. Native runs need it on this machine.
         module: Python module that must be importable.
@@ -107,6 +108,7 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
     figure: Figure
     about: str
     command: tuple[str, ...] = ()
+    example: str = ""
     world: str | None = None
     files: Mapping[str, str] = {}
     needs: str | None = None
@@ -156,11 +158,13 @@ PRESETS = {
         note="this preset has not run with HOOMD-blue yet; it starts from a lattice, not from the published file",
     ),
     "gromacs": Preset(
-        about="GROMACS: figure only; give the command, such as -- gmx_mpi mdrun -s FILE -nsteps 5000",
+        about="GROMACS: figure only; give the command",
+        example="gmx_mpi mdrun -s FILE -nsteps 5000",
         figure=Figure("ns/day", r"^Performance:\s+([0-9.]+)", kind="step-rate"),
     ),
     "tf-cnn": Preset(
         about="tf_cnn_benchmarks and programs with its output: figure only; give the command",
+        example="penstock train resnet50 --synthetic --format tf_cnn",
         figure=Figure("images/s", r"^total images/sec: ([0-9.]+)"),
     ),
 }
@@ -181,7 +185,7 @@ def prepare(name: str, command: Sequence[str], folder: Path, environment: Mappin
         fault = "has its own command" if preset.command else "needs the command of the benchmark"
         raise ConfigError(
             f"preset {name}: {fault}",
-            hint="omit the command after --" if preset.command else "append it: -- CMD...",
+            hint="omit the command after --" if preset.command else f"append it, for example -- {preset.example}",
         )
     if preset.needs is not None and shutil.which(preset.needs) is None:
         raise NotFound(f"preset {name}: {preset.needs} is not installed", hint=preset.package)

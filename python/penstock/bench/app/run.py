@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a scaling sweep: every size of every variant once per round, in alternating order.
 
-A failed run becomes a row with the reason. The failed cell is not run again, and the sweep continues.
+A failed run is counted in its row with the reason, and the sweep continues. A cell that failed twice is not run again.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ def measure(
         for at, key in enumerate(order):
             cell = by_key[key]
             round_number = at // len(cells) - spec.warm_up
-            if cell.error is not None:
+            if cell.is_abandoned:
                 continue
             run = None
             try:
@@ -226,7 +226,7 @@ def measure(
             except PenstockError as error:
                 if isinstance(error, KeyboardInterrupt):
                     raise
-                cell.error, cell.hint = str(error), error.hint
+                cell.record_failure(error)
             if run is not None and round_number >= 0:
                 cell.runs.append(run)
                 _note(cell, run)
@@ -246,7 +246,7 @@ def _check_all(spec: Spec, runners: dict[str, _Runner], sized: list[tuple[Cell, 
             library = runners[variant.name].check(mine[0][1])
         except RankFailed as error:
             for cell, _ in mine:
-                cell.error, cell.hint = str(error), error.hint
+                cell.error, cell.hint, cell.is_abandoned = str(error), error.hint, True
         else:
             for cell, _ in mine:
                 cell.mpi = library

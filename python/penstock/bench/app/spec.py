@@ -3,18 +3,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from penstock.bench.app.figure import Figure, checked_pattern
+from penstock import env
+from penstock.bench.app.figure import Figure, checked_pattern, parse_figure
+from penstock.bench.app.presets import PRESETS, prepare
 from penstock.cluster.containers import parse_container
 from penstock.cpu_binding import binding_kind
 from penstock.errors import ConfigError, NotFound
+from penstock.units import parse_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
 __all__ = ["PLACEHOLDERS", "Scaling", "Size", "Spec", "Variant", "load_spec", "variants_of"]
 
@@ -93,10 +96,10 @@ class Spec(_Part, frozen=True):
     """
 
     command: tuple[str, ...]
-    launcher: str = "local"
+    launcher: str = "mpi"
     set: dict[str, Any] = {}
     nodes: str | None = None
-    ranks: tuple[int, ...] = (1,)
+    ranks: tuple[int, ...] = (1, 2)
     node_counts: tuple[int, ...] = ()
     ranks_per_node: int | None = None
     scaling: Scaling = "strong"
@@ -106,8 +109,7 @@ class Spec(_Part, frozen=True):
     timeout_s: float = 600.0
     figure: Figure | None = None
     world: str | None = None
-    checks_mpi: bool = True
-    seed: int = 0
+    checks_mpi: bool = msgspec.field(default=True, name="mpi-check")
     cwd: str | None = None
     variant: tuple[Variant, ...] = (Variant(name="native"),)
 
@@ -205,12 +207,14 @@ def variants_of(container: str | None, ways: Sequence[str], binds: Sequence[str]
     return tuple(made)
 
 
-def load_spec(path: Path) -> Spec:
+def load_spec(path: Path, *, preset_folder: Path | None = None) -> Spec:
     """Read a sweep from a TOML file. Its keys are the flags of `penstock bench app`; docs/guides/containers.md contains
     an example.
 
+    Args:
+        preset_folder: Folder for the input files of a preset; None refuses presets with input files.
     Raises:
-        NotFound: The file does not exist.
+        NotFound: The file does not exist, or the preset's program or data is not installed.
         ConfigError: The file is not valid TOML, or a key or value is not valid.
     """
     import tomllib
@@ -221,13 +225,28 @@ def load_spec(path: Path) -> Spec:
         raise NotFound(f"{path} does not exist", where=str(path)) from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path}: {error}", where=str(path)) from None
-    if isinstance(found.get("timeout"), str):
-        from penstock.units import parse_seconds
-
-        found["timeout-s"] = parse_seconds(found.pop("timeout"))
     try:
+        if isinstance(found.get("timeout"), str):
+            found["timeout-s"] = parse_seconds(found.pop("timeout"))
+        if isinstance(found.get("figure"), str):
+            found["figure"] = msgspec.to_builtins(parse_figure(found["figure"]))
+        if "preset" in found:
+            found = _with_preset(found, preset_folder)
         return msgspec.convert(found, Spec)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: {error}", where=str(path)) from None
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}", where=str(path), hint=error.hint) from None
+
+
+def _with_preset(found: dict[str, Any], folder: Path | None) -> dict[str, Any]:
+    """Replace the key `preset` by the preset's command, folder, figure and world, unless the file has them."""
+    name = found.pop("preset")
+    if name not in PRESETS:
+        raise ConfigError(f"preset: `{name}` is not one of {', '.join(PRESETS)}")
+    preset = PRESETS[name]
+    if folder is None and preset.files:
+        raise ConfigError(f"preset {name}: needs a folder for its input files")
+    ready = prepare(name, found.get("command", ()), folder or Path(), env.read())
+    made = {"command": ready.command, "cwd": ready.cwd}
+    return {"figure": msgspec.to_builtins(preset.figure), "world": preset.world, **found, **made}

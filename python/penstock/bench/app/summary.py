@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import math
-from statistics import median
+from statistics import geometric_mean
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.bench.app.statistics import Estimate, amdahl, bootstrap_rounds, gustafson, paired_ratio
+from penstock.bench.app.statistics import Estimate, amdahl, gustafson, paired_ratio, share_of_rounds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,8 +23,9 @@ __all__ = ["CellSummary", "Fit", "Overhead", "Summary", "VariantSummary", "plura
 _GOOD = 0.8
 # If a measured time deviates from the fitted law by more than this share, the law does not explain it.
 _FITS = 0.1
-_MIN_ROUNDS = 5
 _ALL_SERIAL = 0.995
+# Equal rates at all sizes give an efficiency of 1 only up to rounding.
+_LINEAR = 1.001
 _INSIDE = (
     "whole runs with mpirun inside start the image's python3, the others this one, so a figure of merit compares them"
     " better than wall seconds"
@@ -32,11 +33,14 @@ _INSIDE = (
 
 
 class CellSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Medians and efficiency of one size of one variant.
+    """Means and efficiency of one size of one variant.
 
     Attributes:
+        wall_s, value: Geometric means over the runs, so that their ratios are the speed-ups.
+        spread: Largest minus smallest value, relative to the mean.
         speed_up: Speed relative to the smallest size. With weak scaling, the speed accounts for the larger problem.
         efficiency: Speed-up divided by the growth in ranks, with its interval.
+        failed_runs, error, hint, is_abandoned: As in `Cell`.
     """
 
     variant: str
@@ -44,6 +48,7 @@ class CellSummary(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int
     problem_size: float
     runs: int
+    failed_runs: int = 0
     wall_s: float | None = None
     value: float | None = None
     spread: float | None = None
@@ -52,6 +57,7 @@ class CellSummary(msgspec.Struct, frozen=True, kw_only=True):
     cpus: tuple[str, ...] = ()
     error: str | None = None
     hint: str | None = None
+    is_abandoned: bool = False
     notes: tuple[str, ...] = ()
 
 
@@ -60,13 +66,15 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         law: `Amdahl` (strong scaling) or `Gustafson` (weak scaling).
-        serial_share: Share of the time at the smallest size that more ranks do not shorten, with a bootstrap interval.
+        serial_share: Share of the time at the smallest size that more ranks do not shorten, with its interval.
         deviation: Largest relative difference between a measured time and the law.
         deviating_ranks: Number of ranks at which the largest difference occurs.
-        max_speed_up: Limit of the speed-up by Amdahl's law; None without a limit.
+        max_speed_up: Limit of the speed-up by Amdahl's law, relative to `base_ranks`; None without a limit.
+        base_ranks: Number of ranks of the smallest size.
     """
 
     law: str
+    base_ranks: int = 1
     serial_share: Estimate
     deviation: float
     deviating_ranks: int
@@ -120,8 +128,6 @@ def summarise(spec: Spec, cells: Sequence[Cell]) -> Summary:
     quantity = spec.figure.name if spec.figure is not None else "wall seconds"
     variants = tuple(_variant(spec, v.name, [c for c in cells if c.variant == v.name]) for v in spec.variant)
     notes = []
-    if 1 < spec.repeats < _MIN_ROUNDS:
-        notes.append(f"bootstrap intervals of {spec.repeats} rounds are too narrow; --repeats 5 or more is better")
     if any(each.container is not None and each.way == "inside" for each in spec.variant):
         notes.append(_INSIDE)
     if spec.repeats == 1:
@@ -185,14 +191,16 @@ def _cell(spec: Spec, cell: Cell, base: Cell | None) -> CellSummary:
         nodes=cell.nodes,
         problem_size=cell.problem_size,
         runs=len(cell.runs),
-        wall_s=median(walls) if walls else None,
-        value=median(values) if values else None,
-        spread=(max(known) - min(known)) / median(known) if len(known) > 1 else None,
+        wall_s=geometric_mean(walls) if walls else None,
+        value=geometric_mean(values) if values else None,
+        spread=(max(known) - min(known)) / geometric_mean(known) if len(known) > 1 else None,
         speed_up=speed_up,
         efficiency=efficiency,
         cpus=cell.runs[-1].cpus if cell.runs else (),
+        failed_runs=cell.failed_runs,
         error=cell.error,
         hint=cell.hint,
+        is_abandoned=cell.is_abandoned,
         notes=tuple(cell.notes),
     )
 
@@ -203,7 +211,7 @@ def _fit(spec: Spec, cells: list[Cell], base: Cell) -> Fit | None:
     """
     chosen: dict[int, Cell] = {}
     for cell in sorted(cells, key=lambda c: c.nodes):
-        if cell.error is None:
+        if not cell.is_abandoned:
             chosen.setdefault(cell.ranks, cell)
     if len(chosen) < 2 or base.ranks not in chosen:
         return None
@@ -213,12 +221,12 @@ def _fit(spec: Spec, cells: list[Cell], base: Cell) -> Fit | None:
         return None
     by_round = [{q: times[q][r] for q in times} for r in rounds]
     if spec.scaling == "strong":
-        share = bootstrap_rounds(by_round, amdahl, seed=spec.seed)
+        share = share_of_rounds(by_round, amdahl)
         law = {q: share.value + (1 - share.value) / q for q in times}
         limit = 1 / share.value if share.value > 0 else None
     else:
         scaled = [{q: q * each[1.0] / t for q, t in each.items()} for each in by_round]
-        share = bootstrap_rounds(scaled, gustafson, seed=spec.seed)
+        share = share_of_rounds(scaled, gustafson)
         law = {q: q / (q - share.value * (q - 1)) for q in times}
         limit = None
     found = {q: math.exp(math.fsum(math.log(each[q] / each[1.0]) for each in by_round) / len(by_round)) for q in times}
@@ -229,6 +237,7 @@ def _fit(spec: Spec, cells: list[Cell], base: Cell) -> Fit | None:
         deviation=abs(found[worst] / law[worst] - 1),
         deviating_ranks=round(worst * base.ranks),
         max_speed_up=limit,
+        base_ranks=base.ranks,
     )
 
 
@@ -247,47 +256,89 @@ def _between(estimate: Estimate) -> str:
     return f"{_percent(estimate.low)} to {_percent(estimate.high)}"
 
 
+def _sizes(rows: Sequence[CellSummary]) -> str:
+    """`2 ranks`, `2, 4 ranks`."""
+    ranks = sorted({row.ranks for row in rows})
+    return plural(ranks[0], "rank") if len(ranks) == 1 else f"{', '.join(map(str, ranks))} ranks"
+
+
 def _verdict(spec: Spec, rows: Sequence[CellSummary], fit: Fit | None) -> tuple[str, ...]:
-    good = [row for row in rows if row.efficiency is not None and row.error is None]
+    good = [row for row in rows if row.efficiency is not None and not row.is_abandoned]
     if not good:
         return ("no size ran, so there is no scaling to judge",)
     if len(spec.ranks) == 1:
         return ()  # a comparison of variants, not of sizes
     if len({row.ranks for row in good}) < 2:
         return ("only one number of ranks ran, so there is no scaling to judge",)
-    last = max(good, key=lambda row: (row.ranks, -row.nodes))
+    good.sort(key=lambda row: (row.ranks, row.nodes))
+    first, last = good[0], max(good, key=lambda row: (row.ranks, -row.nodes))
     assert last.efficiency is not None
-    first = min(good, key=lambda row: (row.ranks, row.nodes))
     reached = f"efficiency {_percent(last.efficiency.value)} ({_between(last.efficiency)})"
     parts = [f"{reached} at {plural(last.ranks, 'rank')}, relative to {first.ranks}"]
-    best = max(good, key=lambda row: row.speed_up or 0.0)
-    if spec.scaling == "strong" and best.ranks < last.ranks:
-        parts.append(f"the fastest size is {plural(best.ranks, 'rank')}; more are slower")
-    low = next((row for row in good if row.efficiency is not None and row.efficiency.value < _GOOD), None)
-    if low is not None:
-        parts.append(f"below {_percent(_GOOD)} from {plural(low.ranks, 'rank')} on")
-    elif last.efficiency.low is not None and last.efficiency.low >= _GOOD:
-        parts.append(f"above {_percent(_GOOD)} at every size")
-    else:
-        parts.append(f"the runs do not show whether it is above {_percent(_GOOD)}; more --repeats would")
-    if last.efficiency.low is not None and last.efficiency.low > 1.0:
+    if spec.scaling == "strong":
+        parts += _speed(good, last)
+    parts += _efficiency(good[1:])
+    if last.efficiency.low is not None and last.efficiency.low > _LINEAR:
         parts.append("faster than linear: more cache per rank, or a smallest size that was disturbed")
     if fit is not None:
         parts.append(_law(fit))
-    shared = [row.ranks for row in good if any("share" in note for note in row.notes)]
-    if shared:
-        parts.append(f"{', '.join(map(str, shared))} ranks shared CPUs, so they do not show the program's scaling")
+    if failed := [row for row in rows if row.is_abandoned]:
+        parts.append(f"{_sizes(failed)} failed, so the verdict does not include them")
+    if shared := [row for row in good if any("share" in note for note in row.notes)]:
+        parts.append(f"{_sizes(shared)} shared CPUs, so they do not show the program's scaling")
     return tuple(parts)
 
 
+def _interval(estimate: Estimate) -> tuple[float, float]:
+    """The interval; after one round, the value alone."""
+    low, high = estimate.low, estimate.high
+    return (estimate.value, estimate.value) if low is None or high is None else (low, high)
+
+
+def _speed(rows: Sequence[CellSummary], last: CellSummary) -> list[str]:
+    """Whether the runs show that a smaller size is faster than the last one, or that more ranks are faster at all."""
+    speeds = {}
+    for at, row in enumerate(rows):
+        assert row.efficiency is not None
+        speeds[at] = tuple(edge * row.ranks / rows[0].ranks for edge in _interval(row.efficiency))
+    best = max(speeds, key=lambda at: speeds[at][0])
+    if rows[best].ranks < last.ranks and speeds[best][0] > speeds[rows.index(last)][1]:
+        return [f"the fastest size is {plural(rows[best].ranks, 'rank')}; {last.ranks} are slower"]
+    return [] if speeds[best][0] > 1 else ["the runs do not show that more ranks are faster"]
+
+
+def _efficiency(rows: Sequence[CellSummary]) -> list[str]:
+    """At which sizes the efficiency is shown to be below or above the threshold."""
+    below, above = [], []
+    for row in rows:
+        assert row.efficiency is not None
+        low, high = _interval(row.efficiency)
+        if high < _GOOD:
+            below.append(row)
+        elif low >= _GOOD:
+            above.append(row)
+    limit, parts = _percent(_GOOD), []
+    if len(above) == len(rows):
+        return [f"above {limit} at every size"]
+    if below and below == list(rows[-len(below) :]):
+        parts.append(f"below {limit} from {plural(below[0].ranks, 'rank')} on")
+    elif below:
+        parts.append(f"below {limit} at {_sizes(below)}")
+    if unknown := [row for row in rows if row not in below and row not in above]:
+        parts.append(f"the runs do not show whether {_sizes(unknown)} are above {limit}; more --repeats would")
+    return parts
+
+
 def _law(fit: Fit) -> str:
-    text = f"{fit.law}: serial share {_percent(fit.serial_share.value)} ({_between(fit.serial_share)})"
+    if fit.deviation > _FITS:
+        missed = f"{plural(fit.deviating_ranks, 'rank')} by {_percent(fit.deviation)}"
+        return f"{fit.law}'s law does not describe these times: it misses {missed}, so another limit matters"
+    base = plural(fit.base_ranks, "rank")
+    text = f"{fit.law}: serial share {_percent(fit.serial_share.value)} of the time at {base} ({_between(fit.serial_share)})"
     if fit.max_speed_up is not None and fit.serial_share.value > _ALL_SERIAL:
         text += ", so more ranks do not shorten the run"
     elif fit.max_speed_up is not None:
-        text += f", so at most {fit.max_speed_up:.3g} times faster with any number of ranks"
-    if fit.deviation > _FITS:
-        text += f"; the law misses {fit.deviating_ranks} ranks by {_percent(fit.deviation)}, so another limit matters"
+        text += f", so at most {fit.max_speed_up:.3g} times faster than {base} with any number of ranks"
     return text
 
 

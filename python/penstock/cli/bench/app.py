@@ -24,7 +24,7 @@ _COUNTS = Several(click.IntRange(min=1), "counts")
 # Flags that have the same name as a key of a sweep file. On the command line, these flags override the file.
 _KEYS = (
     *("launcher", "nodes", "ranks", "node_counts", "ranks_per_node", "scaling", "size", "repeats", "warm_up"),
-    *("world", "seed", "checks_mpi"),
+    *("world", "checks_mpi"),
 )
 # If the load average per core is above this value, a note states that the machine was busy.
 _BUSY = 0.5
@@ -129,7 +129,6 @@ _BUSY = 0.5
     show_default=True,
     help="Check first that the ranks form one MPI job.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the bootstrap.")
 @in_containers
 @click.option("--dry-run", is_flag=True, help="Print the command lines, and start nothing.")
 @click.option("--label", default="", help="Name for the results.")
@@ -215,7 +214,7 @@ def _spec(argv: tuple[str, ...], given: dict[str, Any], folder: Path) -> tuple[S
             raise click.UsageError(
                 f"{flags[min(refused)]} cannot be combined with --sweep; describe it in a [[variant]] of the sweep file"
             )
-        spec = load_spec(given["sweep"])
+        spec = load_spec(given["sweep"], preset_folder=folder)
         chosen["figure"] = _figure(chosen.get("figure", spec.figure), given, changed)
         if settings:
             chosen["set"] = {**spec.set, **settings}

@@ -24,6 +24,8 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 def print_lines(cells: Sequence[Cell], *, as_json: bool) -> None:
     """Print the command line of each cell, as `--dry-run` does."""
+    from penstock.bench.app.summary import plural
+
     if as_json:
         import msgspec
 
@@ -31,7 +33,7 @@ def print_lines(cells: Sequence[Cell], *, as_json: bool) -> None:
         click.echo(msgspec.json.encode({"schema_version": 2, "cells": lines}))
         return
     for cell in cells:
-        click.echo(f"# {cell.variant}, {cell.ranks} ranks on {cell.nodes} nodes")
+        click.echo(f"# {cell.variant}, {plural(cell.ranks, 'rank')} on {plural(cell.nodes, 'node')}")
         for line in cell.line:
             click.echo(shlex.join(line))
 
@@ -94,9 +96,14 @@ def _row(row: CellSummary, *, has_value: bool) -> str:
     value = (f"{row.value:>14.6g}" if row.value is not None else f"{'–':>14}") if has_value else ""
     speed_up = f"{row.speed_up:>8.2f}" if row.speed_up is not None else f"{'–':>8}"
     text = f"{head}{value} {row.wall_s:>7.2f} s {speed_up}  {_efficiency(row.efficiency)}"
-    cpus = f"  CPUs {' | '.join(row.cpus[:8])}" if any(row.cpus) else ""
-    after = [f"then failed: {row.error}"] if row.error else []
+    cpus = f"  CPUs {' | '.join(placements(row.cpus)[:8])}" if any(row.cpus) else ""
+    after = [f"{row.failed_runs} failed: {row.error}"] if row.error else []
     return text + cpus + "".join(f"  ({note})" for note in (*row.notes, *after))
+
+
+def placements(cpus: Sequence[str]) -> list[str]:
+    """CPUs of each rank in rank order, or only once if they are equal for all ranks."""
+    return list(cpus[:1] if len(set(cpus)) == 1 else cpus)
 
 
 def _efficiency(estimate: Estimate | None) -> str:

@@ -15,8 +15,9 @@ import pytest
 
 from penstock.cluster import Cluster, raise_for_failures
 from penstock.cluster.cluster import launcher_names
+from penstock.cluster.exits import describe, first_failure
 from penstock.cluster.facts import gather_facts
-from penstock.errors import ConfigError, NotFound, PenstockError, RankFailed
+from penstock.errors import ConfigError, Deadline, Interrupted, NotFound, PenstockError, RankFailed
 from penstock.launchers.netns_hosts import Hosts
 from penstock.pool import engine_registry
 from penstock.protocols import Exit
@@ -92,6 +93,33 @@ def test_check_names_the_first_node_in_trouble_and_counts_the_others():
     assert raised.value.hint == "install it"
     with pytest.raises(PenstockError, match="strange"):
         raise_for_failures([Exit("h4", 0, None, fault=OSError("strange"))], "up")
+
+
+@pytest.mark.parametrize(
+    ("ended", "text"),
+    [
+        (Exit("h1", 0, 1, out=b"step 1\n\nERROR: no input\nLast input line: run 100\n"), "h1: exit code 1: step 1; ERROR: no input; Last input line: run 100"),
+        (Exit("h1", 0, 1, out=b"step 1\n", err=b"no input\n"), "h1: exit code 1: no input"),
+        (Exit("h1", 0, 1), "h1: exit code 1"),
+        (Exit("h1", 0, 137, out=b"step 1\n"), "h1: killed by signal 9 (SIGKILL)"),
+        (Exit("h1", 0, 139, err=b"core dumped\n"), "h1: killed by signal 11 (SIGSEGV): core dumped"),
+        (Exit("h1", 0, 255), "h1: exit code 255"),
+    ],
+)  # fmt: skip
+def test_failure_quotes_stderr_or_else_stdout_and_names_the_signal(ended, text):
+    assert describe(ended) == text
+
+
+def test_first_failure_is_the_cause_and_not_a_rank_that_was_stopped():
+    stopped = Exit("h1", 0, None, fault=Interrupted("h1: the command was stopped"))
+    late = Exit("h2", 1, None, fault=Deadline("h2: the command was stopped after its limit of 1 s"))
+    failed, killed = Exit("h3", 2, 1), Exit("h4", 3, 137)
+    gone = Exit("h5", 4, None, fault=NotFound("h5: java: No such file"))
+    order = [gone, killed, failed, stopped]
+    for at in range(len(order)):
+        assert first_failure([Exit("h0", 0, 0), late, *reversed(order[at:])]) in (order[at], late)
+        assert at == 3 or first_failure([late, *reversed(order[at:])]) is order[at]
+    assert first_failure([Exit("h0", 0, 0)]) is None
 
 
 def test_strange_launcher_comes_by_the_same_door_and_passes_the_suite(stranger, tmp_path):

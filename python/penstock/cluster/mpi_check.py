@@ -62,11 +62,20 @@ def check_mpi(
     else:
         every = "every rank reports" if len(set(worlds)) == 1 else "ranks report"
         what = f"{every} world size {', '.join(map(str, sorted(set(worlds))))} instead of {len(exits)}"
+    library, host = str(answers[0]["library"]), _version(host_program)
     raise RankFailed(
-        f"{place} ({answers[0]['library']}) and the launcher ({_version(host_program)}) are incompatible: {what}",
-        hint="use the same MPI family for the launcher and the command, for example --set program=mpiexec.hydra for"
-        " MPICH, --set srun=--mpi=pmix for srun, or --ways inside",
+        f"{place} ({library}) and the launcher ({host}) are incompatible: {what}",
+        hint=f"use the same MPI family for the launcher and the command: {_other_launcher(host, library)}, or --ways inside",
     )
+
+
+def _other_launcher(host: str, library: str) -> str:
+    """Setting with which the launcher starts the ranks of a command with this MPI library."""
+    if host.startswith("srun"):
+        return "--set srun=--mpi=pmix for Open MPI, --set srun=--mpi=pmi2 for MPICH"
+    # The local launcher starts no MPI jobs, so `host` is a sentence.
+    prefix = "--launcher mpi " if host.startswith("launcher ") else ""
+    return f"{prefix}--set program={'mpirun.openmpi' if 'Open MPI' in library else 'mpiexec.hydra'} for {library}"
 
 
 def _reason(err: bytes) -> str:

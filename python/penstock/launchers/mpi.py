@@ -99,6 +99,12 @@ def launcher(settings: Mapping[str, Any], environment: Mapping[str, str]) -> Mpi
     """Entry point `penstock.launchers: mpi`."""
     found = parse_settings("launcher mpi", settings, {"nodes": str, "program": str, "args": str, "python": str})
     program = found.get("program", "mpirun")
+    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
+        if environment.get(name, "1") != "1":
+            raise ConfigError(
+                f"launcher mpi: this process is already one of the {environment[name]} ranks of an mpirun ({name})",
+                hint="omit --launcher, or start penstock without mpirun",
+            )
     try:
         version_text = subprocess.run(
             [program, "--version"],

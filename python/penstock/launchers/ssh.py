@@ -22,14 +22,16 @@ import zlib
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from penstock.errors import ConfigError, Deadline, Denied, PenstockError, Unreachable, Unsupported
+from penstock.errors import ConfigError, Deadline, Denied, Interrupted, PenstockError, Unreachable, Unsupported
 from penstock.launchers._remote import file_transfer
 from penstock.launchers._shared.subprocess_launcher import (
+    KILLED_GRACE_S,
     WRAPPER_GRACE_S,
     captured,
     check_request,
     display_argv,
     exit_from_record,
+    is_killed,
     rank_argv,
     rank_options,
     sinks,
@@ -142,7 +144,18 @@ class SshLauncher:
 
     def _ranks(self, request: RunRequest, stdin: IO[bytes] | None) -> list[Exit]:
         async def all_of_them() -> list[Exit]:
-            jobs = [self._one(node, options, request, stdin=stdin) for node, options in rank_options(request)]
+            jobs = [
+                asyncio.ensure_future(self._one(node, options, request, stdin=stdin))
+                for node, options in rank_options(request)
+            ]
+
+            def stop_others(job: asyncio.Future[Exit]) -> None:
+                if not job.cancelled() and job.exception() is None and is_killed(job.result().code):
+                    for each in jobs:
+                        self._loop.call_later(KILLED_GRACE_S, each.cancel)
+
+            for job in jobs:
+                job.add_done_callback(stop_others)
             return list(await asyncio.gather(*jobs))
 
         ended: list[Exit] = self._await(all_of_them())
@@ -174,16 +187,20 @@ class SshLauncher:
         keep: IO[bytes] | None = None,
     ) -> Exit:
         began, rank, limit_s = time.monotonic(), options["rank"], request.timeout_s
+        out, err = sinks(request.on_line, node.name, rank)
+        fault: PenstockError
         try:
             async with asyncio.timeout(limit_s + WRAPPER_GRACE_S):
                 connection = await self._connected(node)
-                out, err = sinks(request.on_line, node.name, rank)
                 await self._channel(connection, options, request, stdin, keep or out, err)
         except TimeoutError:
             # The rank wrapper on the node has the same deadline, so the command ends even if this machine cannot reach
             # the node.
             fault = Deadline(f"{node.name}: no response within {limit_s:g} s", where=node.name, limit_s=limit_s)
             return Exit(node.name, rank, None, seconds=time.monotonic() - began, fault=fault)
+        except asyncio.CancelledError:
+            fault = Interrupted(f"{node.name}: the command was stopped", where=node.name)
+            return Exit(node.name, rank, None, captured(out), captured(err), time.monotonic() - began, fault)
         except PenstockError as error:
             return Exit(node.name, rank, None, seconds=time.monotonic() - began, fault=error)
         found, rest = split_records(captured(err))
@@ -215,7 +232,10 @@ class SshLauncher:
                 await asyncio.gather(_drain(process.stdout, out), _drain(process.stderr, err))
                 await process.wait_closed()
             except asyncio.CancelledError:
-                process.terminate()
+                # sshd passes no signals to sessions of root. The end of the connection ends the rank wrapper, and the
+                # next call opens a new connection.
+                self._connections.pop(options["node"], None)
+                connection.abort()
                 raise
             except (asyncssh.Error, OSError) as error:
                 # The node hangs, or its link is down (for example, keep-alives get no reply). The rank wrapper on the

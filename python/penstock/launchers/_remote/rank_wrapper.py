@@ -27,6 +27,7 @@ from penstock.ownership import end_child, signal_child, wait_unreaped
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+LIBC = ctypes.CDLL(None)
 MARK = "\x1e"
 FRAME = b"\x1f"
 # Maximum payload of a frame: srun truncates labelled lines to 1,024 bytes, including srun's label and this script's
@@ -151,6 +152,12 @@ def inherited_fds(environment: dict[str, str]) -> tuple[int, ...]:
     return (int(number),)
 
 
+def on_parent_death(number: int) -> None:
+    """Request a signal for this process when its parent dies (PR_SET_PDEATHSIG). Only Linux has this function."""
+    if hasattr(LIBC, "prctl"):
+        LIBC.prctl(1, number)
+
+
 class Stopped(BaseException):
     pass
 
@@ -176,8 +183,7 @@ def end_command(child: subprocess.Popen[bytes], ends: list[str]) -> None:
 
 def main() -> int:
     options, argv = json.loads(sys.argv[1]), sys.argv[2:]
-    if hasattr(ctypes.CDLL(None), "prctl"):
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: if the launcher dies, this process gets SIGTERM
+    on_parent_death(signal.SIGTERM)
     environment = dict(os.environ)
     if options.get("reads_env"):
         environment.update(json.loads(first_line(0)))
@@ -203,6 +209,9 @@ def main() -> int:
             child = subprocess.Popen(
                 argv, env=environment, cwd=options.get("cwd"), start_new_session=True, stdout=stream, stderr=stream,
                 pass_fds=inherited_fds(environment),
+                # If this process is killed (Hydra kills it when another rank has died), the command is killed, too. This
+                # process has one thread, so `preexec_fn` is safe.
+                preexec_fn=lambda: on_parent_death(signal.SIGKILL),
             )  # fmt: skip
         except OSError as error:
             write_record({**record, "fault": "start", "text": f"{error.filename or argv[0]}: {error.strerror}"[-300:]})

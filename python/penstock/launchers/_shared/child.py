@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import selectors
 import signal
@@ -27,6 +28,8 @@ _POLL_S = 0.1
 # How long to read output after the process has ended: one of its own child processes may keep the streams open.
 _LINGER_S = 0.5
 _GRACE_S = 6.0
+# Loaded here, because code between fork and exec must not import or allocate much.
+_LIBC = ctypes.CDLL(None)
 
 
 class Sink(Protocol):
@@ -82,10 +85,14 @@ def supervise(
     out: Sink,
     err: Sink,
     stdin: IO[bytes] | None = None,
+    ends_with_parent: bool = False,
 ) -> int | None:
     """Run a command on this machine until it exits, `stop` is set or the time limit is reached.
 
-    Returns its exit code, or None if this function ended it.
+    Args:
+        ends_with_parent: Send SIGTERM to the command if this process is killed.
+    Returns:
+        Its exit code, or None if this function ended it.
 
     Raises:
         OSError: The command could not be started.
@@ -94,9 +101,12 @@ def supervise(
     ended_at: float | None = None
     is_ours = False
     streams = {"stdin": stdin or subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    before = _terminate_with_parent if ends_with_parent else None
     with (
         ExitStack() as pipes,  # closed only after the child has ended, so that it can still write its last output
-        child_process(argv, grace_s=_GRACE_S, env=dict(env), start_new_session=True, **streams) as child,
+        child_process(
+            argv, grace_s=_GRACE_S, env=dict(env), start_new_session=True, preexec_fn=before, **streams
+        ) as child,
         selectors.DefaultSelector() as watch,
     ):
         for stream, sink in ((child.stdout, out), (child.stderr, err)):
@@ -122,3 +132,11 @@ def supervise(
             elif is_ours and ended_at is None and now > until:
                 signal_child(child, signal.SIGKILL)
     return None if is_ours else child.returncode
+
+
+def _terminate_with_parent() -> None:
+    """Request SIGTERM for this process when the thread that started it ends (PR_SET_PDEATHSIG), which is in
+    `supervise` until then. Only Linux has this function.
+    """
+    if hasattr(_LIBC, "prctl"):
+        _LIBC.prctl(1, signal.SIGTERM)

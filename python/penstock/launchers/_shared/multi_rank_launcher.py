@@ -25,13 +25,15 @@ from penstock.launchers._shared.subprocess_launcher import (
     common_options,
     display_argv,
     exit_from_record,
+    is_killed,
     missing_record,
     rank_argv,
     sinks,
+    stop_later,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from penstock.protocols import Exit, RunRequest
 
@@ -76,16 +78,21 @@ class MultiRankLauncher(SubprocessLauncher):
         line = self.launch_argv(request, self._rank_argv(request))
         code: int | None = -1
         with self.stoppable() as stop:
+            output.on_killed = partial(stop_later, stop)
             try:
+                # If this process is killed, the program must end its ranks, also those on other nodes.
                 code = supervise(
-                    line, env={**self.environment, **request.env}, limit_s=request.timeout_s + WRAPPER_GRACE_S, stop=stop, out=out, err=err
+                    line, env={**self.environment, **request.env}, limit_s=request.timeout_s + WRAPPER_GRACE_S, stop=stop, out=out, err=err,
+                    ends_with_parent=True,
                 )  # fmt: skip
             except OSError as error:
                 output.own.write(f"{line[0]}: {error.strerror}".encode())
         out.end()
         err.end()
         took = time.monotonic() - began
-        silent = missing_record(code, is_stopped=stop.is_set())
+        # When a rank has been killed, Hydra kills the wrappers of the other ranks, which then send no record.
+        has_killed = output.has_killed()
+        silent = missing_record(None if has_killed else code, is_stopped=stop.is_set() or has_killed)
         return [output.exit(rank, silent, took) for rank in range(request.world)]
 
     def _rank_argv(self, request: RunRequest) -> list[str]:
@@ -115,6 +122,7 @@ class _LabelledOutput:
             (rank, stream): Lines(partial(self._line, rank, stream), Tail(limit=0)) for rank, _ in ranks for stream in ("out", "err")
         }  # fmt: skip
         self._records: dict[int, dict[str, Any]] = {}
+        self.on_killed: Callable[[], None] = lambda: None
         self.own = Tail()
 
     def sink(self, stream: str) -> Lines:
@@ -142,10 +150,15 @@ class _LabelledOutput:
         elif record := _RECORD.search(line):
             found = json.loads(record[1])
             self._records[found["rank"]] = found
+            if is_killed(found.get("code")):
+                self.on_killed()
         else:
             self.own.write(
                 line + b"\n"
             )  # output of the launcher itself on the rank's node: the rank wrapper has not started
+
+    def has_killed(self) -> bool:
+        return any(is_killed(each.get("code")) for each in self._records.values())
 
     def exit(self, rank: int, silent: dict[str, Any] | None, seconds: float) -> Exit:
         """Return the Exit of a rank. `silent` is the record to use if the rank wrapper has not sent a record."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import sys
 import tempfile
 import time
@@ -17,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event
+from threading import Event, Timer
 from typing import IO, TYPE_CHECKING, Any
 
 from penstock.cpu_binding import binding_kind
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from penstock.protocols import Node, OnLine
 
 __all__ = [
+    "KILLED_GRACE_S",
     "WRAPPER_GRACE_S",
     "SubprocessLauncher",
     "captured",
@@ -40,18 +42,22 @@ __all__ = [
     "common_options",
     "display_argv",
     "exit_from_record",
+    "is_killed",
     "line_sink",
     "missing_record",
     "rank_argv",
     "rank_options",
     "sinks",
     "split_records",
+    "stop_later",
     "transfer_argv",
 ]
 
 _RECORD = re.compile(rb"\x1e(\{.*?\})\x1e\n?")
 # Time from the deadline until the local launcher process is terminated: covers the rank wrapper's start and grace period.
 WRAPPER_GRACE_S = 8.0
+# Time for the other ranks to end by themselves after a rank was killed.
+KILLED_GRACE_S = 3.0
 
 
 def _node_script(name: str) -> str:
@@ -250,9 +256,27 @@ class SubprocessLauncher:
                 opened.close()
         found, rest = split_records(captured(err))
         record = found[-1] if found else missing_record(code, is_stopped=stop.is_set())
-        return exit_from_record(
+        ended = exit_from_record(
             name, start.rank, record, captured(out), rest, time.monotonic() - began, request.timeout_s
         )
+        if is_killed(ended.code):
+            stop_later(stop)
+        return ended
+
+
+def is_killed(code: int | None) -> bool:
+    """Whether a signal has ended a rank's command: the exit code is 128 + the signal's number."""
+    return code is not None and 128 < code <= 128 + signal.SIGRTMAX
+
+
+def stop_later(stop: Event) -> None:
+    """Stop the other ranks of a request soon after a rank was killed, because they may wait for that rank forever.
+
+    A rank that exits with an error does not stop the others: the caller decides what to do.
+    """
+    timer = Timer(KILLED_GRACE_S, stop.set)
+    timer.daemon = True
+    timer.start()
 
 
 def missing_record(code: int | None, *, is_stopped: bool) -> dict[str, Any] | None:

@@ -86,6 +86,13 @@ def command(
     if (path / "scaling.json").is_file():
         _of_scaling(path, output or path / "report.html", pictures, picture_format, csv_file, as_json=as_json)
         return
+    if (path / "net.json").is_file():
+        if pictures or csv_file or as_json:
+            raise ConfigError(
+                f"{path}: a network benchmark can be written only as an HTML page; its data is in net.json"
+            )
+        _of_net(path, output or path / "report.html")
+        return
     from penstock.bench.importers.read_any import read_any
     from penstock.report.train_section import read_training_runs
 
@@ -193,6 +200,15 @@ def _of_comparison(folder: Path, page: Path) -> None:
     from penstock.report.comparison_page import write_page
 
     write_page(read(folder / "comparison.json"), page)
+    click.echo(str(page))
+
+
+def _of_net(folder: Path, page: Path) -> None:
+    from penstock.bench.net.result import FILE, read_result
+    from penstock.report.document import write_whole
+    from penstock.report.net_page import net_page
+
+    write_whole(net_page(read_result(folder / FILE)), page)
     click.echo(str(page))
 
 

@@ -40,13 +40,13 @@ def export_pairs(
 
     latency = [_cell(labels, x, y, pair.latency_us, _short(pair.latency_us), (pair.a, pair.b) in slow) for pair in pairs for x, y in ((pair.a, pair.b), (pair.b, pair.a))]  # fmt: skip
     rates = [
-        _cell(labels, sink, source, rate / 1e9, _short(rate / 1e9), (pair.a, pair.b) in slow)
+        _cell(labels, sink, source, rate / 1e6, _short(rate / 1e6), (pair.a, pair.b) in slow)
         for pair in pairs
         for source, sink, rate in ((pair.a, pair.b, pair.a_to_b), (pair.b, pair.a, pair.b_to_a))
     ]
     maps = alt.hconcat(
-        _map(latency, labels, "One-way latency (us)", "oranges"),
-        _map(rates, labels, "Bandwidth from row to column (GB/s)", "blues"),
+        _map(latency, labels, "One-way latency (µs)", "oranges"),
+        _map(rates, labels, "Bandwidth from row to column (MB/s)", "blues", is_rate=True),
         spacing=30,
     ).resolve_scale(color="independent")
     lines = [part for line in topology for part in textwrap.wrap(line, _WRAP, subsequent_indent="    ") or [""]]
@@ -70,22 +70,29 @@ def _cell(labels: Sequence[str], x: int, y: int, value: float, text: str, is_slo
     return {"x": labels[x], "y": labels[y], "value": value, "text": text, "slow": is_slow}
 
 
-def _map(cells: list[dict[str, Any]], labels: Sequence[str], title: str, scheme: str) -> Any:
+def _map(cells: list[dict[str, Any]], labels: Sequence[str], title: str, scheme: str, *, is_rate: bool = False) -> Any:
+    """Heat map whose darkest cell is the slowest: the lowest rate or the highest latency."""
     import altair as alt
 
     size = max(2, len(labels)) * _CELL
-    base = alt.Chart(alt.Data(values=cells), title=alt.Title(title, anchor="start")).encode(
+    base = alt.Chart(alt.Data(values=cells), title=alt.Title(f"{title}; darker is slower", anchor="start")).encode(
         x=alt.X("x:N", sort=list(labels), title=None, axis=alt.Axis(orient="top", labelAngle=0)),
         y=alt.Y("y:N", sort=list(labels), title=None),
     )
     middle = (min(cell["value"] for cell in cells) + max(cell["value"] for cell in cells)) / 2
     boxes = base.mark_rect().encode(
-        color=alt.Color("value:Q", scale=alt.Scale(scheme=scheme), legend=None),
+        color=alt.Color(
+            "value:Q",
+            scale=alt.Scale(scheme=scheme, reverse=is_rate),
+            legend=alt.Legend(title=None, orient="bottom", gradientLength=size),
+        ),
         stroke=alt.condition("datum.slow", alt.value("#c00000"), alt.value("white")),
         strokeWidth=alt.condition("datum.slow", alt.value(3), alt.value(1)),
     )
     texts = base.mark_text(fontSize=11).encode(
         text="text:N",
-        color=alt.condition(f"datum.value > {middle!r}", alt.value("white"), alt.value("black")),
+        color=alt.condition(
+            f"datum.value {'<' if is_rate else '>'} {middle!r}", alt.value("white"), alt.value("black")
+        ),
     )
     return (boxes + texts).properties(width=size, height=size)

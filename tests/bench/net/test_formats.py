@@ -75,6 +75,12 @@ def test_osu_header_names_device_buffers():
     ]
 
 
+def test_osu_comment_names_what_wrote_the_table_and_is_ignored_by_the_parser():
+    text = osu_header("bcast", comment="Penstock 1.0, Gloo, 2 ranks") + osu_line("bcast", OsuRow(size_bytes=1, value=1))
+    assert text.splitlines()[1:3] == ["# OSU MPI Broadcast Latency Test v5.3", "# Penstock 1.0, Gloo, 2 ranks"]
+    assert [row.value for row in parse_osu(text)[0].rows] == [1.0]
+
+
 def test_parser_reads_version_7_with_validation_and_noise_of_mpirun():
     text = """
 Warning: Permanently added 'n2' to the list of known hosts.

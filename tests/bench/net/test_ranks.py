@@ -7,11 +7,13 @@ import json
 import os
 import subprocess
 import sys
+import time
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from penstock import __version__
 from penstock.bench.net import NetPlan, parse_nccl, parse_osu
 from penstock.bench.net.launch import run_on_cluster
 from penstock.bench.rows import read_results
@@ -64,9 +66,16 @@ def test_osu_tests_run_over_mpi_and_validate_their_data(program, ranks, tmp_path
 def test_osu_tests_run_over_gloo_with_uneven_parts_named():
     done = net("--ranks", "3", "--max-size", "64", "reduce-scatter", "alltoall", "barrier", *QUICK)
     scatter, alltoall, barrier = parse_osu(done.stdout)
+    assert f"# Penstock {__version__}, gloo of torch " in done.stdout
     # torch scatters equal parts only, and no number of floats here is a multiple of 3.
     assert (len(scatter.rows), len(alltoall.rows), len(barrier.rows)) == (0, 7, 1)
     assert "osu_reduce_scatter: gloo cannot run 4, 8, 16, 32, 64 bytes on 3 ranks" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [[], ["--launcher", "mpi", "--set", "program=mpirun.openmpi"]])
+def test_bind_core_gives_each_rank_one_core(arguments):
+    found = json.loads(net(*arguments, "barrier", "--bind", "core", "--json", *QUICK).stdout)
+    assert [len(place["cores"]) for place in found["places"]] == [1, 1]
 
 
 def test_nccl_convention_has_its_columns_and_no_wrong_element():
@@ -94,6 +103,7 @@ def test_json_has_places_tables_pairs_and_findings():
     found = json.loads(done.stdout)
     assert [place["rank"] for place in found["places"]] == [0, 1, 2]
     assert [row["size_bytes"] for row in found["tables"][0]["rows"]] == [0, 1, 2, 4, 8]
+    assert found["tables"][0]["unit"] == "us"
     assert [(pair["a"], pair["b"]) for pair in found["pairs"]] == [(0, 1), (0, 2), (1, 2)]
     assert "osu_latency" in found["verdict"]["fits"]
     assert len(found["verdict"]["pairs"]) == 3
@@ -104,7 +114,8 @@ def test_pairs_draw_a_heat_map(tmp_path):
     done = net("--ranks", "3", "--pairs", "--rounds", "1", "--pairs-size", "64KiB", "--chart", str(file))
     assert done.stdout.count("\n") == 10
     text = file.read_text()
-    assert "Bandwidth from row to column" in text
+    assert "Bandwidth from row to column (MB/s); darker is slower" in text
+    assert "One-way latency (µs); darker is slower" in text
     assert "rank" in text
 
 
@@ -130,6 +141,49 @@ def test_rank_that_does_not_join_is_named(tmp_path):
     python.chmod(0o755)
     done = net("barrier", "--node-python", str(python), "--join-timeout", "3s", "--timeout", "60s", code=3)
     assert "error[deadline]: rank 1 of 2: did not join within 3 s" in done.stderr
+
+
+def test_rank_that_does_not_join_over_mpi_is_named_within_the_limit(tmp_path):
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\n[ "$OMPI_COMM_WORLD_RANK" = 1 ] && sleep 30\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    began = time.monotonic()
+    done = mpi("mpirun.openmpi", "barrier", "--node-python", str(python), "--join-timeout", "3s", *QUICK, code=3)
+    assert "error[deadline]: rank 1 of 2: did not join within 3 s" in done.stderr
+    assert time.monotonic() - began < 20
+
+
+def test_rank_of_torchrun_whose_first_rank_is_missing_reports_only_its_error():
+    began = time.monotonic()
+    done = net(
+        "barrier", "--join-timeout", "2s", code=3, MASTER_ADDR="127.0.0.1", MASTER_PORT="29", WORLD_SIZE="2", RANK="1",
+        LOCAL_RANK="1", LOCAL_WORLD_SIZE="2",
+    )  # fmt: skip
+    assert done.stderr.startswith("error[unreachable]: rank 1: no response from rank 0 at 127.0.0.1:29 within 2 s")
+    assert done.stderr.count("\n") == 2
+    assert time.monotonic() - began < 15
+
+
+@pytest.mark.parametrize("launcher", ["local", "mpi"])
+def test_stopped_rank_is_named_by_the_time_limit(launcher, tmp_path):
+    """Rank 1 stops in a test in which rank 0 waits for it, as a process that hangs in a driver."""
+    program = tmp_path / "stopped.py"
+    program.write_text(
+        "import os, signal, sys\n"
+        "from penstock.bench.net import measure, rank\n"
+        "if '1' in (os.environ.get('RANK'), os.environ.get('OMPI_COMM_WORLD_RANK')):\n"
+        "    measure.expected = lambda *of, **more: os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "sys.exit(rank.main(sys.argv[1:]))\n"
+    )
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} {program} "$@"\n')
+    python.chmod(0o755)
+    set_program = ["--set", "program=mpirun.openmpi"] if launcher == "mpi" else []
+    done = net(
+        "--launcher", launcher, *set_program, "bcast", "--node-python", str(python), "--timeout", "10s", *QUICK, code=3
+    )
+    assert "bench net: rank 1 of 2 did not respond during bcast of 1 bytes, and the other ranks waited" in done.stderr
+    assert "--timeout" not in done.stderr
 
 
 def test_ranks_that_never_start_are_named_by_the_time_limit(tmp_path):
@@ -189,9 +243,9 @@ _ONE_GPU = ["--backend", "nccl", "--device", "cuda", "--convention", "nccl", "--
         (["--backend", "nccl"], "backend nccl: supports only GPU buffers"),
         (["--backend", "nccl", "--device", "cuda"], "this node has no CUDA device"),
         ([*_ONE_GPU, "all_reduce_perf"], "this node has no CUDA device"),
-        ([*_ONE_GPU, "all_reduce_perf", "sendrecv_perf"], "--ranks: 1 cannot be spread"),
-        (["--backend", "nccl", "--device", "cuda", "--ranks", "1"], "--ranks: 1 cannot be spread"),
-        (["--ranks", "1"], "--ranks: 1 cannot be spread"),
+        ([*_ONE_GPU, "all_reduce_perf", "sendrecv_perf"], "--ranks: 1 is below 2"),
+        (["--backend", "nccl", "--device", "cuda", "--ranks", "1"], "--ranks: 1 is below 2"),
+        (["--ranks", "1"], "--ranks: 1 is below 2"),
         (["--ranks", "3", "--nodes", "2"], "3 cannot be spread evenly over 2 nodes"),
         (["--max-size", "1TiB"], "exceeds the limit"),
         (["--min-size", "8", "--max-size", "4"], "exceeds the largest"),
@@ -221,6 +275,9 @@ def test_installed_programs_run_beside_ours(tmp_path):
     assert [table.operation for table in parse_osu(done.stdout)] == ["barrier", "bcast", "barrier"]
     assert f"osu_barrier, beside {tmp_path}/osu_barrier" in done.stderr
     assert "cannot open fabric" in done.stderr
+    done = mpi("mpirun.openmpi", "barrier", "--osu-dir", str(tmp_path), "--json", *QUICK)
+    [compared] = json.loads(done.stdout)["compared"]
+    assert (compared["program"], compared["theirs"], compared["unit"]) == ("osu_barrier", 2.5, "us")
 
 
 def test_ranks_over_ssh_meet_on_the_first_node(tmp_path):
@@ -249,3 +306,26 @@ def test_wrong_data_on_one_rank_ends_all_ranks_and_is_named(tmp_path):
     done = mpi("mpirun.openmpi", "bcast", "--max-size", "4", "--node-python", str(python), *QUICK, code=1)
     assert "error[corrupt]" in done.stderr
     assert "bcast of 1 bytes: wrong data on 1 of 2 ranks: 1 (1 elements)" in done.stderr
+
+
+@pytest.mark.parametrize("launcher", ["local", "mpi"])
+def test_killed_rank_ends_all_ranks_and_is_named(launcher, tmp_path):
+    """Rank 1 is killed in a test, as by the kernel if memory is short."""
+    program = tmp_path / "killed.py"
+    program.write_text(
+        "import os, sys\n"
+        "from penstock.bench.net import measure, rank\n"
+        "if '1' in (os.environ.get('RANK'), os.environ.get('OMPI_COMM_WORLD_RANK')):\n"
+        "    measure.expected = lambda *of, **more: os.kill(os.getpid(), 9)\n"
+        "sys.exit(rank.main(sys.argv[1:]))\n"
+    )
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} {program} "$@"\n')
+    python.chmod(0o755)
+    program = ["--set", "program=mpirun.openmpi"] if launcher == "mpi" else []
+    done = net(
+        "--launcher", launcher, *program, "bcast", "barrier", "--node-python", str(python), "--timeout", "90s", *QUICK,
+        code=1, timeout=60,
+    )  # fmt: skip
+    assert "error[rank-failed]: rank 1 during bcast of 1 bytes: " in done.stderr
+    assert "killed by signal 9 (SIGKILL)" in done.stderr

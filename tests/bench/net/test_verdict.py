@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 from hypothesis import given
@@ -97,7 +98,7 @@ def test_slow_pair_is_named_if_its_hosts_are_fast_with_others():
     result = matrix(places, lambda a, b: 1e9, lambda a, b: 31.8 if {a, b} == {1, 3} else 10)
     [finding] = judge(result).findings
     assert (finding.kind, finding.ranks) == ("slow-pair", (1, 3))
-    assert "latency 31.80 us, 3.18 times" in finding.text
+    assert "latency 31.80 µs, 3.18 times" in finding.text
 
 
 def test_slow_node_is_named_in_spite_of_noisy_latencies():
@@ -140,6 +141,11 @@ def test_ranks_bound_to_one_core_are_wrong_affinity():
     assert all(each.hosts == ("a",) for each in found)
 
 
+def test_ranks_of_a_host_with_one_core_share_1_core():
+    places = [place(rank, "a", cores=(0,)) for rank in range(2)]
+    assert "2 ranks share 1 core of a," in judge(matrix(places, lambda a, b: 1e9)).findings[1].text
+
+
 def test_more_ranks_than_cores_are_wrong_affinity():
     places = [place(rank, "a") for rank in range(3)]
     assert "3 ranks share 2 cores of a" in judge(matrix(places, lambda a, b: 1e9)).findings[0].text
@@ -162,8 +168,9 @@ def test_rank_far_from_its_device_is_wrong_affinity(more, device):
 def osu_result(operation, rows, mtu=1500):
     nic = {"e0": {"mbit_per_s": None, "mtu": mtu, "numa": None}}
     places = [place(0, "a", nics=nic), place(1, "b", nics=nic)]
-    table = NetTable(operation, f"osu_{operation}", rows)
-    return NetResult(plan=NetPlan(operations=(operation,)), places=places, tables=[table])
+    plan = NetPlan(operations=(operation,))
+    table = NetTable(operation, f"osu_{operation}", plan.unit(operation), rows)
+    return NetResult(plan=plan, places=places, tables=[table])
 
 
 def test_bandwidth_of_a_stream_is_found_in_spite_of_slow_small_messages():
@@ -189,4 +196,47 @@ def test_rate_that_a_program_rounds_to_zero_is_a_row():
 def test_latency_verdict_says_where_it_changes():
     rows = [OsuRow(size_bytes=size, value=(2e-6 + size / 1e9) * 1e6) for size in _SIZES]
     [finding] = judge(osu_result("latency", rows)).findings
+    assert finding.kind == "bandwidth-bound"
     assert "latency-bound below 1.95 KiB, bandwidth-bound above" in finding.text
+
+
+_NOISE_OF_4_RANKS = [(4, 3000), (8, 900), (16, 2500), (32, 200), (64, 4000)]
+
+
+@pytest.mark.parametrize(
+    ("operation", "rows"),
+    [
+        ("latency", [(0, 0.70), (1, 0.72), (2, 0.69), (4, 0.71)]),  # an upper limit of the bandwidth is unknown
+        ("latency", [(0, 1.0), (1, 1.1), (2, 1.2), (4, 1.4), (8, 1.8)]),  # an exact line, but no size shows it
+        ("allgather", [(1, 1.10), (2, 1.12), (4, 1.15), (8, 1.0), (16, 1.37), (32, 1.9), (64, 2.24)]),
+        ("allreduce", _NOISE_OF_4_RANKS),  # the line goes through the origin
+        ("bcast", [(size, 1000 + 80 * size) for size in (4, 8, 16, 32, 64)]),  # a busy machine became slower
+    ],
+)
+def test_small_messages_show_no_bandwidth(operation, rows):
+    verdict = judge(osu_result(operation, [OsuRow(size_bytes=size, value=us) for size, us in rows]))
+    [finding] = verdict.findings
+    assert finding.kind == "latency-bound"
+    assert "no bandwidth shown; send larger messages" in finding.text
+    assert "B/s" not in finding.text
+    assert "bandwidth-bound" not in finding.text
+    assert verdict.fits[f"osu_{operation}"].beta_bytes_per_s is None
+
+
+def test_stream_verdict_has_the_interval_of_the_time_per_message():
+    rows = [OsuRow(size_bytes=s, value=s / (1e-6 + s / 1e9 * (1.02 if s % 3 == 1 else 1)) / 1e6) for s in _SIZES]
+    [finding] = judge(osu_result("bw", rows)).findings
+    assert re.search(r"B/s \(.*\), and 1.00 µs \(\S+ µs to \S+ µs\) for each message", finding.text)
+
+
+def test_stream_whose_rates_vary_is_called_a_misfit():
+    rows = [OsuRow(size_bytes=1 << n, value=5000 if n == 16 else 2600) for n in range(10, 23)]
+    [finding] = judge(osu_result("bw", rows)).findings
+    assert "the fitted line deviates by up to" in finding.text
+
+
+def test_barrier_has_a_verdict():
+    row = OsuRow(size_bytes=0, value=2.5, min_us=2.0, max_us=3.0, iterations=100)
+    [finding] = judge(osu_result("barrier", [row])).findings
+    assert finding.kind == "latency-bound"
+    assert "osu_barrier: 2.50 µs (ranks: 2.00 µs to 3.00 µs)" in finding.text

@@ -20,16 +20,22 @@ if TYPE_CHECKING:
 
 __all__ = ["LineFit", "fit_line"]
 
+# The sizes show a bandwidth only if the largest message has this many bytes (several packets of Ethernet), and its bytes
+# take this many times the latency. With smaller messages, noise or a change of the library's protocol gives the slope.
+_MIN_BYTES = 4096
+_MIN_SHARE = 2.0
+
 
 class LineFit(msgspec.Struct, frozen=True):
     """A fitted line.
 
     Attributes:
         alpha_s: Time of an empty message, in seconds.
-        alpha_s_95, beta_bytes_per_s_95: 95 % intervals. An upper bound of None means that the time does not grow
-            significantly with the size.
-        beta_bytes_per_s: Bandwidth of an endless message. None if the time does not grow with the size.
-        half_bytes: Size at which half of the bandwidth is reached (alpha x beta).
+        alpha_s_95, beta_bytes_per_s_95: 95 % intervals.
+        beta_bytes_per_s: Bandwidth of an endless message. None if the sizes do not show it: the time does not grow
+            significantly with the size, all messages are below 4 KiB, or the bytes of the largest message take less
+            than twice the upper limit of the latency.
+        half_bytes: Size at which half of the bandwidth is reached (alpha x beta). None without a bandwidth.
         worst_residual: Largest relative difference between a measured time and the line.
         points: Number of sizes.
     """
@@ -37,7 +43,7 @@ class LineFit(msgspec.Struct, frozen=True):
     alpha_s: float
     alpha_s_95: tuple[float, float]
     beta_bytes_per_s: float | None
-    beta_bytes_per_s_95: tuple[float, float | None] | None
+    beta_bytes_per_s_95: tuple[float, float] | None
     half_bytes: float | None
     worst_residual: float
     points: int
@@ -80,8 +86,8 @@ def fit_line(sizes_bytes: Sequence[int], times_s: Sequence[float]) -> LineFit:
     alpha_error = quantile * math.sqrt(variance * (1 / total + mean_x**2 / spread))
     worst = max(abs(r) / t for r, t in zip(residuals, times_s, strict=True))
     alpha_95 = (max(0.0, alpha - alpha_error), alpha + alpha_error)
-    if slope <= 0:
+    largest = max(sizes_bytes)
+    if largest < _MIN_BYTES or slope <= slope_error or largest * slope < _MIN_SHARE * alpha_95[1]:
         return LineFit(alpha, alpha_95, None, None, None, worst, len(times_s))
-    low = 1 / (slope + slope_error)
-    high = 1 / (slope - slope_error) if slope > slope_error else None
-    return LineFit(alpha, alpha_95, 1 / slope, (low, high), alpha / slope, worst, len(times_s))
+    beta_95 = (1 / (slope + slope_error), 1 / (slope - slope_error))
+    return LineFit(alpha, alpha_95, 1 / slope, beta_95, alpha / slope, worst, len(times_s))

@@ -6,13 +6,15 @@ from __future__ import annotations
 import json
 import sys
 import threading
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from penstock.bench.net.rank import run_rank
 from penstock.bench.net.result import NetResult
-from penstock.cluster.exits import describe
+from penstock.cluster.exits import describe, first_failure, killed_by
 from penstock.env import for_nodes
 from penstock.errors import Bug, Deadline, PenstockError, RankFailed, from_wire
 from penstock.ranks import rendezvous_port
@@ -31,6 +33,8 @@ __all__ = ["run_as_rank", "run_on_cluster"]
 
 # Time for other ranks to report their errors, which may explain the first error.
 _FAULT_GRACE_S = 2.0
+# Number of the first message that a rank sends after it has joined the other ranks.
+_JOINED = 2
 
 
 def run_on_cluster(
@@ -40,12 +44,14 @@ def run_on_cluster(
     ranks_per_node: int,
     timeout_s: float,
     python: str = "",
+    bind: str | None = None,
     on_message: OnMessage | None = None,
 ) -> NetResult:
     """Run a plan on all nodes of a cluster.
 
     Args:
         python: Interpreter with Penstock on the nodes; by default, the path of the current interpreter.
+        bind: CPUs of each rank, as in `protocols.RunRequest`.
         on_message: Called with each message of rank 0, and the result so far.
 
     Raises:
@@ -63,11 +69,14 @@ def run_on_cluster(
             timeout_s=timeout_s,
             env={**for_nodes(), **_rendezvous(plan, cluster)},
             on_line=log.line,
+            bind=bind,
         )
     except Exception:
         if not log.faults:
             raise
         exits = []  # the launcher was closed because of these faults
+    finally:
+        log.end()
     if log.is_done and not log.faults:
         return log.result
     raise log.error(exits, timeout_s)
@@ -127,6 +136,10 @@ class _RankLog:
         self._world, self._on_message, self._on_fault = world, on_message, on_fault
         self._lock = threading.Lock()
         self._stages: dict[int, Sequence[Any]] = {}
+        self._answered: set[int] = set()  # ranks that still ran when the launcher ended them
+        self._began = self._changed_at = time.monotonic()
+        # Ranks of torch watch the limit themselves, but MPI_Init has no limit.
+        self._join_limit = threading.Timer(plan.join_s, self._end_join) if plan.backend == "mpi" else None
         self.result = NetResult(plan=plan)
         self.faults: dict[int, PenstockError] = {}
         self.is_done = False
@@ -140,7 +153,14 @@ class _RankLog:
         except ValueError:
             return
         with self._lock:
+            if "ended" in message:
+                self._answered.add(rank)
+                return
+            self._changed_at = time.monotonic()
             if "at" in message:
+                if not self._stages and self._join_limit is not None:
+                    self._join_limit.daemon = True
+                    self._join_limit.start()
                 self._stages[rank] = message["at"]
             elif "fault" in message:
                 number = int(message.get("rank", rank))
@@ -158,22 +178,45 @@ class _RankLog:
                 if self._on_message is not None:
                     self._on_message(message, self.result)
 
+    def end(self) -> None:
+        """Stop watching the ranks. Call this when they have ended."""
+        if self._join_limit is not None:
+            self._join_limit.cancel()
+
+    def _end_join(self) -> None:
+        """End all ranks if some have not joined. A rank's second message comes after it has joined."""
+        limit_s = self.result.plan.join_s
+        with self._lock:
+            late = [rank for rank in range(self._world) if self._stages.get(rank, (0,))[0] < _JOINED]
+            if not late or self.faults:
+                return
+            missing = [rank for rank in late if rank not in self._stages]
+            text = "did not join" if missing else "MPI_Init did not return"
+            self.faults[late[0]] = Deadline(
+                f"{_ranks(missing or late)} of {self._world}: {text} within {limit_s:g} s",
+                limit_s=limit_s,
+                hint="check that the launcher has started every rank, and that the ranks' nodes can reach each other",
+            )
+        self._on_fault()
+
     def error(self, exits: Sequence[Exit], timeout_s: float) -> PenstockError:
         """The error that explains why the ranks have ended without a result."""
-        if self.faults:
+        first = first_failure(exits)
+        is_killed = first is not None and killed_by(first) is not None
+        # If a rank was killed, the other ranks report only that they lost their connection.
+        if any(fault.code != "unreachable" or not is_killed for fault in self.faults.values()):
             # An error that names the missing ranks is more precise than the error of a rank that lost its connection.
             order = sorted(self.faults, key=lambda rank: (self.faults[rank].code == "unreachable", rank))
             return self.faults[order[0]]
-        failed = [each for each in exits if each.fault is not None or each.code != 0]
-        if not failed:
+        if first is None:
             return Bug(f"bench net: {len(exits)} ranks ended without a result")
-        if all(isinstance(each.fault, Deadline) for each in failed):
+        if isinstance(first.fault, Deadline):
             return self._late(timeout_s)
-        first = min(failed, key=lambda each: isinstance(each.fault, Deadline))
         if first.fault is None:
             stage = self._stages.get(first.rank)
             during = f" during {_stage_text(stage)}" if stage else " before it started"
-            return RankFailed(f"rank {first.rank}{during}: {describe(first)}", rank=first.rank, where=first.node)
+            text = describe(replace(first, out=b""))  # stdout has only messages for this process
+            return RankFailed(f"rank {first.rank}{during}: {text}", rank=first.rank, where=first.node)
         if isinstance(first.fault, PenstockError):
             return type(first.fault)(f"rank {first.rank}: {first.fault}", hint=first.fault.hint, where=first.node)
         return RankFailed(f"rank {first.rank}: {describe(first)}", rank=first.rank, where=first.node)
@@ -186,6 +229,14 @@ class _RankLog:
                 limit_s=timeout_s,
                 hint="check that Penstock starts on these nodes: penstock cluster nodes",
             )
+        silent = [rank for rank in range(self._world) if rank not in self._answered]
+        if silent and self._answered:
+            return Deadline(
+                f"bench net: {_ranks(silent)} of {self._world} did not respond during "
+                f"{_stage_text(self._stages[silent[0]])}, and the other ranks waited until the time limit of {timeout_s:g} s",
+                limit_s=timeout_s,
+                hint="look at these ranks' nodes: the process is stopped, or hangs in a driver or a file system",
+            )
         last = max(stage[0] for stage in self._stages.values())
         late = [rank for rank, stage in self._stages.items() if stage[0] < last]
         if late:
@@ -197,6 +248,14 @@ class _RankLog:
                 hint="check these ranks' nodes and links",
             )
         at = _stage_text(next(iter(self._stages.values())))
+        progress_s = self._changed_at - self._began
+        if progress_s < timeout_s / 2:
+            return Deadline(
+                f"bench net: no rank made progress after {progress_s:.0f} s: all were in {at} until the time limit of "
+                f"{timeout_s:g} s",
+                limit_s=timeout_s,
+                hint="check the links between these ranks; if only this size is slow, set a smaller --max-size",
+            )
         return Deadline(
             f"bench net: all ranks were stopped during {at}, because the time limit of {timeout_s:g} s was reached",
             limit_s=timeout_s,

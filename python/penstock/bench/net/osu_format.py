@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Format of the OSU micro-benchmarks: writes the tables of version 5.3 byte for byte, and parses the tables of versions
-5.x to 7.x.
+"""Format of the OSU micro-benchmarks: writes the tables of version 5.3, and parses the tables of versions 5.x to 7.x.
 
 Source: the format strings in forresti/osu-micro-benchmarks (5.3): mpi/pt2pt/osu_pt2pt.c and mpi/collective/osu_coll.c.
 Version 7 adds `# Datatype:` lines, and columns for validation and percentiles.
@@ -62,10 +61,15 @@ class OsuTable(msgspec.Struct, frozen=True):
     rows: tuple[OsuRow, ...]
 
 
-def osu_header(operation: str, *, full: bool = False, on_device: bool = False) -> str:
-    """Header of a table, as the program prints it. `full` corresponds to the option -f of the collectives."""
+def osu_header(operation: str, *, full: bool = False, on_device: bool = False, comment: str = "") -> str:
+    """Header of a table, as the program prints it.
+
+    Args:
+        full: Corresponds to the option -f of the collectives.
+        comment: Text of a line after the title, where version 7 has its `# Datatype:`.
+    """
     device = "-CUDA" if on_device else ""
-    title = f"# OSU MPI{device} {_TITLES[operation]} v{VERSION}\n"
+    title = f"# OSU MPI{device} {_TITLES[operation]} v{VERSION}\n" + (f"# {comment}\n" if comment else "")
     if operation in ("latency", "bw", "bibw"):
         column = "Latency (us)" if operation == "latency" else "Bandwidth (MB/s)"
         buffers = "# Send Buffer on DEVICE (D) and Receive Buffer on DEVICE (D)\n" if on_device else ""

@@ -19,6 +19,7 @@ __all__ = [
     "MEMORY_CAP_BYTES",
     "NCCL_NAMES",
     "OSU_NAMES",
+    "OSU_WINDOW",
     "POINT_TO_POINT",
     "REDUCTIONS",
     "Count",
@@ -51,6 +52,8 @@ POINT_TO_POINT = frozenset({"latency", "bw", "bibw"})
 REDUCTIONS = frozenset({"allreduce", "reduce-scatter"})
 # Maximum memory of one rank's buffers in OSU's programs (osu_coll.h, MAX_MEM_LIMIT).
 MEMORY_CAP_BYTES = 512 << 20
+# Messages in flight in osu_bw and osu_bibw.
+OSU_WINDOW = 64
 _LARGE = 8192
 _MAX_NCCL_BYTES = 16 << 30
 
@@ -85,7 +88,7 @@ class NetPlan(msgspec.Struct, frozen=True, kw_only=True):
     max_bytes: int | None = None
     iterations: int | None = None
     warm_up: int | None = None
-    window: int = 64
+    window: int = OSU_WINDOW
     pair: tuple[int, int] = (0, 1)
     matrix: bool = False
     rounds: int = 3
@@ -102,6 +105,12 @@ class NetPlan(msgspec.Struct, frozen=True, kw_only=True):
         """Smallest number of ranks: 1 for the collectives of nccl-tests over NCCL, to test NCCL on a single GPU."""
         is_nccl = self.convention == self.backend == "nccl"
         return 1 if is_nccl and not self.matrix and "sendrecv" not in self.operations else 2
+
+    def unit(self, operation: str) -> str:
+        """Unit of the figures of an operation: OSU's value, or algbw and busbw of nccl-tests."""
+        if self.convention == "nccl":
+            return "GB/s"
+        return "MB/s" if operation in ("bw", "bibw") else "us"
 
     def check(self, world: int) -> None:
         """Check the plan for a number of ranks.

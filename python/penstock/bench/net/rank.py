@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank of a network benchmark: `python -m penstock.bench.net.rank PLAN`, started by a launcher on each node.
 
-Reports JSON lines on stdout: every rank its progress, and rank 0 also the results.
+Reports JSON lines on stdout: every rank its progress, and rank 0 also the results. When the launcher ends a rank at the
+time limit, a rank that still runs answers.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -83,12 +87,34 @@ def _say(message: dict[str, Any]) -> None:
     sys.stdout.buffer.flush()
 
 
+def _answer_sigterm() -> None:
+    """On SIGTERM, report that this process still runs, and exit. A process that is stopped or hangs in the kernel does
+    not answer, so the answers show which rank the others waited for.
+
+    The signal wakes a thread that otherwise sleeps in `read`, so it costs nothing while the main thread measures. A
+    handler in the main thread would not run while that thread waits in the communication library.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+
+    def answer() -> None:
+        while os.read(reader, 1)[0] != signal.SIGTERM:
+            pass
+        _say({"ended": True})
+        os._exit(128 + signal.SIGTERM)
+
+    threading.Thread(target=answer, daemon=True).start()
+
+
 def main(argv: list[str]) -> int:
     """Run the rank that the launcher's variables describe; return the exit code."""
     plan = msgspec.json.decode(argv[0], type=NetPlan)
     rank = ranks.detect(env.read())
     if plan.backend == "mpi":
         restart_with_mpich(["-m", "penstock.bench.net.rank", *argv])
+    _answer_sigterm()
     try:
         run_rank(plan, rank, _say)
     except PenstockError as error:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -13,8 +13,14 @@ from penstock.bench.net.osu_format import OsuRow
 from penstock.bench.net.place import Place, relation
 from penstock.bench.net.plan import POINT_TO_POINT, NetPlan
 from penstock.bench.rows import End, Latency, Row
+from penstock.errors import Corrupt
 
-__all__ = ["NetResult", "NetTable", "Pair"]
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["FILE", "Compared", "NetResult", "NetTable", "Pair", "read_result"]
+
+FILE = "net.json"  # the file of a result in a folder, beside its rows
 
 
 class NetTable(msgspec.Struct):
@@ -22,12 +28,14 @@ class NetTable(msgspec.Struct):
 
     Attributes:
         program: Name of the test in its convention, such as `osu_bw`.
+        unit: Unit of the rows: of `value` (OSU), or of `algbw` and `busbw` (nccl-tests).
         skipped: Sizes that the library cannot run, such as sizes that do not divide into equal parts.
         source: `penstock`, or the path of an installed program.
     """
 
     operation: str
     program: str
+    unit: str
     rows: list[OsuRow | NcclRow] = []
     skipped: list[int] = []
     source: str = "penstock"
@@ -37,6 +45,28 @@ class NetTable(msgspec.Struct):
 
     def nccl_rows(self) -> list[NcclRow]:
         return [row for row in self.rows if isinstance(row, NcclRow)]
+
+    def figures(self) -> dict[int, float]:
+        """OSU's value, or the bus bandwidth out of place (nccl-tests), of each size."""
+        found = {row.size_bytes: row.value for row in self.osu_rows()}
+        return found | {row.size_bytes: row.out_of_place.busbw for row in self.nccl_rows() if row.out_of_place}
+
+
+class Compared(msgspec.Struct, frozen=True, kw_only=True):
+    """One size, measured by Penstock and by an installed program.
+
+    Attributes:
+        source: Path of the program.
+        ratio: ours / theirs; None if theirs is 0 (OSU's programs round small rates to 0.00).
+    """
+
+    program: str
+    source: str
+    unit: str
+    size_bytes: int
+    ours: float
+    theirs: float
+    ratio: float | None
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,13 +97,25 @@ class NetResult(msgspec.Struct, kw_only=True):
         """Penstock's own table of an operation."""
         return next((each for each in self.tables if each.operation == operation and each.source == "penstock"), None)
 
+    def compared(self, theirs: NetTable) -> list[Compared]:
+        """Compare the sizes that an installed program's table and Penstock's table of the same operation have."""
+        own = self.table(theirs.operation)
+        ours = {} if own is None else own.figures()
+        return [
+            Compared(
+                program=theirs.program, source=theirs.source, unit=theirs.unit, size_bytes=size, ours=ours[size],
+                theirs=value, ratio=ours[size] / value if value else None,
+            )
+            for size, value in theirs.figures().items() if size in ours
+        ]  # fmt: skip
+
     def take(self, message: dict[str, Any]) -> None:
         """Add one message of rank 0."""
         match message:
             case {"places": list(places), "library": str(library)}:
                 self.places, self.library = msgspec.convert(places, list[Place]), library
             case {"table": str(operation)}:
-                self.tables.append(NetTable(operation, self.plan.names[operation]))
+                self.tables.append(NetTable(operation, self.plan.names[operation], self.plan.unit(operation)))
             case {"row": row}:
                 kind: type[OsuRow] | type[NcclRow] = OsuRow if self.plan.convention == "osu" else NcclRow
                 measured = row if isinstance(row, OsuRow | NcclRow) else msgspec.convert(row, kind)
@@ -110,11 +152,14 @@ class NetResult(msgspec.Struct, kw_only=True):
             }
             if is_pair:
                 fixed["pair"] = f"{self.plan.pair[0]}-{self.plan.pair[1]}"
+            ratios = {each.size_bytes: each.ratio for each in self.compared(table) if each.ratio is not None}
             for row in table.rows:
                 measured = (
                     _osu_row(self.plan, table, row) if isinstance(row, OsuRow) else _nccl_row(self.plan, table, row)
                 )
                 raw = {**fixed, **_raw(row)}
+                if table.source != "penstock" and row.size_bytes in ratios:
+                    raw["ours_to_theirs"] = repr(ratios[row.size_bytes])
                 found.append(
                     msgspec.structs.replace(
                         measured, hosts=hosts, created=created, label=label, raw=raw, source=table.source
@@ -134,6 +179,25 @@ class NetResult(msgspec.Struct, kw_only=True):
                 "backend": self.plan.backend, "library": self.library,
             },
         )  # fmt: skip
+
+
+def read_result(file: Path) -> NetResult:
+    """Read the document that `bench net -o` writes.
+
+    Raises:
+        Corrupt: The file is not such a document.
+    """
+    try:
+        found = msgspec.json.decode(file.read_bytes())
+        plan = msgspec.convert(found["plan"], NetPlan)
+        rows: Any = list[OsuRow] if plan.convention == "osu" else list[NcclRow]
+        return NetResult(
+            plan=plan, library=found["library"], places=msgspec.convert(found["places"], list[Place]),
+            tables=[NetTable(**{**each, "rows": msgspec.convert(each["rows"], rows)}) for each in found["tables"]],
+            pairs=msgspec.convert(found["pairs"], list[Pair]),
+        )  # fmt: skip
+    except (msgspec.DecodeError, KeyError, TypeError) as error:
+        raise Corrupt(f"{file}: not a result of `penstock bench net` ({error})", where=str(file)) from None
 
 
 def _raw(row: OsuRow | NcclRow) -> dict[str, str]:

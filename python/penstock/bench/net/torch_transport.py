@@ -12,6 +12,7 @@ from penstock import env
 from penstock.bench.net.memory import Memory
 from penstock.errors import ConfigError, Deadline, Unreachable
 from penstock.extras import require
+from penstock.ranks import await_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -73,10 +74,12 @@ class TorchTransport:
         began = time.monotonic()
         serves = self.rank == 0 and found.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         try:
+            if not serves:
+                await_server(address, port, began + join_s)
             store = self._dist.TCPStore(
                 address, port, self.world, serves, timedelta(seconds=join_s), wait_for_workers=False
             )
-        except (RuntimeError, TimeoutError) as error:
+        except (OSError, RuntimeError) as error:
             raise Unreachable(
                 f"rank {self.rank}: no response from rank 0 at {address}:{port} within {join_s:g} s",
                 hint="check that rank 0 has started, and that the port is open",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from penstock.bench.app.summary import plural
 from penstock.bench.net.fit import LineFit, fit_line
 from penstock.bench.net.place import Place, Relation, relation
 from penstock.units import format_bytes, format_rate, format_seconds
@@ -20,6 +21,7 @@ from penstock.units import format_bytes, format_rate, format_seconds
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from penstock.bench.net.osu_format import OsuRow
     from penstock.bench.net.result import NetResult, Pair
 
 __all__ = ["Finding", "NetVerdict", "PairFigure", "judge", "wire_rate"]
@@ -32,13 +34,15 @@ _SLOW_OF_ONE_ROUND = 2.0
 # bytes. They do not count the other 24 bytes of a frame on the wire (preamble, frame check sequence and gap).
 _HEADERS_BYTES = 52
 _ETHERNET_BYTES = 14
+_NO_BANDWIDTH = "no bandwidth shown; send larger messages, or use more --iterations"
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One statement of the verdict.
 
     Attributes:
-        kind: `latency-bound`, `bandwidth-bound`, `slow-pair`, `slow-node`, `wrong-affinity` or `note`.
+        kind: `latency-bound` (the measured sizes show no bandwidth), `bandwidth-bound` (the largest do), `slow-pair`,
+            `slow-node`, `wrong-affinity` or `note`.
         ranks, hosts: What the statement is about.
     """
 
@@ -134,50 +138,68 @@ def _fits(result: NetResult) -> dict[str, LineFit]:
 def _limits(result: NetResult, fits: dict[str, LineFit]) -> list[Finding]:
     found = []
     for table in result.tables:
-        fit = fits.get(table.program) if table.source == "penstock" else None
-        if fit is None:
+        if table.source != "penstock":
             continue
-        if table.operation in ("bw", "bibw"):
+        fit = fits.get(table.program)
+        if table.operation == "barrier":
+            found += [_barrier_limit(table.program, row) for row in table.osu_rows()]
+        elif fit is None:
+            continue
+        elif table.operation in ("bw", "bibw"):
             found.append(_stream_limit(result, table.operation, table.program, fit))
         else:
             found.append(_message_limit(table.program, fit))
     return found
 
 
+def _barrier_limit(program: str, row: OsuRow) -> Finding:
+    low, high = (format_seconds((row.value if us is None else us) / 1e6) for us in (row.min_us, row.max_us))
+    text = (
+        f"{program}: {format_seconds(row.value / 1e6)} (ranks: {low} to {high}): latency-bound, as it carries no data"
+    )
+    return Finding(kind="latency-bound", text=text)
+
+
 def _stream_limit(result: NetResult, operation: str, program: str, fit: LineFit) -> Finding:
     if fit.beta_bytes_per_s is None:
-        return Finding(kind="latency-bound", text=f"{program}: no bandwidth shown; send larger messages")
+        return Finding(kind="latency-bound", text=f"{program}: {_NO_BANDWIDTH}{_misfit(fit)}")
     ways = 2 if operation == "bibw" else 1
-    text = f"{program}: {_rate(fit, ways)}, and {format_seconds(fit.alpha_s)} for each message in the window"
+    text = f"{program}: {_rate(fit, ways)}, and {_latency(fit)} for each message in the window"
     if relation(*(result.places[rank] for rank in result.plan.pair)) == Relation.NODES:
         wire = wire_rate(fit.beta_bytes_per_s * ways, _mtu(result.places, result.plan.pair))
         if wire is not None:
             text += f"; with TCP's and IP's headers {wire * 8 / 1e9:.3g} Gbit/s on the wire"
-    return Finding(kind="bandwidth-bound", text=text, ranks=result.plan.pair)
+    return Finding(kind="bandwidth-bound", text=text + _misfit(fit), ranks=result.plan.pair)
 
 
 def _message_limit(program: str, fit: LineFit) -> Finding:
-    low, high = fit.alpha_s_95
-    start = f"{program}: {format_seconds(fit.alpha_s)} ({format_seconds(low)} to {format_seconds(high)}) for an empty message"
+    start = f"{program}: {_latency(fit)} for an empty message"
     if fit.half_bytes is None:
-        return Finding(kind="latency-bound", text=f"{start}; the time does not grow with the size: latency-bound")
+        return Finding(kind="latency-bound", text=f"{start}: latency-bound; {_NO_BANDWIDTH}{_misfit(fit)}")
     half = format_bytes(max(1, round(fit.half_bytes)), binary=True)
-    misfit = (
+    text = f"{start}, then {_rate(fit, 1)}: latency-bound below {half}, bandwidth-bound above{_misfit(fit)}"
+    return Finding(kind="bandwidth-bound", text=text)
+
+
+def _misfit(fit: LineFit) -> str:
+    if fit.worst_residual <= 0.5:
+        return ""
+    return (
         f"; the fitted line deviates by up to {fit.worst_residual:.0%}: either the library changes its protocol "
         "between sizes, or other programs use these cores"
-        if fit.worst_residual > 0.5
-        else ""
     )
-    text = f"{start}, then {_rate(fit, 1)}: latency-bound below {half}, bandwidth-bound above{misfit}"
-    return Finding(kind="latency-bound" if fit.half_bytes > 65536 else "bandwidth-bound", text=text)
+
+
+def _latency(fit: LineFit) -> str:
+    low, high = fit.alpha_s_95
+    return f"{format_seconds(fit.alpha_s)} ({format_seconds(low)} to {format_seconds(high)})"
 
 
 def _rate(fit: LineFit, ways: int) -> str:
     assert fit.beta_bytes_per_s is not None
     assert fit.beta_bytes_per_s_95 is not None
     low, high = fit.beta_bytes_per_s_95
-    upper = "unknown" if high is None else format_rate(high * ways)
-    return f"{format_rate(fit.beta_bytes_per_s * ways)} ({format_rate(low * ways)} to {upper})"
+    return f"{format_rate(fit.beta_bytes_per_s * ways)} ({format_rate(low * ways)} to {format_rate(high * ways)})"
 
 
 def _mtu(places: Sequence[Place], pair: tuple[int, int]) -> int | None:
@@ -319,7 +341,7 @@ def _slow_pair(each: PairFigure, places: Sequence[Place]) -> Finding:
     hosts = tuple(dict.fromkeys((places[each.a].host, places[each.b].host)))
     parts = []
     if each.is_latency_slow:
-        parts.append(f"latency {each.latency_us:.2f} us, {each.latency_ratio:.2f} times the reference")
+        parts.append(f"latency {each.latency_us:.2f} µs, {each.latency_ratio:.2f} times the reference")
     for source, sink, rate, ratio, is_slow in (
         (each.a, each.b, each.a_to_b, each.a_to_b_ratio, each.is_a_to_b_slow),
         (each.b, each.a, each.b_to_a, each.b_to_a_ratio, each.is_b_to_a_slow),
@@ -351,7 +373,7 @@ def _affinity(places: Sequence[Place]) -> list[Finding]:
         cores = {core for place in here for core in place.cores}
         if cores and len(here) > len(cores):
             text = (
-                f"wrong affinity: {len(here)} ranks share {len(cores)} cores of {host}, so ranks that wait delay ranks "
+                f"wrong affinity: {len(here)} ranks share {plural(len(cores), 'core')} of {host}, so ranks that wait delay ranks "
                 f"that measure; use fewer ranks on {host}"
             )
             found.append(

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from penstock.cli.cluster.options import opened, reaching, settings_of
+from penstock.cli.cluster.placement import BIND_HELP
 from penstock.cli.parameters import BYTES, SECONDS, Several
 
 if TYPE_CHECKING:
     from penstock.bench.net.plan import NetPlan
     from penstock.bench.net.result import NetResult
+    from penstock.bench.net.verdict import NetVerdict
     from penstock.cluster import Cluster
     from penstock.ranks import Rank
 
@@ -114,13 +116,14 @@ _FORWARD_S = 0.3
     metavar="PATH",
     help="Python interpreter with Penstock on the nodes.  [default: this one's path]",
 )
+@click.option("--bind", metavar="BINDING", help=BIND_HELP)
 @reaching("10min")
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Folder for rows.jsonl, spec.toml and machine.json.",
+    help="Folder for rows.jsonl, spec.toml, machine.json and net.json, for penstock report.",
 )
 @click.option("--label", default="", help="Name for the rows.")
 @click.option(
@@ -239,7 +242,7 @@ def _on_cluster(plan: NetPlan, given: dict[str, Any]) -> int:
         plan.check(a_node * len(cluster.nodes))
         result = run_on_cluster(
             plan, cluster, ranks_per_node=a_node, timeout_s=given["timeout"], python=given["node_python"],
-            on_message=table.message,
+            bind=given["bind"], on_message=table.message,
         )  # fmt: skip
         table.end(result)
         is_complete = _run_installed(programs, result, cluster, a_node, table, given)
@@ -252,11 +255,13 @@ def _ranks_per_node(ranks: int | None, nodes: int, least: int) -> int:
 
     if ranks is None:
         return 2 if nodes == 1 else 1
-    if ranks < least or ranks % nodes:
+    if ranks < least:
+        raise ConfigError(f"--ranks: {ranks} is below {least}", where="--ranks", hint=f"use at least {least} ranks")
+    if ranks % nodes:
         raise ConfigError(
-            f"--ranks: {ranks} cannot be spread evenly over {nodes} node{'s' if nodes > 1 else ''}, or is below {least}",
+            f"--ranks: {ranks} cannot be spread evenly over {nodes} nodes",
             where="--ranks",
-            hint=f"set a multiple of {nodes}, at least {max(least, nodes)}",
+            hint=f"use a multiple of {nodes}",
         )
     return ranks // nodes
 
@@ -289,7 +294,7 @@ def _run_installed(
     programs: dict[str, str], result: NetResult, cluster: Cluster, a_node: int, table: Any, given: dict[str, Any]
 ) -> bool:
     """Run installed programs, and add their tables to the result; return whether all succeeded."""
-    from penstock.bench.net.installed import compare_tables, run_program
+    from penstock.bench.net.installed import run_program
     from penstock.cli.app import print_error
     from penstock.errors import PenstockError
 
@@ -297,18 +302,17 @@ def _run_installed(
     for operation, path in programs.items():
         try:
             theirs, text = run_program(
-                result.plan, operation, path, cluster, ranks_per_node=a_node, timeout_s=given["timeout"]
-            )
+                result.plan, operation, path, cluster, ranks_per_node=a_node, timeout_s=given["timeout"],
+                bind=given["bind"],
+            )  # fmt: skip
         except PenstockError as error:  # keep Penstock's results, which are complete
             print_error(error)
             is_complete = False
             continue
         result.tables.append(theirs)
-        ours = result.table(operation)
         if not given["as_json"]:
             click.echo(text, nl=False)
-        if ours is not None:
-            table.compared(theirs.program, path, compare_tables(ours, theirs))
+        table.compared(result.compared(theirs))
     return is_complete
 
 
@@ -316,9 +320,11 @@ def _deliver(result: NetResult, table: Any, given: dict[str, Any]) -> None:
     """Judge the result; write the rows, the chart and the JSON as requested."""
     import msgspec
 
+    from penstock.bench.net.result import FILE
     from penstock.bench.net.verdict import judge
     from penstock.bench.results import provenance
     from penstock.bench.rows import write_results
+    from penstock.report.document import write_whole
 
     verdict = judge(result)
     table.verdict(verdict, result)
@@ -332,9 +338,23 @@ def _deliver(result: NetResult, table: Any, given: dict[str, Any]) -> None:
         }
         spec["ranks"] = result.world
         write_results(given["output"], rows, spec={"net": spec}, provenance=provenance())
+        write_whole(_document(result, verdict).decode(), given["output"] / FILE)
     if given["as_json"]:
-        document = {"schema_version": 2, **msgspec.to_builtins(result), "verdict": verdict, "machine": provenance()}
-        click.echo(msgspec.json.encode(document))
+        click.echo(_document(result, verdict))
+
+
+def _document(result: NetResult, verdict: NetVerdict) -> bytes:
+    import msgspec
+
+    from penstock.bench.results import provenance
+
+    compared = [each for theirs in result.tables if theirs.source != "penstock" for each in result.compared(theirs)]
+    return msgspec.json.encode(
+        {
+            "schema_version": 2, **msgspec.to_builtins(result), "compared": compared, "verdict": verdict,
+            "machine": provenance(),
+        }
+    )  # fmt: skip
 
 
 def _draw(result: NetResult, verdict: Any, file: Path) -> None:

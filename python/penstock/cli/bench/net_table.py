@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from penstock import __version__
+from penstock.bench.app.summary import plural
 from penstock.bench.net.nccl_format import nccl_footer, nccl_header, nccl_line
 from penstock.bench.net.osu_format import osu_header, osu_line
 from penstock.cpu_binding import format_cpus
@@ -19,9 +21,8 @@ from penstock.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.bench.net.installed import Compared
     from penstock.bench.net.place import Place
-    from penstock.bench.net.result import NetResult
+    from penstock.bench.net.result import Compared, NetResult
     from penstock.bench.net.verdict import NetVerdict, PairFigure
 
 __all__ = ["NetTable", "labels_of", "matrix_lines", "topology_lines"]
@@ -48,7 +49,7 @@ class NetTable:
             return
         if "places" in message:
             hosts = len({place.host for place in result.places})
-            click.echo(f"{result.library}: {result.world} ranks on {hosts} host{'s' if hosts > 1 else ''}", err=True)
+            click.echo(f"{result.library}: {plural(result.world, 'rank')} on {plural(hosts, 'host')}", err=True)
         elif "table" in message:
             self._end_table(result, before_last=True)
             self._begin_table(result)
@@ -85,21 +86,24 @@ class NetTable:
         for finding in verdict.findings:
             click.echo(finding.text, err=True)
 
-    def compared(self, program: str, source: str, found: Sequence[Compared]) -> None:
+    def compared(self, found: Sequence[Compared]) -> None:
         """Print Penstock's results beside the results of an installed program, on stderr."""
         if self._silent or not found:
             return
-        click.echo(f"\n{program}, beside {source}:", err=True)
+        click.echo(f"\n{found[0].program}, beside {found[0].source} ({found[0].unit}):", err=True)
         click.echo(f"{'size':>12}{'ours':>12}{'theirs':>12}{'ratio':>8}", err=True)
         for each in found:
-            click.echo(f"{each.size_bytes:>12}{each.ours:>12.2f}{each.theirs:>12.2f}{each.ratio:>8.3f}", err=True)
+            ratio = "–" if each.ratio is None else f"{each.ratio:.3f}"
+            click.echo(f"{each.size_bytes:>12}{each.ours:>12.2f}{each.theirs:>12.2f}{ratio:>8}", err=True)
 
     # ------------------------------------------------------------ internals
 
     def _begin_table(self, result: NetResult) -> None:
         plan, table = result.plan, result.tables[-1]
         if plan.convention == "osu":
-            header = osu_header(table.operation, full=self._full, on_device=plan.device == "cuda")
+            header = osu_header(
+                table.operation, full=self._full, on_device=plan.device == "cuda", comment=_origin(result)
+            )
         else:
             sizes = plan.sizes(table.operation, result.world)
             count = plan.count(table.operation, sizes[0])
@@ -107,6 +111,7 @@ class NetTable:
                 table.operation, low=sizes[0], high=sizes[-1], warm_up=count.warm_up, iterations=count.timed,
                 validates=plan.validates,
             )  # fmt: skip
+            header = f"# {_origin(result)}\n{header}"
         click.echo(header, nl=False)
 
     def _end_table(self, result: NetResult, *, before_last: bool) -> None:
@@ -119,6 +124,11 @@ class NetTable:
             total = result.world * (result.world - 1) // 2 * result.plan.rounds
             click.echo(f"\r\x1b[Kpair {len(result.pairs)} of {total}", nl=False, err=True)
             self._has_bar = True
+
+
+def _origin(result: NetResult) -> str:
+    """Program, library and ranks that produced a table, so that a saved table is not mistaken for OSU's own."""
+    return f"Penstock {__version__}, {result.library}, {plural(result.world, 'rank')}"
 
 
 def labels_of(places: Sequence[Place]) -> list[str]:
@@ -141,7 +151,7 @@ def matrix_lines(pairs: Sequence[PairFigure], result: NetResult) -> list[str]:
         rates[pair.a, pair.b] = (pair.a_to_b / 1e6, pair.is_a_to_b_slow)
         rates[pair.b, pair.a] = (pair.b_to_a / 1e6, pair.is_b_to_a_slow)
     return [
-        "# One-way latency of 8 bytes (us); darker is slower, ! is slow",
+        "# One-way latency of 8 bytes (µs); darker is slower, ! is slow",
         *_table(latency, labels, world, slower_is_higher=True),
         f"# Bandwidth of {size} from row to column (MB/s); darker is slower, ! is slow",
         *_table(rates, labels, world, slower_is_higher=False),
@@ -188,9 +198,12 @@ def topology_lines(places: Sequence[Place]) -> list[str]:
             lines.append(f"  interface {name}: {speed}, MTU {nic['mtu']}{numa}")
         for address, numa_node in here[0].gpus.items():
             lines.append(f"  GPU {address}: NUMA node {'not reported' if numa_node is None else numa_node}")
+        alike: dict[str, list[int]] = {}
         for place in here:
             sockets = ", ".join(map(str, place.sockets)) or "not reported"
-            lines.append(f"  rank {place.rank}: cores {format_cpus(place.cores)}, socket {sockets}")
+            alike.setdefault(f"cores {format_cpus(place.cores)}, socket {sockets}", []).append(place.rank)
+        for text, ranks in alike.items():
+            lines.append(f"  rank{'s' if len(ranks) > 1 else ''} {format_cpus(ranks)}: {text}")
     return lines
 
 

@@ -7,11 +7,12 @@ Ways: the host's mpirun starts each rank in a container of its own; or mpirun ru
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock import env
 from penstock.bench.app.figure import Figure
-from penstock.bench.app.presets import PRESETS, prepare
+from penstock.bench.app.presets import PRESETS, input_folder, prepare
 from penstock.bench.app.spec import Spec, variants_of
 from penstock.study.result import Claim, PartResult, Table, Value
 from penstock.units import format_bytes
@@ -27,10 +28,8 @@ __all__ = ["run"]
 
 _WAYS = ("host-mpirun", "inside")
 # A rank that waits gives its core away. Other programs run on these cores, too, and a rank that waits busily for one
-# that has no core makes a message take milliseconds. Open MPI copies large messages directly between the memories of two
-# processes, which the kernel refuses between containers of their own (user namespaces): the ranks then hang. So this is
-# off for all variants, also for the native one.
-_SETTINGS = {"OMPI_MCA_mpi_yield_when_idle": "1", "OMPI_MCA_btl_vader_single_copy_mechanism": "none"}
+# that has no core makes a message take milliseconds. `measure` turns direct copies between ranks off for all variants.
+_SETTINGS = {"OMPI_MCA_mpi_yield_when_idle": "1"}
 
 
 def _messages(context: Context, test: str, size_bytes: int, image: str, binds: tuple[str, ...]) -> Summary:
@@ -54,17 +53,16 @@ def _messages(context: Context, test: str, size_bytes: int, image: str, binds: t
 
 def _lammps(context: Context, image: str, binds: tuple[str, ...]) -> Summary:
     preset = PRESETS["lammps-lj"]
-    made = prepare("lammps-lj", (), context.scratch / "lammps", env.read())
-    inside = f"{context.scratch}:{context.scratch}"
-    (context.scratch / "image" / str(context.scratch).lstrip("/")).mkdir(parents=True, exist_ok=True)
-    return run_sweep(
-        Spec(
-            command=made.command, launcher="mpi", set=dict(OPEN_MPI), ranks=(2,), size=context.size["lammps_size"],
-            repeats=context.size["repeats"], warm_up=0, timeout_s=120.0, figure=preset.figure, world=preset.world,
-            variant=variants_of(image, _WAYS, ("core",), container_bind=(*binds, inside), env=_SETTINGS),
-        ),
-        lambda text: context.progress(f"LAMMPS: {text}"),
-    )  # fmt: skip
+    with input_folder() as folder:
+        made = prepare("lammps-lj", (), Path(folder), env.read())
+        return run_sweep(
+            Spec(
+                command=made.command, launcher="mpi", set=dict(OPEN_MPI), ranks=(2,), size=context.size["lammps_size"],
+                repeats=context.size["repeats"], warm_up=0, timeout_s=120.0, figure=preset.figure, world=preset.world,
+                variant=variants_of(image, _WAYS, ("core",), container_bind=binds, env=_SETTINGS),
+            ),
+            lambda text: context.progress(f"LAMMPS: {text}"),
+        )  # fmt: skip
 
 
 def run(context: Context) -> PartResult:

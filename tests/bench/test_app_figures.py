@@ -8,7 +8,9 @@ import os
 import random
 import re
 from itertools import pairwise
+from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +23,8 @@ from penstock.bench.app.statistics import amdahl, gustafson, paired_ratio, share
 from penstock.bench.app.summary import summarise
 from penstock.bench.app.torchrun import torchrun_argv
 from penstock.bench.student_t import student_quantile
-from penstock.cluster.containers import command_line_prefix
+from penstock.cli.bench.app_output import print_summary
+from penstock.cluster.containers import command_line_prefix, folder_in_container, make_mount_points
 from penstock.errors import ConfigError, NotFound, RankFailed
 from penstock.protocols import Node
 
@@ -135,6 +138,8 @@ def test_spec_that_is_not_valid_names_its_key(given, message):
         ({"container": "image.sif"}, "is not RUNTIME:IMAGE"),
         ({"container": "lxc:image"}, "is not RUNTIME:IMAGE"),
         ({"bind": "socket"}, "bind: `socket`"),
+        ({"container_bind": ("/a:/b",)}, "need the key container"),
+        ({"way": "inside"}, "need the key container"),
         ({"ranks_per_node": 0}, "ranks-per-node"),
     ],
 )
@@ -163,6 +168,55 @@ def test_torchrun_starts_once_per_node_with_one_meeting_point():
     options = ["--nnodes=2", "--node-rank={rank}", "--master-addr=10.0.0.1", port, "--nproc-per-node=4", "--no-python"]
     assert argv[-8:] == [*options, "python", "train.py"]
     assert "--standalone" in torchrun_argv(["x"], nodes[:1], 2)
+
+
+@pytest.mark.parametrize(
+    ("variants", "given", "has_copies"),
+    [
+        ([{"container": "charliecloud:/i"}], {}, False),
+        ([{"container": "podman:i"}], {}, False),
+        ([{"container": "charliecloud:/i", "way": "inside"}], {}, True),
+        ([{"container": "pyxis:i"}], {"launcher": "slurm"}, True),
+        ([{"container": "charliecloud:/i"}], {"launcher": "local"}, True),
+        ([{"container": "charliecloud:/i", "env": {"OMPI_MCA_smsc": "xpmem"}}], {}, True),
+        ([{"container": "charliecloud:/i"}], {"set": {"args": "--mca btl_vader_single_copy_mechanism cma"}}, True),
+    ],
+)
+def test_direct_copies_are_off_if_ranks_have_containers_of_their_own(variants, given, has_copies, monkeypatch):
+    made = [Variant(name="native"), *(Variant(name=str(at), **each) for at, each in enumerate(variants))]
+    spec = _spec(variant=tuple(made), ranks=(2,), **given)
+    names = {"OMPI_MCA_btl_vader_single_copy_mechanism": "none", "OMPI_MCA_smsc": "^cma"}
+    assert spec.without_direct_copies() == ({} if has_copies else names)
+    cells = [Cell(variant=v.name, ranks=2, nodes=1, problem_size=1, mpi="Open MPI v4.1.4") for v in made]
+    assert any("direct copies" in note for note in summarise(spec, cells).notes) is not has_copies
+    monkeypatch.setenv("OMPI_MCA_smsc", "cma")
+    assert spec.without_direct_copies() == {}
+
+
+def test_folder_in_container_follows_binds_and_the_runtimes_own_mounts(tmp_path, monkeypatch):
+    image = tmp_path / "image"
+    (image / "home").mkdir(parents=True)
+    (image / "out").symlink_to("/mnt")
+    monkeypatch.setenv("TMPDIR", "/tmp/job7")
+
+    def seen(folder, *binds, container=f"charliecloud:{image}", creates=True):
+        return folder_in_container(container, binds, folder, creates_mount_point=creates)
+
+    assert seen("/data/a", "/data:/in") == ((), "/in/a")
+    assert seen("/in/a", "/data:/in") is None
+    assert seen("/tmp/job7/a") == ((), "/tmp/a")
+    assert seen("/tmp/other") is None
+    assert seen("/dev/shm/a") == ((), "/dev/shm/a")
+    assert seen("/home") == (("/home:/home",), "/home")
+    assert seen("/scratch/a") == (("/scratch/a:/scratch/a",), "/scratch/a")
+    assert seen("/scratch/a", creates=False) is None
+    assert seen("/out/a") is None, "a link of the image points to this machine's folder"
+    assert seen("/scratch/a", container="charliecloud:name") is None
+    assert seen("/tmp/other", container="docker:i") == (("/tmp/other:/tmp/other",), "/tmp/other")
+    assert not (image / "scratch").exists()
+    make_mount_points(f"charliecloud:{image}", ("/scratch/a:/scratch/a", "/x:/out/new"))
+    assert (image / "scratch/a").is_dir()
+    assert not Path("/mnt/new").exists()
 
 
 def test_command_line_prefix_names_variables_and_never_their_values():
@@ -361,6 +415,43 @@ def test_summary_overhead_of_a_container_in_words(cost, noise, words):
     assert overhead.sentence.startswith(words)
     assert overhead.cost.low < cost - 1 < overhead.cost.high
     assert overhead.is_shown == (words in ("costs ", "saves "))
+
+
+@pytest.mark.parametrize(("seconds", "most"), [((0.1, 9.0), "more than 1000 %"), ((1.0, 1.8, 0.9), "197.0 %")])
+def test_summary_overhead_of_runs_that_differ_too_much_has_no_conclusion(seconds, most, capsys):
+    variants = variants_of("charliecloud:/i", ("host-mpirun",), ())
+    spec = _spec(ranks=(2,), repeats=len(seconds), figure=Figure("f", "(x)", kind="seconds"), variant=variants)
+    cells = _measured(spec, lambda _ranks, _name: 1.0)
+    cells[1].runs = [Run(round=at, wall_s=value, value=value) for at, value in enumerate(seconds)]
+    summary = summarise(spec, cells)
+    assert re.fullmatch(
+        rf"no conclusion: the runs differ too much \(-\d+\.\d % to {most}\); more --repeats would help",
+        summary.overheads[0].sentence,
+    )
+    print_summary(summary)
+    assert "; whole run with its start: no conclusion" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("columns", ["60", "80", "100", "140"])
+def test_table_and_sentences_keep_to_the_terminals_width(columns, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", columns)
+    spec = _spec(
+        ranks=(1, 2),
+        repeats=3,
+        figure=Figure("timesteps/s", "(x)"),
+        variant=variants_of("charliecloud:/i", ("host-mpirun", "inside"), ()),
+    )
+    cells = _measured(spec, lambda ranks, _: 100.0 * ranks, noise=0.02)
+    for cell in cells:
+        cell.runs = [msgspec.structs.replace(run, cpus=("0", "1")[: cell.ranks]) for run in cell.runs]
+        cell.notes = ["2 ranks share 1 CPU"]
+    cells[-1].runs, cells[-1].error, cells[-1].hint = [], "rank 0: exit code 1: " + "no " * 50, "try " * 40
+    print_summary(summarise(spec, cells))
+    lines = capsys.readouterr().out.splitlines()
+    # A row of figures without its bar needs 76 columns.
+    assert max(map(len, lines)) <= max(int(columns), 76)
+    assert any("█" in line for line in lines) == (int(columns) >= 100)
+    assert any("CPUs 0 | 1" in line for line in lines)
 
 
 def _verdict_of(seconds, *, noise=0.0, repeats=5, **given):

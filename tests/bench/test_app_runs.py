@@ -101,6 +101,7 @@ def test_size_that_fails_is_a_row_and_the_sweep_goes_on(app, program):
         (("--figure", "x=(h.*)"), ("echo", "hello"), "matched 'hello', which is not a number"),
         (("--timeout", "500ms"), ("sleep", "60"), "stopped after its limit of 0.5 s"),
         ((), ("/no/such/program",), "No such file or directory"),
+        ((), ("sh", "-c", "echo ERROR: no input script; exit 1"), "rank 0 on n0: exit code 1: ERROR: no input script"),
         (("--bind", "near-nic:mlx5_99"), ("true",), "no adapter `mlx5_99`"),
     ],
 )
@@ -108,6 +109,14 @@ def test_run_that_cannot_be_read_or_started_is_a_row_with_the_reason(app, args, 
     code, found, _ = app("--launcher", "local", "--ranks", 1, "--repeats", 1, *args, "--", *command)
     assert code == 1
     assert message in found["cells"][0]["error"]
+
+
+def test_killed_rank_is_named_long_before_the_time_limit(app):
+    began = time.monotonic()
+    command = ("sh", "-c", "[ $RANK = 1 ] && kill -9 $$; exec sleep 50")
+    _, found, _ = app("--launcher", "local", "--ranks", 2, "--repeats", 1, "--timeout", "60s", "--", *command)
+    assert "rank 1 on n0: killed by signal 9 (SIGKILL)" in found["cells"][0]["error"]
+    assert time.monotonic() - began < 30
 
 
 def test_ranks_of_another_mpi_family_are_named(app, program):
@@ -121,7 +130,7 @@ def test_ranks_of_another_mpi_family_are_named(app, program):
     assert "Open MPI v4" in text
     assert "MPICH's Hydra" in text
     assert "every rank reports world size 1 instead of 2" in text
-    assert "--set program=" in cells["native", 2]["hint"]
+    assert "--set program=mpirun.openmpi for Open MPI" in cells["native", 2]["hint"]
 
 
 def test_mpi4py_of_mpich_forms_one_job_under_its_own_launcher(app, tmp_path, monkeypatch):
@@ -169,7 +178,7 @@ def test_native_and_container_are_interleaved_by_both_ways(app, program, charlie
     }
     for overhead in found["summary"]["overheads"]:
         assert overhead["cost"]["low"] < overhead["cost"]["value"] < overhead["cost"]["high"]
-        assert overhead["sentence"].startswith(("no difference shown, ≤", "costs", "saves"))
+        assert overhead["sentence"].startswith(("no difference shown, ≤", "costs", "saves", "no conclusion"))
     order = [line.partition(": ")[2].rpartition(": ")[0] for line in messages.splitlines() if line.startswith("run ")]
     one_round = [f"{name}, {ranks}" for ranks in ("1 rank", "2 ranks") for name in names]
     assert order == [*one_round, *reversed(one_round)]
@@ -194,6 +203,56 @@ def test_program_runs_in_the_container_and_not_outside(app, charliecloud):
     errors = {cell["variant"]: cell["error"] for cell in found["cells"]}
     assert "No such file" in errors.pop("native")
     assert errors == {"charliecloud, host mpirun": None, "charliecloud, mpirun inside": None}
+
+
+_LARGE = """
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+data = bytearray(4 << 20)
+world.Recv(data, 0) if world.rank else world.Send(data, 1)
+print(f"on {world.size} ranks")
+"""
+
+
+def test_large_messages_arrive_between_containers_of_their_own(app, charliecloud):
+    """Linux refuses direct copies between user namespaces, and Open MPI then waits forever."""
+    python = [f"--container-bind={path}:{path}" for path in {sys.base_prefix, sys.prefix}]
+    code, found, _ = app(
+        "--ranks", 2, "--repeats", 1, *_OPEN, "--timeout", "60s", "--world", r"on (\d+) ranks", *charliecloud, *python,
+        "--", sys.executable, "-c", _LARGE,
+    )  # fmt: skip
+    assert code == 0, found["cells"]
+    assert any("OMPI_MCA_btl_vader_single_copy_mechanism=none" in note for note in found["summary"]["notes"])
+
+
+def test_ranks_in_a_container_start_in_the_current_folder(app, charliecloud, tmp_path, monkeypatch):
+    folder = Path("/mnt/penstock-test-cwd")  # outside /tmp, which ch-run mounts itself
+    image = Path(charliecloud[1].partition(":")[2])
+    flags = ("--launcher", "local", "--ranks", 1, "--repeats", 1)
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job/input").touch()
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # ch-run mounts it at /tmp
+    monkeypatch.chdir(tmp_path / "job")
+    assert app(*flags, *charliecloud, "--", "test", "-e", "input")[0] == 0
+    # The image's folder is mounted on a folder that it lacks.
+    monkeypatch.chdir("/")
+    monkeypatch.setenv("TMPDIR", "/tmp")
+    bound = (*charliecloud, "--container-bind", f"{tmp_path}/job:{folder}", "--cwd", f"{tmp_path}/job")
+    code, found, _ = app(*flags, *bound, "--", "sh", "-c", "test -e input && pwd")
+    assert code == 0, found["cells"]
+    assert (image / "mnt/penstock-test-cwd").is_dir()
+
+
+def test_preset_runs_in_a_container_if_tmpdir_is_set(app, charliecloud, tmp_path, monkeypatch):
+    """ch-run mounts TMPDIR at /tmp, so a file below TMPDIR has another path in the container."""
+    if shutil.which("lmp") is None:
+        pytest.fail("lmp is not here; `make setup-peers` installs LAMMPS", pytrace=False)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    code, found, _ = app(
+        "--preset", "lammps-lj", "--size", 0.1, "--ranks", 2, "--repeats", 1, *_OPEN, *charliecloud, "--ways", "host-mpirun,inside", "--",
+    )  # fmt: skip
+    assert code == 0, found["cells"]
 
 
 def test_container_with_another_mpi_than_the_host_is_named(app, program, charliecloud):
@@ -271,6 +330,25 @@ def test_dry_run_prints_every_command_line_and_starts_nothing(run_cli, tmp_path)
     assert not marker.exists()
 
 
+def test_dry_run_has_arguments_and_folders_of_each_runtime(run_cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    flags = ("bench", "app", "--dry-run", "--json", "--launcher", "local", "--ranks", 1)
+
+    def prefix(runtime, *more):
+        done = run_cli(*flags, "--container", f"{runtime}:md.sif", "--container-arg=--x", *more, "--", "true")
+        assert done.code == 0, done.err
+        return done.out
+
+    for runtime in ("docker", "podman"):
+        text = prefix(runtime)
+        assert f"--volume={tmp_path}:{tmp_path}" in text
+        assert f"--workdir={tmp_path}" in text
+        assert '"--x\\", \\"md.sif' in text
+    assert "--workdir=/data/deep" in prefix("docker", "--cwd", "deep", "--container-bind", f"{tmp_path}:/data")
+    assert "--pwd" not in prefix("apptainer")
+    assert f"--pwd={tmp_path}/deep" in prefix("apptainer", "--cwd", "deep")
+
+
 def test_preset_takes_the_users_program_and_pick(app):
     code, found, _ = app(
         "--launcher", "local", "--ranks", 1, "--repeats", 1, "--preset", "gromacs", "--pick", "last",
@@ -297,8 +375,18 @@ def test_nodes_setting_of_mpirun_is_kept(run_cli):
         (("--container", "image.sif", "--", "true"), "is not RUNTIME:IMAGE"),
         (("--container", "docker:i", "--ways", "inside", "--", "true"), "does not support mpirun inside"),
         (
-            ("--launcher", "local", "--container", "charliecloud:/i", "--ways", "inside", "--", "true"),
+            ("--launcher", "local", "--container", "charliecloud:i", "--ways", "inside", "--", "true"),
             "cannot run inside",
+        ),
+        (("--ways", "inside", "--", "true"), "--ways needs --container"),
+        (("--container-bind", "/a:/b", "--", "true"), "--container-bind needs --container"),
+        (("--container-gpus", "--", "true"), "--container-gpus needs --container"),
+        (("--container-arg", "-w", "--", "true"), "--container-arg needs --container"),
+        (("--container", "charliecloud:/no/image", "--", "true"), "the image /no/image does not exist"),
+        (("--container", "apptainer:md.sif", "--", "true"), "apptainer is not installed hint: install Apptainer"),
+        (
+            ("--container", "charliecloud:i", "--cwd", "/no/folder", "--", "true"),
+            "charliecloud:i cannot see the folder /no/folder",
         ),
         (
             ("--ranks", "4", "--node-counts", "2", "--nodes", "localhost", "--", "true"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,12 +56,15 @@ def test_apptainer_line_is_the_documented_one(program):
         ("podman", "--device=nvidia.com/gpu=all", {"--env=RANK", "--env=OMPI_*", "--env=SLURM_*", "--env=AWS_PROFILE"}),
     ],
 )
-def test_daemons_line_is_the_documented_one_and_names_each_rank(program, gpus, some):
+def test_daemons_line_is_the_documented_one_and_names_each_rank(program, gpus, some, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", "/scratch/job7")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
     rank_prefix = _rank_prefix(program)
     words = [word for word in rank_prefix.argv if not word.startswith("--env=")]
     line = f"{program} run --rm --init --name=job-{{rank}} --network=host --ipc=host --pid=host"
     assert words == [
         *line.split(),
+        *(["--userns=keep-id", "--volume=/scratch/job7:/scratch/job7"] if program == "podman" else []),
         "--volume=/scratch/d:/data:ro",
         "--volume=/out:/out",
         gpus,
@@ -73,6 +77,15 @@ def test_daemons_line_is_the_documented_one_and_names_each_rank(program, gpus, s
     assert len(passed) == len(set(passed))
     assert all("=" not in word.removeprefix("--env=") for word in passed), "a value stands on a command line"
     assert rank_prefix.cleanup_argv == (program, "rm", "--force", "job-{rank}")
+
+
+def test_podman_binds_the_session_folder_once_and_keeps_roots_ids(monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", "/tmp")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    own = [word for word in _rank_prefix("podman").argv if word.startswith(("--volume=/tmp", "--userns"))]
+    assert own == ["--volume=/tmp:/tmp"]
+    again = _rank_prefix("podman", replace(_SPEC, binds=("/scratch:/tmp",)))
+    assert [word for word in again.argv if word.startswith("--volume")] == ["--volume=/scratch:/tmp"]
 
 
 def test_pyxis_words_are_sruns_own():

@@ -110,6 +110,25 @@ def study(run_cli, studies, *words, **options):
     return run_cli("study", words[0], *words[1:], *(() if words[0] == "report" else ("--studies", studies)), **options)
 
 
+def test_relative_scratch_is_an_absolute_path_in_the_parts(run_cli, studies, tmp_path, monkeypatch):
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.chdir(tmp_path)
+    done = study(
+        run_cli,
+        studies,
+        "run",
+        "a-study",
+        "--only",
+        "first-part,second",
+        "-o",
+        tmp_path / "out",
+        "--scratch",
+        "scratch",
+    )
+    assert done.code == 0, done.err
+    assert f"waiting in {tmp_path}/scratch/" in done.err
+
+
 def test_run_writes_results_and_reports_and_leaves_no_scratch(run_cli, studies, tmp_path):
     (tmp_path / "scratch").mkdir()
     done = study(

@@ -7,7 +7,9 @@ checked against the documented syntax.
 
 from __future__ import annotations
 
+import os
 import re
+import tempfile
 from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError, Unsupported
@@ -91,10 +93,27 @@ class _Apptainer:
 class _Daemon:
     """`docker run` and `podman run`. Ranks share the node's network, process and memory namespaces, as MPI needs."""
 
-    def __init__(self, program: str, gpus: str, *, takes_families: bool) -> None:
+    def __init__(self, program: str, gpus: str, *, is_podman: bool) -> None:
         self._program = program
         self._gpus = gpus
-        self._passed = (*_TORCHRUN, *(f"{family}*" for family in _FAMILIES)) if takes_families else _NAMES
+        self._is_podman = is_podman
+        self._passed = (*_TORCHRUN, *(f"{family}*" for family in _FAMILIES)) if is_podman else _NAMES
+
+    def _mpi_options(self, spec: ContainerSpec) -> list[str]:
+        """Podman's options for ranks of mpirun: the user's own id in a rootless container, and the folder in which
+        Open MPI's mpirun makes its session folder.
+
+        Source:
+            podman.io/blogs/2019/09/26/podman-in-hpc
+        """
+        if not self._is_podman:
+            return []
+        tmp = tempfile.gettempdir()  # as mpirun: TMPDIR, else /tmp
+        is_bound = any(tmp == dst for _, dst, _ in _binds(spec))
+        return [
+            *(["--userns=keep-id"] if os.geteuid() != 0 else []),
+            *([f"--volume={tmp}:{tmp}"] if not is_bound else []),
+        ]
 
     def rank_prefix(self, spec: ContainerSpec) -> RankPrefix:
         name = f"{spec.label}-{{rank}}"
@@ -104,8 +123,8 @@ class _Daemon:
         passed = [f"--env={each}" for each in dict.fromkeys((*self._passed, *spec.env))]
         return RankPrefix(
             (
-                self._program, "run", "--rm", "--init", f"--name={name}", "--network=host", "--ipc=host", "--pid=host", *binds,
-                *passed, *([self._gpus] if spec.has_gpus else []), *([f"--workdir={spec.cwd}"] if spec.cwd else []), *spec.args,
+                self._program, "run", "--rm", "--init", f"--name={name}", "--network=host", "--ipc=host", "--pid=host",
+                *self._mpi_options(spec), *binds, *passed, *([self._gpus] if spec.has_gpus else []), *([f"--workdir={spec.cwd}"] if spec.cwd else []), *spec.args,
                 _image(spec),
             ),
             cleanup_argv=(self._program, "rm", "--force", name),
@@ -162,12 +181,12 @@ def singularity() -> Container:
 
 def docker() -> Container:
     """Entry point `penstock.containers: docker`."""
-    return _Daemon("docker", "--gpus=all", takes_families=False)
+    return _Daemon("docker", "--gpus=all", is_podman=False)
 
 
 def podman() -> Container:
     """Entry point `penstock.containers: podman`."""
-    return _Daemon("podman", "--device=nvidia.com/gpu=all", takes_families=True)
+    return _Daemon("podman", "--device=nvidia.com/gpu=all", is_podman=True)
 
 
 def charliecloud() -> Container:

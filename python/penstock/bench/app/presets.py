@@ -7,8 +7,10 @@ Some presets contain only the figure, because the input of the benchmark belongs
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +22,11 @@ from penstock.errors import ConfigError, NotFound
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["PRESETS", "Prepared", "Preset", "prepare"]
+__all__ = ["PRESETS", "Prepared", "Preset", "input_folder", "prepare"]
+
+# Shared memory of the host. All container runtimes show it at the same path: Docker and Podman because of --ipc=host,
+# the other ones because they mount /dev. /tmp is another folder in Docker, and in Charliecloud if TMPDIR is set.
+_SHARED = Path("/dev/shm")  # noqa: S108 - only the parent of a new folder
 
 # Lennard-Jones melt, as in the LAMMPS benchmark of that name: 32,000 atoms per unit of size, 100 steps, density 0.8442,
 # cutoff 2.5, temperature 1.44. The box grows along x, so weak scaling keeps the atoms per rank.
@@ -168,6 +174,12 @@ PRESETS = {
         figure=Figure("images/s", r"^total images/sec: ([0-9.]+)"),
     ),
 }
+
+
+def input_folder() -> tempfile.TemporaryDirectory[str]:
+    """Make a temporary folder for input files that native ranks and ranks in containers see at the same path."""
+    is_shared = _SHARED.is_dir() and os.access(_SHARED, os.W_OK)
+    return tempfile.TemporaryDirectory(prefix="penstock-app-", dir=_SHARED if is_shared else None)
 
 
 def prepare(name: str, command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> Prepared:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock import env
@@ -16,8 +17,8 @@ from penstock.bench.app.figure import read_figure, read_worlds
 from penstock.bench.app.torchrun import torchrun_argv
 from penstock.bench.interleaved import abba_order
 from penstock.cluster import Cluster
-from penstock.cluster.containers import command_line_prefix
-from penstock.cluster.exits import describe
+from penstock.cluster.containers import check_container, command_line_prefix, folder_in_container, make_mount_points
+from penstock.cluster.exits import describe, first_failure
 from penstock.cluster.mpi_check import check_mpi
 from penstock.errors import ConfigError, PenstockError, RankFailed
 from penstock.ranks import in_batch_job, rendezvous_port
@@ -40,6 +41,35 @@ class _Runner:
     def __init__(self, spec: Spec, variant: Variant, cluster: Cluster) -> None:
         self.spec, self.variant, self.cluster = spec, variant, cluster
         self.is_torchrun = spec.launcher == "torchrun"
+        self.is_here = all(node.address in ("localhost", "127.0.0.1") for node in cluster.nodes)
+        self.notes: list[str] = []
+        self.binds, self.container_cwd = self._container_cwd()
+
+    def _container_cwd(self) -> tuple[tuple[str, ...], str | None]:
+        """Binds of the container, and its working folder: --cwd, by default the current folder if it can be bound.
+
+        Raises:
+            ConfigError: The container cannot see --cwd.
+        """
+        container, binds = self.variant.container, self.variant.container_bind
+        folder = self.spec.cwd or str(Path.cwd())
+        if container is None or folder == "/":
+            return binds, folder if container is not None and self.spec.cwd else None
+        # Apptainer's own default is the current folder; it omits folders that it cannot bind.
+        if self.spec.cwd is None and container.startswith(("apptainer:", "singularity:")):
+            return binds, None
+        # Other nodes can have a copy of the image, in which this machine cannot create a mount point.
+        creates = self.is_here or self.spec.cwd is not None
+        found = folder_in_container(container, binds, folder, creates_mount_point=creates)
+        if found is not None and (self.spec.cwd or not set(folder) & set(":,{")):
+            return (*binds, *found[0]), found[1]
+        if self.spec.cwd is not None:
+            raise ConfigError(
+                f"cwd: {container} cannot see the folder {folder}",
+                hint=f"bind it to a folder that the image has, for example --container-bind {folder}:/mnt",
+            )
+        self.notes.append(f"the container cannot see the current folder, {folder}")
+        return binds, None
 
     def request(self, size: Size) -> tuple[list[str], dict[str, Any]]:
         """Command and options of `Cluster.run` for a size."""
@@ -52,7 +82,8 @@ class _Runner:
             "on": nodes,
             "ranks_per_node": per_node,
             "env": self._variables(nodes),
-            "cwd": self.spec.cwd,
+            # In a container, the prefix sets the working folder.
+            "cwd": self.spec.cwd if self.variant.container is None else None,
         }
         return argv, {
             **options,
@@ -68,7 +99,7 @@ class _Runner:
         if self.spec.launcher not in _HOST_PROGRAMS:
             return dict(self.variant.env)
         meeting = {"MASTER_ADDR": nodes[0].address, "MASTER_PORT": str(rendezvous_port())}
-        return {**meeting, **self.variant.env}
+        return {**self.spec.without_direct_copies(), **meeting, **self.variant.env}
 
     def _prefix(self, variables: list[str]) -> RankPrefix | None:
         variant = self.variant
@@ -77,10 +108,24 @@ class _Runner:
         return command_line_prefix(
             variant.container,
             way=variant.way,
-            binds=variant.container_bind,
+            binds=self.binds,
             env=variables,
             gpus=variant.container_gpus,
+            cwd=self.container_cwd,
+            args=variant.container_arg,
         )
+
+    def check_container(self) -> None:
+        """Check that the runtime and the image exist, if the ranks run on this machine. Create missing mount points.
+
+        Raises:
+            NotFound: The runtime or the image is missing.
+        """
+        if self.variant.container is None:
+            return
+        if self.is_here:
+            check_container(self.variant.container)
+        make_mount_points(self.variant.container, self.binds)
 
     def check(self, size: Size) -> str | None:
         """Check that the ranks form one MPI job; return the name of the library."""
@@ -115,10 +160,10 @@ class _Runner:
 
 
 def _raise_for_failure(exits: list[Exit]) -> None:
-    bad = [each for each in exits if each.code != 0 or each.fault is not None]
-    if not bad:
+    first = first_failure(exits)
+    if first is None:
         return
-    first = min(bad, key=lambda each: each.fault is None)
+    bad = [each for each in exits if each.code != 0 or each.fault is not None]
     more = f" (and {len(bad) - 1} more of {len(exits)} ranks)" if len(bad) > 1 else ""
     fault = first.fault if isinstance(first.fault, PenstockError) else None
     raise RankFailed(f"rank {first.rank} on {describe(first)}{more}", hint=fault.hint if fault else None)
@@ -210,7 +255,11 @@ def measure(
     with ExitStack() as held:
         runners = _runners(spec, held)
         sized = _cells(spec)
-        cells += [cell for cell, _ in sized]
+        for runner in runners.values():
+            runner.check_container()
+        for cell, _ in sized:
+            cell.notes += runners[cell.variant].notes
+            cells.append(cell)
         sizes = {cell.key: size for cell, size in sized}
         _check_all(spec, runners, sized)
         by_key = {cell.key: cell for cell in cells}

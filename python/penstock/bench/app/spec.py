@@ -11,7 +11,7 @@ import msgspec
 from penstock import env
 from penstock.bench.app.figure import Figure, checked_pattern, parse_figure
 from penstock.bench.app.presets import PRESETS, prepare
-from penstock.cluster.containers import parse_container
+from penstock.cluster.containers import NO_DIRECT_COPIES, parse_container, separates_ranks
 from penstock.cpu_binding import binding_kind
 from penstock.errors import ConfigError, NotFound
 from penstock.units import parse_seconds
@@ -37,6 +37,7 @@ class Variant(_Part, frozen=True):
         way: `host-mpirun` starts each rank in a container; `inside` also runs mpirun in the container.
         container_bind: Folders that the container sees, as `/src:/dst`.
         container_gpus: Make the node's GPUs visible in the container.
+        container_arg: Further arguments of the runtime, before the image.
         bind: CPUs of each rank; see `penstock.protocols.RunRequest`.
         ranks_per_node: Ranks on each node. By default, the ranks use as few nodes as the sweep allows.
         env: Variables of the ranks.
@@ -49,6 +50,7 @@ class Variant(_Part, frozen=True):
     way: Literal["host-mpirun", "inside"] = "host-mpirun"
     container_bind: tuple[str, ...] = ()
     container_gpus: bool = False
+    container_arg: tuple[str, ...] = ()
     bind: str | None = None
     ranks_per_node: int | None = None
     env: dict[str, str] = {}
@@ -58,6 +60,8 @@ class Variant(_Part, frozen=True):
     def __post_init__(self) -> None:
         if self.container is not None:
             parse_container(self.container)
+        elif self.container_bind or self.container_gpus or self.container_arg or self.way != "host-mpirun":
+            raise ConfigError(f"variant {self.name}: way and container-* need the key container")
         if self.bind is not None:
             try:
                 binding_kind(self.bind)
@@ -91,7 +95,8 @@ class Spec(_Part, frozen=True):
             the real number of ranks, the run has failed.
         checks_mpi: Start a small MPI program before the sweep to find out whether the ranks form one job.
         timeout_s: Time limit of one run.
-        cwd: Working folder of the ranks on their node.
+        cwd: Working folder of the ranks on their node, which is bound into containers. By default, the ranks in
+            containers use the current folder if it can be bound.
         warm_up: Unrecorded runs of every size and variant.
     """
 
@@ -168,6 +173,20 @@ class Spec(_Part, frozen=True):
         """Value of `{size}` at this number of ranks; an int if the value is a whole number."""
         value = self.size * (size.ranks / min(self.ranks) if self.scaling == "weak" else 1)
         return int(value) if float(value).is_integer() else value
+
+    def without_direct_copies(self) -> dict[str, str]:
+        """Variables that all variants get because a variant runs each rank in a container of its own: between these,
+        large messages of Open MPI hang. Empty if the user has set one of the variables.
+        """
+        if self.launcher not in ("mpi", "slurm", "pbs"):
+            return {}
+        if not any(separates_ranks(each.container, each.way) for each in self.variant):
+            return {}
+        names = {name for each in self.variant for name in each.env} | set(env.read())
+        args = " ".join(str({**self.set, **each.set}.get("args", "")) for each in self.variant)
+        if any(name in names or f" {name.removeprefix('OMPI_MCA_')} " in args for name in NO_DIRECT_COPIES):
+            return {}
+        return dict(NO_DIRECT_COPIES)
 
     def argv(self, size: Size, variant: Variant) -> list[str]:
         """The command with its placeholders replaced."""
@@ -248,5 +267,5 @@ def _with_preset(found: dict[str, Any], folder: Path | None) -> dict[str, Any]:
     if folder is None and preset.files:
         raise ConfigError(f"preset {name}: needs a folder for its input files")
     ready = prepare(name, found.get("command", ()), folder or Path(), env.read())
-    made = {"command": ready.command, "cwd": ready.cwd}
+    made = {"command": ready.command, "cwd": ready.cwd or found.get("cwd")}
     return {"figure": msgspec.to_builtins(preset.figure), "world": preset.world, **found, **made}

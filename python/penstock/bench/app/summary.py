@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from penstock.bench.app.cells import Cell, Run
     from penstock.bench.app.spec import Spec
 
-__all__ = ["CellSummary", "Fit", "Overhead", "Summary", "VariantSummary", "plural", "summarise"]
+__all__ = ["MAX_COST", "CellSummary", "Fit", "Overhead", "Summary", "VariantSummary", "plural", "summarise"]
 
 # Efficiency below which the verdict advises against more ranks; a usual threshold for strong scaling.
 _GOOD = 0.8
@@ -26,6 +26,12 @@ _FITS = 0.1
 _ALL_SERIAL = 0.995
 # Equal rates at all sizes give an efficiency of 1 only up to rounding.
 _LINEAR = 1.001
+# Upper limit of a cost above which an interval that includes 0 supports no statement.
+MAX_COST = 1.0
+_DIRECT_COPIES = (
+    "all variants ran with {settings}: between ranks in containers of their own, Linux refuses Open MPI's direct copies of"
+    " large messages (CMA), and they hang; set one of these variables with --env to decide yourself"
+)
 _INSIDE = (
     "whole runs with mpirun inside start the image's python3, the others this one, so a figure of merit compares them"
     " better than wall seconds"
@@ -130,6 +136,9 @@ def summarise(spec: Spec, cells: Sequence[Cell]) -> Summary:
     notes = []
     if any(each.container is not None and each.way == "inside" for each in spec.variant):
         notes.append(_INSIDE)
+    copies = spec.without_direct_copies()
+    if copies and any(cell.ranks > cell.nodes and "Open MPI" in (cell.mpi or "Open MPI") for cell in cells):
+        notes.append(_DIRECT_COPIES.format(settings=" and ".join(f"{name}={value}" for name, value in copies.items())))
     if spec.repeats == 1:
         notes.append("one round has no interval; pass --repeats 3 or more")
     return Summary(
@@ -386,4 +395,7 @@ def _cost_sentence(cost: Estimate) -> str:
         return f"costs {_percent(cost.value)} ({_between(cost)})"
     if cost.high < 0:
         return f"saves {_percent(-cost.value)} ({_percent(-cost.high)} to {_percent(-cost.low)})"
+    if cost.high > MAX_COST:
+        most = _percent(cost.high) if cost.high < 10 * MAX_COST else "more than 1000 %"
+        return f"no conclusion: the runs differ too much ({_percent(cost.low)} to {most}); more --repeats would help"
     return f"no difference shown, ≤ {_percent(cost.high)} ({_percent(cost.value)}, {_between(cost)})"

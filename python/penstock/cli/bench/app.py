@@ -24,8 +24,10 @@ _COUNTS = Several(click.IntRange(min=1), "counts")
 # Flags that have the same name as a key of a sweep file. On the command line, these flags override the file.
 _KEYS = (
     *("launcher", "nodes", "ranks", "node_counts", "ranks_per_node", "scaling", "size", "repeats", "warm_up"),
-    *("world", "checks_mpi"),
+    *("world", "checks_mpi", "cwd"),
 )
+# Flags that apply only to containers.
+_OF_CONTAINERS = ("container_binds", "container_gpus", "container_args", "ways")
 # If the load average per core is above this value, a note states that the machine was busy.
 _BUSY = 0.5
 
@@ -123,6 +125,13 @@ _BUSY = 0.5
 )
 @click.option("--env", "env", multiple=True, metavar="NAME=VALUE", help="Variable of the ranks; repeatable.")
 @click.option(
+    "--cwd",
+    metavar="DIR",
+    callback=lambda _context, _parameter, value: value and str(Path(value).absolute()),
+    help="Working folder of the ranks, natively and in the container.  [default: the current folder; in the container,"
+    " only if it can be bound]",
+)
+@click.option(
     "--mpi-check/--no-mpi-check",
     "checks_mpi",
     default=True,
@@ -153,14 +162,13 @@ def command(argv: tuple[str, ...], **given: Any) -> int:  # fmt: skip
     penstock bench app --figure 'ns/day=Performance: +([0-9.]+)' --ranks 2,4,8 -- gmx_mpi mdrun -s bench.tpr
     penstock bench app --container charliecloud:/images/md --ways host-mpirun,inside -- lmp -in in.lj
     """  # noqa: D301 - click's \b keeps the line breaks
-    import tempfile
-
     from penstock.bench.app.document import document, save
+    from penstock.bench.app.presets import input_folder
     from penstock.bench.app.run import command_lines, measure
     from penstock.bench.app.summary import summarise
     from penstock.cli.bench.app_output import print_lines, print_summary, run_printer
 
-    with tempfile.TemporaryDirectory(prefix="penstock-app-") as folder:
+    with input_folder() as folder:
         spec, notes = _spec(argv, given, Path(folder))
         notes += _load_notes()
         if given["dry_run"]:
@@ -203,14 +211,14 @@ def _spec(argv: tuple[str, ...], given: dict[str, Any], folder: Path) -> tuple[S
         name: given[name] for name in _KEYS if given[name] is not None and (name in changed or given["sweep"] is None)
     }
     settings = settings_of(given["settings"])
+    flags = {parameter.name: parameter.opts[0] for parameter in context.command.params}
     if given["sweep"] is None or "timeout" in changed:
         chosen["timeout_s"] = given["timeout"]
     if given["figure"] is not None:
         chosen["figure"] = parse_figure(given["figure"], given["pick"], given["figure_kind"])
     if given["sweep"] is not None:
-        refused = {"preset", "container", "container_binds", "container_gpus", "ways", "binds", "env"} & changed
+        refused = {"preset", "container", *_OF_CONTAINERS, "binds", "env"} & changed
         if refused:
-            flags = {parameter.name: parameter.opts[0] for parameter in context.command.params}
             raise click.UsageError(
                 f"{flags[min(refused)]} cannot be combined with --sweep; describe it in a [[variant]] of the sweep file"
             )
@@ -219,11 +227,13 @@ def _spec(argv: tuple[str, ...], given: dict[str, Any], folder: Path) -> tuple[S
         if settings:
             chosen["set"] = {**spec.set, **settings}
         return msgspec.structs.replace(spec, **chosen, **({"command": argv} if argv else {})), []
+    if given["container"] is None and (unused := changed.intersection(_OF_CONTAINERS)):
+        raise click.UsageError(f"{flags[min(unused)]} needs --container")
     notes: list[str] = []
     if given["preset"] is not None:
         preset = PRESETS[given["preset"]]
         ready = prepare(given["preset"], argv, folder, env.read())
-        argv, chosen["cwd"] = ready.command, ready.cwd
+        argv, chosen["cwd"] = ready.command, ready.cwd or given["cwd"]
         chosen.setdefault("figure", preset.figure)
         chosen["world"] = given["world"] or preset.world
         notes += [preset.note] if preset.note else []
@@ -232,7 +242,7 @@ def _spec(argv: tuple[str, ...], given: dict[str, Any], folder: Path) -> tuple[S
         raise click.UsageError("give a command after --, or use --preset or --sweep")
     variants = variants_of(
         given["container"], given["ways"], given["binds"], container_bind=given["container_binds"],
-        container_gpus=given["container_gpus"], env=settings_of(given["env"]),
+        container_gpus=given["container_gpus"], container_arg=given["container_args"], env=settings_of(given["env"]),
     )  # fmt: skip
     return Spec(command=argv, set=settings, variant=variants, **chosen), notes
 

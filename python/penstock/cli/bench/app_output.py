@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import shlex
+import shutil
+import textwrap
 from typing import TYPE_CHECKING
 
 import click
@@ -19,6 +21,11 @@ if TYPE_CHECKING:
 __all__ = ["print_lines", "print_summary", "run_printer"]
 
 _BAR = 20
+_MIN_BAR = 5
+# Columns of a row of the table, without its bar.
+_ROW = 76
+# Width without a terminal: one line per row and sentence, for grep.
+_UNLIMITED = 10_000
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
@@ -47,7 +54,9 @@ def run_printer(spec: Spec) -> Callable[[Cell, Run | None, int, int], None]:
         if run is None:
             text = f"failed: {cell.error}"
         else:
-            value = f"{run.value:.6g} {spec.figure.name}, " if run.value is not None and spec.figure is not None else ""
+            value = (
+                f"{run.value:,.6g} {spec.figure.name}, " if run.value is not None and spec.figure is not None else ""
+            )
             text = f"{value}{run.wall_s:.2f} s" + (", warm-up" if run.round < 0 else "")
         click.echo(f"run {done} of {total}: {place}: {text}", err=True)
 
@@ -58,47 +67,70 @@ def print_summary(summary: Summary, notes: Sequence[str] = ()) -> None:
     """Print the summary on stdout."""
     from penstock.bench.app.summary import plural
 
+    width = shutil.get_terminal_size((_UNLIMITED, 24)).columns
     for variant in summary.variants:
         click.echo(f"{variant.variant} ({summary.scaling} scaling, {summary.quantity})")
-        for line in _table(variant, summary.quantity):
+        for line in _table(variant, summary.quantity, width):
             click.echo(line)
         for sentence in variant.verdict:
-            click.echo(f"  {sentence}")
+            _echo_wrapped(f"  {sentence}", width)
     if summary.overheads:
-        click.echo(f"compared with {summary.overheads[0].base}, in time per step by {summary.overheads[0].quantity}")
+        base, quantity = summary.overheads[0].base, summary.overheads[0].quantity
+        _echo_wrapped(f"compared with {base}, in time per step by {quantity}", width)
         for each in summary.overheads:
-            click.echo(f"  {each.variant}, {plural(each.ranks, 'rank')}: {each.sentence}{_start(each)}")
+            _echo_wrapped(f"  {each.variant}, {plural(each.ranks, 'rank')}: {each.sentence}{_start(each)}", width)
     for note in (*summary.notes, *notes):
-        click.echo(f"note: {note}")
+        _echo_wrapped(f"note: {note}", width)
+
+
+def _echo_wrapped(text: str, width: int) -> None:
+    for line in _wrapped(text, width, indent=4):
+        click.echo(line)
+
+
+def _wrapped(text: str, width: int, *, indent: int) -> list[str]:
+    return textwrap.wrap(
+        text, max(width, 40), subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _start(each: Overhead) -> str:
     """Format the cost in wall time, if the comparison is by a figure of merit."""
+    from penstock.bench.app.summary import MAX_COST
+
     if each.quantity == "wall seconds":
         return ""
     wall = each.wall_cost
+    if wall.low is not None and wall.high is not None and wall.low <= 0 and wall.high > MAX_COST:
+        return "; whole run with its start: no conclusion"
     between = "" if wall.low is None or wall.high is None else f", {100 * wall.low:+.1f} to {100 * wall.high:+.1f} %"
     return f"; whole run with its start {100 * wall.value:+.1f} %{between}"
 
 
-def _table(variant: VariantSummary, quantity: str) -> list[str]:
+def _table(variant: VariantSummary, quantity: str, width: int) -> list[str]:
     has_value = any(row.value is not None for row in variant.cells)
     value = f"{quantity:>14}" if has_value else ""
     lines = [f"  {'ranks':>5} {'nodes':>5} {'runs':>4}{value} {'wall':>9} {'speed-up':>8}  efficiency"]
-    lines += [_row(row, has_value=has_value) for row in variant.cells]
+    for row in variant.cells:
+        lines += _row(row, width, has_value=has_value)
     return lines
 
 
-def _row(row: CellSummary, *, has_value: bool) -> str:
+def _row(row: CellSummary, width: int, *, has_value: bool) -> list[str]:
     head = f"  {row.ranks:>5} {row.nodes:>5} {row.runs:>4}"
     if row.wall_s is None:
-        return f"{head}  failed: {row.error}" + (f"\n  {'':16} hint: {row.hint}" if row.hint else "")
+        more = [*([f"hint: {row.hint}"] if row.hint else []), *(f"note: {note}" for note in row.notes)]
+        lines = _wrapped(f"{head}  failed: {row.error}", width, indent=19)
+        return lines + [line for text in more for line in _wrapped(f"{'':19}{text}", width, indent=19)]
     value = (f"{row.value:>14.6g}" if row.value is not None else f"{'–':>14}") if has_value else ""
     speed_up = f"{row.speed_up:>8.2f}" if row.speed_up is not None else f"{'–':>8}"
-    text = f"{head}{value} {row.wall_s:>7.2f} s {speed_up}  {_efficiency(row.efficiency)}"
-    cpus = f"  CPUs {' | '.join(placements(row.cpus)[:8])}" if any(row.cpus) else ""
-    after = [f"{row.failed_runs} failed: {row.error}"] if row.error else []
-    return text + cpus + "".join(f"  ({note})" for note in (*row.notes, *after))
+    text = f"{head}{value} {row.wall_s:>7.2f} s {speed_up}  {_efficiency(row.efficiency, width)}"
+    after = [f"CPUs {' | '.join(placements(row.cpus)[:8])}"] if any(row.cpus) else []
+    after += [f"({note})" for note in (*row.notes, *([f"{row.failed_runs} failed: {row.error}"] if row.error else []))]
+    line = "  ".join((text, *after))
+    if len(line) <= width:
+        return [line]
+    return [text, *(line for each in after for line in _wrapped(f"{'':19}{each}", width, indent=19))]
 
 
 def placements(cpus: Sequence[str]) -> list[str]:
@@ -106,19 +138,22 @@ def placements(cpus: Sequence[str]) -> list[str]:
     return list(cpus[:1] if len(set(cpus)) == 1 else cpus)
 
 
-def _efficiency(estimate: Estimate | None) -> str:
+def _efficiency(estimate: Estimate | None, width: int) -> str:
+    columns = min(_BAR, width - _ROW - 1)
+    columns = columns if columns >= _MIN_BAR else 0
+    gap = " " if columns else ""
     if estimate is None:
-        return f"{'':{_BAR}} –"
+        return f"{'':{columns}}{gap}–"
     between = (
         ""
         if estimate.low is None or estimate.high is None or estimate.low == estimate.high
         else f" ({100 * estimate.low:.1f} to {100 * estimate.high:.1f})"
     )
-    return f"{bar(estimate.value)} {100 * estimate.value:.1f} %{between}"
+    return f"{bar(estimate.value, columns)}{gap}{100 * estimate.value:.1f} %{between}"
 
 
-def bar(share: float) -> str:
+def bar(share: float, columns: int = _BAR) -> str:
     """Draw a share as a bar of block characters; a share of 1 fills the bar."""
-    eighths = round(min(max(share, 0.0), 1.0) * _BAR * 8)
+    eighths = round(min(max(share, 0.0), 1.0) * columns * 8)
     full, rest = divmod(eighths, 8)
-    return ("█" * full + (_EIGHTHS[rest] if rest else "")).ljust(_BAR)
+    return ("█" * full + (_EIGHTHS[rest] if rest else "")).ljust(columns)

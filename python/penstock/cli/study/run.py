@@ -43,7 +43,7 @@ __all__ = ["command"]
 )
 @click.option(
     "--scratch",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=click.Path(path_type=Path, file_okay=False, resolve_path=True),
     metavar="DIR",
     help="Folder on the local disk for temporary data.  [default: the system's]",
 )

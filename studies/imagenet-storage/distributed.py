@@ -190,7 +190,7 @@ def run(context: Context) -> PartResult:
             )
         )
     late = [
-        f"{each['data_nodes']} data nodes: all clients read at once for only {each['shared_s']:.1f} s of "
+        f"{each['data_nodes']} data node{'s' if each['data_nodes'] > 1 else ''}: all clients read at once for only {each['shared_s']:.1f} s of "
         f"{size['hdfs_seconds']:g} s; the last one began {max(each['late_s']):.1f} s late"
         for each in found
         if each not in whole

@@ -4,6 +4,7 @@
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -269,6 +270,77 @@ def test_rerun_writes_only_what_is_missing(tmp_path, kind):
     assert [p for p in files if p.stat().st_mtime_ns != times[p]] == [files[1]]
 
 
+@pytest.mark.parametrize("kind", ["tfrecord", "tar"])
+def test_rerun_replaces_a_truncated_shard(tmp_path, kind, run_cli):
+    spec = small(format=kind, validation=4)
+    assert generate(tmp_path, spec, jobs=1).damaged == 0
+    whole = contents(tmp_path)
+    shard = sorted((tmp_path / "train").iterdir())[1]
+    os.truncate(shard, 1000)
+    argv = ["dataset", "images", str(tmp_path), "--images", "24", "--classes", "4", "--shards", "3", "--format", kind]
+    argv += ["--validation", "4", "--size", "64x48", "--median-bytes", "2500", "--jobs", "2"]
+    ran = run_cli(*argv)
+    assert (ran.code, "damaged: 1 shard of another size than in dataset.json, written again" in ran.out) == (0, True)
+    assert "written now: 8 of 28 records" in ran.out
+    assert contents(tmp_path) == whole
+
+
+def test_damaged_shard_is_found_after_a_kill_of_the_repair(tmp_path, monkeypatch):
+    generate(tmp_path, small(), jobs=1)
+    whole = contents(tmp_path)
+    first, second, _ = sorted((tmp_path / "train").iterdir())
+    first.unlink()
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(images, "_write", killed)
+        with pytest.raises(KeyboardInterrupt):
+            generate(tmp_path, small(), jobs=1)
+    assert json.loads((tmp_path / "dataset.json").read_bytes())["complete"] is False
+    os.truncate(second, 1000)
+    assert generate(tmp_path, small(), jobs=1).damaged == 1
+    assert contents(tmp_path) == whole
+
+
+def test_damaged_class_folder_is_refused_until_its_file_is_removed(tmp_path):
+    spec = small(format="folder")
+    generate(tmp_path, spec, jobs=1)
+    whole = contents(tmp_path)
+    first, second, *_ = sorted(p for p in (tmp_path / "train").rglob("*") if p.is_file())
+    os.truncate(second, 10)
+    first.unlink()
+    for _ in range(2):
+        with pytest.raises(errors.Corrupt, match=r"train: the images have .* bytes, but dataset\.json states"):
+            generate(tmp_path, spec, jobs=1)
+    second.unlink()
+    generate(tmp_path, spec, jobs=1)
+    assert contents(tmp_path) == whole
+
+
+@pytest.mark.parametrize("kind", ["tar", "folder"])
+def test_verb_counts_copies_and_drawn_images(tmp_path, kind, run_cli):
+    argv = [
+        "dataset",
+        "images",
+        str(tmp_path),
+        "--images",
+        "24",
+        "--classes",
+        "4",
+        "--format",
+        kind,
+        "--replicate",
+        "5",
+    ]
+    argv += ["--size", "64x48", "--median-bytes", "2500", "--jobs", "1"]
+    out = run_cli(*argv).out
+    assert re.search(r"written now: 120 of 120 records in .* s, [0-9,]+ records/s\n", out)
+    assert re.search(r"drawn now: 24 images, [0-9,]+ images/s; the rest are copies\n", out)
+    assert "drawn" not in run_cli(*argv).out
+
+
 def start(*arguments):
     return subprocess.Popen(
         [sys.executable, "-m", "penstock", "dataset", "images", *map(str, arguments)],
@@ -453,7 +525,7 @@ def test_folder_of_others_or_of_another_dataset_is_left_alone(tmp_path):
         generate(tmp_path / "mine", small(), jobs=1)
     generate(tmp_path / "set", small(), jobs=1)
     before = contents(tmp_path / "set")
-    with pytest.raises(errors.ConfigError, match="its seed is 0, but this run has 1"):
+    with pytest.raises(errors.ConfigError, match=r"its seed is 0, but this run has 1 \(1 value differs\)"):
         generate(tmp_path / "set", small(seed=1), jobs=1)
     with pytest.raises(errors.ConfigError, match="jobs"):
         generate(tmp_path / "set", small(), jobs=0)
@@ -467,7 +539,7 @@ def test_folder_of_others_or_of_another_dataset_is_left_alone(tmp_path):
 def test_dataset_made_with_other_packages_is_not_completed(tmp_path, monkeypatch):
     generate(tmp_path, small(), jobs=1)
     whole = contents(tmp_path)
-    monkeypatch.setattr(images, "_made_with", lambda: {"pillow": "1.0"})
+    monkeypatch.setattr(images, "made_with", lambda: {"pillow": "1.0"})
     assert generate(tmp_path, small(), jobs=1).written == 0  # nothing is missing
     (tmp_path / "train/train-00001-of-00003").unlink()
     with pytest.raises(errors.ConfigError, match=r"its pillow is .*, but this run has 1\.0"):
@@ -492,7 +564,7 @@ def test_dataset_images_verb_prints_one_json_line(tmp_path, run_cli):
     stored = sum(p.stat().st_size for p in (tmp_path / "d/train").iterdir())
     assert facts["bytes_stored"] == stored
     assert plan["bytes_stored"] == pytest.approx(stored, rel=0.3)
-    assert {**facts, "dry_run": True, "written": 12} == {**plan, "bytes_stored": stored}
+    assert {**facts, "dry_run": True, "written": 0, "drawn": 0} == {**plan, "bytes_stored": stored}
 
 
 @pytest.mark.parametrize("size", ["500", "500x", "x400", "500x400x3", "axb", "5e2x4"])

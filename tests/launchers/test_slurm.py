@@ -110,6 +110,35 @@ def test_mpiruns_label_is_that_of_its_version(output, line, rest, tmp_path):
     assert (found["rank"], line[found.end() :]) == (b"3", rest)
 
 
+def test_slurm_with_named_nodes_prints_lines_and_starts_nothing_outside_a_job():
+    made = slurm.launcher({"nodes": "a,b"}, {"PATH": os.environ["PATH"]})
+    request = RunRequest(["true"], made.nodes(), 2)
+    [line] = made.line(request)
+    assert {"srun", "--nodes=2", "--ntasks=4", "--nodelist=a,b"} <= set(line)
+    with pytest.raises(ConfigError, match="not in a Slurm allocation") as caught:
+        made.run(request)
+    assert caught.value.hint.startswith("run salloc -N 4 COMMAND;")
+    with pytest.raises(ConfigError, match="not in a Slurm allocation"):
+        made.fetch("/etc/hostname", Path("/dev/null"), made.nodes()[0], timeout_s=5)
+    with pytest.raises(ConfigError, match="`a,a` contains a host twice"):
+        slurm.launcher({"nodes": "a,a"}, {})
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [("echo 'scontrol: error: Unable to contact slurm controller' >&2; exit 1", "scontrol: error: Unable to contact slurm"),
+     ("exit 3", "exit code 3"), (None, "No such file or directory")],
+)  # fmt: skip
+def test_list_that_scontrol_cannot_expand_has_its_message(tmp_path, monkeypatch, script, reason):
+    if script is not None:
+        (tmp_path / "scontrol").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match=rf"^launcher slurm: scontrol could not expand n\[1-8\]: {reason}"):
+        slurm.launcher({}, {"SLURM_JOB_NODELIST": "n[1-8]", "PATH": str(tmp_path)})
+    assert [node.name for node in slurm.launcher({}, {"SLURM_JOB_NODELIST": "n1,n2"}).nodes()] == ["n1", "n2"]
+
+
 def test_launchers_outside_a_job_say_what_they_want():
     with pytest.raises(ConfigError, match="not in a Slurm allocation"):
         slurm.launcher({}, {"PATH": os.environ["PATH"]})

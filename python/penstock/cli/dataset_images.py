@@ -130,7 +130,8 @@ def images(
     validation data in OUT/validation; OUT/dataset.json lists the settings, shards, classes and broken images. Labels
     count from 1 in TFRecords (image/class/label) and from 0 in tar shards (KEY.cls) and class folders.
 
-    A command that was interrupted continues if it is repeated.
+    A command that was interrupted continues if it is repeated. A repeated command also writes damaged shards again:
+    those whose size differs from OUT/dataset.json.
     """
     from dataclasses import asdict
 
@@ -168,8 +169,17 @@ def images(
         click.echo(f"{out}: would contain {_contents(summary)}, about {_stored(summary)}")
     else:
         click.echo(f"{out}: {_contents(summary)}, {_stored(summary)}")
-        rate = f", {summary.written / wall_s:,.0f} images/s" if summary.written else ""
+        if summary.damaged:
+            plural = "s" if summary.damaged > 1 else ""
+            click.echo(
+                f"  damaged: {summary.damaged:,} shard{plural} of another size than in dataset.json, written again"
+            )
+        rate = f", {summary.written / wall_s:,.0f} records/s" if summary.written else ""
         click.echo(f"  written now: {summary.written:,} of {summary.records:,} records in {wall_s:.1f} s{rate}")
+        if summary.drawn != summary.written:
+            click.echo(
+                f"  drawn now: {summary.drawn:,} images, {summary.drawn / wall_s:,.0f} images/s; the rest are copies"
+            )
         if summary.broken:
             click.echo(f"  broken on purpose: {summary.broken:,} records, listed in dataset.json")
 

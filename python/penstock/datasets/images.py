@@ -2,15 +2,14 @@
 """Generated JPEG datasets that are similar to ImageNet: classes that a model can learn, and realistic file sizes. The
 bytes depend on a seed, and an interrupted run can be resumed.
 
-`image_plan` plans the shards, `image_scenes` draws the images, and `image_shards` encodes the records. This module
-writes the shards in parallel, and `dataset.json` beside them. A shard appears only when it is complete, so a second run
-after a kill writes only the missing shards.
+`image_plan` plans the shards, `image_scenes` draws the images, `image_shards` encodes the records, and `image_manifest`
+writes `dataset.json`. This module writes the shards in parallel. A shard appears only when it is complete, so a second
+run after a kill writes only the missing shards. A shard whose size differs from `dataset.json` is written again.
 """
 
 from __future__ import annotations
 
 import fcntl
-import json
 import multiprocessing
 import os
 import signal
@@ -20,12 +19,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.datasets.files import prepare_folder, write_atomically, write_errors
+from penstock.datasets.files import prepare_folder, write_errors
 from penstock.datasets.image_classes import ImageClass
+from penstock.datasets.image_manifest import (
+    MANIFEST,
+    damaged_shards,
+    made_with,
+    mark_incomplete,
+    read_manifest,
+    refuse_damaged_folders,
+    refuse_different,
+    sample_paths,
+    write_manifest,
+)
 from penstock.datasets.image_plan import ImageSpec, Split, Task
 from penstock.datasets.image_shards import Record, encode, end_of_shard, shard_files, write_file
-from penstock.errors import Busy, ConfigError, Corrupt, SystemFault
+from penstock.errors import Busy, ConfigError, SystemFault
 from penstock.extras import require
+from penstock.ownership import remove_file
 from penstock.parent_death import end_with_parent
 
 if TYPE_CHECKING:
@@ -34,9 +45,6 @@ if TYPE_CHECKING:
 
 __all__ = ["MANIFEST", "ImageSpec", "Summary", "expected", "generate"]
 
-MANIFEST = "dataset.json"
-_SCHEMA_VERSION = 1
-_KEYS = {"settings", "made_with", "complete"}
 _POLL_S = 0.2
 _NOT_A_JPEG = b"<html><head><title>404 Not Found</title></head><body>The photo is no longer available.</body></html>\n"
 
@@ -50,6 +58,8 @@ class Summary:
         records: Number of records. A replicated image has several records.
         shards: Number of shards; 0 for class folders.
         written: Number of records that this run wrote. The other records existed before.
+        drawn: Number of different images that this run drew for these records. Copies of an image are drawn once.
+        damaged: Number of shards that this run wrote again, because their sizes differed from `dataset.json`.
         bytes_stored: Total size of the shards or files.
     """
 
@@ -61,6 +71,8 @@ class Summary:
     broken: int
     seed: int
     written: int
+    drawn: int
+    damaged: int
     bytes_stored: int
 
 
@@ -70,7 +82,7 @@ def expected(spec: ImageSpec) -> Summary:
     # Bytes per record in addition to the JPEG. In a tar, these are three headers, two members of less than a block, and
     # the padding of the image. In a TFRecord, these are the other features.
     overhead = {"tar": 5.5 * 512, "tfrecord": 560, "folder": 0}[spec.format]
-    return _summary(spec, records, int(records * (spec.mean_bytes + overhead)))
+    return _summary(spec, int(records * (spec.mean_bytes + overhead)))
 
 
 def generate(
@@ -94,6 +106,7 @@ def generate(
     Raises:
         ConfigError: The folder contains other files, or a dataset with other settings.
         Busy: Another run writes to the folder.
+        Corrupt: The class folders have another size than in `dataset.json`.
         NoSpace, Denied, SystemFault: The folder cannot be written, or a process ended unexpectedly. Complete shards
             remain for the next run.
         MissingPackage: Pillow is not installed.
@@ -110,14 +123,18 @@ def generate(
 def _complete(out: Path, spec: ImageSpec, jobs: int | None, progress: Callable[[int, int], None] | None) -> Summary:
     manifest = _prepare(out, spec)
     tasks = list(spec.tasks())
-    missing = {task: len(_missing(out, spec, task)) for task in tasks}
-    unfinished = [task for task in tasks if missing[task]]
+    damaged = damaged_shards(out, spec, manifest, tasks)
+    work = {task: _work(out, spec, task, damaged) for task in tasks}
+    unfinished = [task for task in tasks if work[task] != (0, 0)]
     total = expected(spec).records
-    to_write = sum(missing[task] * _per_file(spec, task) for task in unfinished)
+    to_write, to_draw = (sum(column) for column in zip(*work.values(), strict=True))
     if unfinished:
-        _refuse_different(out, manifest["made_with"], _made_with())
-        if manifest["complete"]:
-            _write_manifest(out, spec, [], is_complete=False)
+        refuse_different(out, manifest["made_with"], made_with())
+        if manifest["complete"]:  # the sizes are kept, so that a later run compares with them, too
+            mark_incomplete(out, manifest)
+        with write_errors(out):
+            for path in damaged:
+                remove_file(path)
 
     def report(size_bytes: int, records: int) -> None:
         if progress is not None:
@@ -133,10 +150,11 @@ def _complete(out: Path, spec: ImageSpec, jobs: int | None, progress: Callable[[
             for size in _write(out, spec, task):
                 size_bytes, records = size_bytes + size, records + 1
                 report(size_bytes, records)
+    refuse_damaged_folders(out, spec, manifest, tasks)
     if unfinished or not manifest["complete"]:
-        _write_manifest(out, spec, tasks, is_complete=True)
-    stored = sum(path.stat().st_size for task in tasks for path in _paths(out, spec, task))
-    return _summary(spec, to_write, stored)
+        write_manifest(out, spec, tasks, is_complete=True)
+    stored = sum(path.stat().st_size for task in tasks for path in sample_paths(out, spec, task))
+    return _summary(spec, stored, written=to_write, drawn=to_draw, damaged=len(damaged))
 
 
 @contextmanager
@@ -162,7 +180,7 @@ def _locked(out: Path) -> Iterator[None]:
         os.close(folder)
 
 
-def _summary(spec: ImageSpec, written: int, stored: int) -> Summary:
+def _summary(spec: ImageSpec, stored: int, *, written: int = 0, drawn: int = 0, damaged: int = 0) -> Summary:
     has_shards = spec.format != "folder"
     return Summary(
         format=spec.format,
@@ -173,6 +191,8 @@ def _summary(spec: ImageSpec, written: int, stored: int) -> Summary:
         broken=spec.broken * spec.replicate,
         seed=spec.seed,
         written=written,
+        drawn=drawn,
+        damaged=damaged,
         bytes_stored=stored,
     )
 
@@ -184,12 +204,12 @@ def _prepare(out: Path, spec: ImageSpec) -> dict[str, Any]:
     """Create the folders, remove temporary files of a killed run, and check that the folder has no other content.
     Return the manifest of an earlier run, or a new manifest.
     """
-    manifest = _read_manifest(out)
+    manifest = read_manifest(out)
     if manifest is not None:
-        _refuse_different(out, manifest["settings"], spec.settings())
+        refuse_different(out, manifest["settings"], spec.settings())
     prepare_folder(out, {MANIFEST, *spec.splits} if manifest is not None else set())
     if manifest is None:  # written first, so that another run can complete this run if it is killed
-        manifest = _write_manifest(out, spec, [], is_complete=False)
+        manifest = write_manifest(out, spec, [], is_complete=False)
     for split in spec.splits:
         if spec.format != "folder":
             tasks = [task for task in spec.tasks() if task.split == split]
@@ -205,110 +225,27 @@ def _prepare(out: Path, spec: ImageSpec) -> dict[str, Any]:
     return manifest
 
 
-def _read_manifest(out: Path) -> dict[str, Any] | None:
-    path = out / MANIFEST
-    try:
-        manifest = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise Corrupt(f"{path} is not JSON: {error}", where=str(path)) from None
-    if not isinstance(manifest, dict) or manifest.get("kind") != "images" or not manifest.keys() >= _KEYS:
-        raise ConfigError(f"{path} does not describe a dataset of images", hint="choose an empty folder")
-    return manifest
-
-
-def _refuse_different(out: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
-    different = [name for name in wanted if found.get(name) != wanted[name]]
-    if different:
-        name = different[0]
-        raise ConfigError(
-            f"{out} contains a dataset with other settings or package versions: its {name} is {found.get(name)}, but"
-            f" this run has {wanted[name]} ({len(different)} values differ)",
-            where=str(out),
-            hint="choose an empty folder, or repeat the settings and versions of the dataset to complete it",
-        )
-
-
-def _made_with() -> dict[str, str]:
-    import numpy as np
-    import PIL
-    from PIL import features
-
-    return {"numpy": np.__version__, "pillow": PIL.__version__, "libjpeg": str(features.version("jpg"))}
-
-
-def _write_manifest(out: Path, spec: ImageSpec, tasks: list[Task], *, is_complete: bool) -> dict[str, Any]:
-    """Write `dataset.json`, and return its content. The content does not depend on the run, so that the bytes are
-    reproducible, too.
-    """
-    splits: dict[str, Any] = {}
-    for split in spec.splits:
-        copies = spec.copies_of(split)
-        splits[split] = {"images": spec.images_of(split), "records": spec.images_of(split) * copies}
-        if not is_complete:
-            continue
-        mine = [task for task in tasks if task.split == split]
-        if spec.format == "folder":
-            sizes = (path.stat().st_size for task in mine for path in _paths(out, spec, task))
-            splits[split]["size_bytes"] = sum(sizes)
-            continue
-        shards = {
-            path.name: {"name": path.name, "records": task.stop - task.first, "size_bytes": path.stat().st_size}
-            for task in mine
-            for path in _paths(out, spec, task)
-        }
-        splits[split]["shards"] = [shards[name] for name in sorted(shards)]
-    manifest = {
-        "schema_version": _SCHEMA_VERSION,
-        "kind": "images",
-        "complete": is_complete,
-        "settings": spec.settings(),
-        "made_with": _made_with(),
-        "splits": splits,
-        "broken": list(_broken(spec)),
-        "classes": [
-            {"label": number, "synset": ImageClass(number).synset, "text": ImageClass(number).text}
-            for number in range(spec.classes)
-        ],
-    }
-    write_atomically(out / MANIFEST, json.dumps(manifest, indent=1).encode() + b"\n")
-    return manifest
-
-
-def _broken(spec: ImageSpec) -> Iterator[dict[str, Any]]:
-    for image, kind in spec.broken_images.items():
-        for copy in range(spec.replicate):
-            yield {"key": spec.key("train", image, copy), "kind": kind, "label": spec.label("train", image)}
-
-
 # ---------------------------------------------------------------- writing
 
 
-def _paths(out: Path, spec: ImageSpec, task: Task) -> list[Path]:
-    """Return the files of a task: one shard per copy, or one file per image and copy."""
-    folder = out / task.split
-    if spec.format != "folder":
-        return [folder / name for name in spec.shard_names(task)]
-    return [
-        folder / ImageClass(spec.label(task.split, image)).synset / f"{spec.key(task.split, image, copy)}.JPEG"
-        for image in range(task.first, task.stop)
-        for copy in range(spec.copies_of(task.split))
-    ]
-
-
-def _per_file(spec: ImageSpec, task: Task) -> int:
-    return 1 if spec.format == "folder" else task.stop - task.first
+def _work(out: Path, spec: ImageSpec, task: Task, damaged: set[Path]) -> tuple[int, int]:
+    """Return the number of records that a task must write, and of images that it draws for them."""
+    paths = sample_paths(out, spec, task)
+    missing = [i for i, path in enumerate(paths) if path in damaged or not path.exists()]
+    if spec.format == "folder":
+        return len(missing), len({i // spec.copies_of(task.split) for i in missing})
+    images = task.stop - task.first
+    return len(missing) * images, images if missing else 0
 
 
 def _missing(out: Path, spec: ImageSpec, task: Task) -> set[Path]:
-    return {path for path in _paths(out, spec, task) if not path.exists()}
+    return {path for path in sample_paths(out, spec, task) if not path.exists()}
 
 
 def _write(out: Path, spec: ImageSpec, task: Task) -> Iterator[int]:
     """Write the missing files of a task, and yield the size of each record."""
     missing = _missing(out, spec, task)
-    paths = _paths(out, spec, task)
+    paths = sample_paths(out, spec, task)
     copies = spec.copies_of(task.split)
     if spec.format == "folder":
         for i, image in enumerate(range(task.first, task.stop)):

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`slurm`: runs commands as srun steps on the nodes of this process's allocation (sbatch, salloc).
 
-Settings: `srun` (arguments of every srun, such as `--mpi=pmix --cpu-bind=none`), `python`.
+Settings: `nodes` (`h1,h2` or `h[1-2]`; by default all nodes of the allocation), `srun` (arguments of every srun, such as
+`--mpi=pmix --cpu-bind=none`), `python`. With `nodes`, command lines can be printed outside an allocation, too.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import re
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from penstock.launchers._shared.allocation import slurm_hosts
+from penstock.errors import ConfigError
+from penstock.launchers._shared.allocation import require_slurm_job, slurm_hosts
 from penstock.launchers._shared.multi_rank_launcher import MultiRankLauncher
 from penstock.launchers._shared.subprocess_launcher import check_request
 from penstock.plugins import parse_settings
@@ -19,7 +21,7 @@ from penstock.protocols import Node
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from penstock.protocols import RunRequest
+    from penstock.protocols import Exit, RunRequest
 
 __all__ = ["SlurmLauncher", "launcher"]
 
@@ -50,7 +52,12 @@ class SlurmLauncher(MultiRankLauncher):
         return self._nodes
 
     def on_node(self, node: Node, argv: Sequence[str]) -> list[str]:
+        require_slurm_job(self.environment)  # otherwise, each srun would wait for an allocation of its own
         return [*self._srun_argv([node], 1), "--", *argv]
+
+    def run(self, request: RunRequest) -> list[Exit]:
+        require_slurm_job(self.environment)
+        return super().run(request)
 
     def check(self, request: RunRequest) -> None:
         check_request(request, takes_step=True)
@@ -77,6 +84,9 @@ def _srun_binding(bind: str | None) -> list[str]:
 
 def launcher(settings: Mapping[str, Any], environment: Mapping[str, str]) -> SlurmLauncher:
     """Entry point `penstock.launchers: slurm`."""
-    found = parse_settings("launcher slurm", settings, {"srun": str, "python": str})
-    nodes = [Node(name, name) for name in slurm_hosts(environment)]
+    found = parse_settings("launcher slurm", settings, {"nodes": str, "srun": str, "python": str})
+    names = slurm_hosts(environment, found.get("nodes", ""))
+    if len(set(names)) < len(names):
+        raise ConfigError(f"nodes: `{found['nodes']}` contains a host twice", where="nodes")
+    nodes = [Node(name, name) for name in names]
     return SlurmLauncher(environment, nodes, srun=shlex.split(found.get("srun", "")), python=found.get("python", ""))

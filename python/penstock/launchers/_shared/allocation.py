@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,33 +13,50 @@ from penstock.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["allocated_hosts", "pbs_hosts", "slurm_hosts"]
+__all__ = ["allocated_hosts", "pbs_hosts", "require_slurm_job", "slurm_hosts"]
 
 _COMMAND_TIMEOUT_S = 20
 # Read limit for the node file.
 _MAX_BYTES = 16 << 20
+_HOSTS = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*(,[A-Za-z0-9][A-Za-z0-9_.-]*)*")
+_NO_SLURM_JOB = "launcher slurm: this process is not in a Slurm allocation"
+_SLURM_HINT = "run salloc -N 4 COMMAND; a dry run also works outside a job with --nodes HOST,HOST"
 
 
-def slurm_hosts(environment: Mapping[str, str]) -> list[str]:
-    """Hosts of a Slurm allocation.
+def slurm_hosts(environment: Mapping[str, str], nodes: str = "") -> list[str]:
+    """Hosts of a Slurm allocation, or of the list `nodes`, such as `h1,h2` or `h[1-2]`.
 
     Raises:
         ConfigError: This process is not in a Slurm job, or Slurm cannot expand the list of hosts.
     """
-    listed = environment.get("SLURM_JOB_NODELIST") or environment.get("SLURM_NODELIST")
+    listed = nodes or _slurm_list(environment)
     if not listed:
-        raise ConfigError(
-            "launcher slurm: this process is not in a Slurm allocation",
-            hint="run penstock run job.toml --submit, or salloc -N 4 penstock run job.toml",
-        )
+        raise ConfigError(_NO_SLURM_JOB, hint=_SLURM_HINT)
+    if _HOSTS.fullmatch(listed):
+        return listed.split(",")
     try:
         done = subprocess.run(
             ["scontrol", "show", "hostnames", listed], env=dict(environment), stdin=subprocess.DEVNULL, capture_output=True,
-            text=True, timeout=_COMMAND_TIMEOUT_S, check=True,
+            text=True, timeout=_COMMAND_TIMEOUT_S, check=False,
         )  # fmt: skip
-    except (OSError, subprocess.SubprocessError) as error:
-        raise ConfigError(f"launcher slurm: scontrol could not expand {listed}: {error}") from error
-    return done.stdout.split()
+        if done.returncode == 0:
+            return done.stdout.split()
+        reason = done.stderr.strip() or f"exit code {done.returncode}"
+    except OSError as error:
+        reason = error.strerror or str(error)
+    except subprocess.TimeoutExpired:
+        reason = f"no answer in {_COMMAND_TIMEOUT_S} s"
+    raise ConfigError(f"launcher slurm: scontrol could not expand {listed}: {reason}")
+
+
+def require_slurm_job(environment: Mapping[str, str]) -> None:
+    """Raise ConfigError if this process is not in a Slurm job."""
+    if not _slurm_list(environment):
+        raise ConfigError(_NO_SLURM_JOB, hint=_SLURM_HINT)
+
+
+def _slurm_list(environment: Mapping[str, str]) -> str:
+    return environment.get("SLURM_JOB_NODELIST") or environment.get("SLURM_NODELIST") or ""
 
 
 def pbs_hosts(environment: Mapping[str, str]) -> list[str]:

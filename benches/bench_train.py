@@ -57,7 +57,6 @@ def data_path(folder: str) -> None:
         settings={"recipe": "demo"},
         threads=1,
         compare_synthetic=True,
-        turn_steps=40,
         warm_up_steps=5,
         max_turns=60,
     )

@@ -8,7 +8,7 @@ synthetic). `trivial` is a bound of what the data path can deliver (aim: 0.97 of
 ResNet-50 on synthetic data and writes four checkpoints to FOLDER (aim: the stall is below 5 % of the writing). The
 data are made in FOLDER at the first call, and should fit into the page cache. `gpu_feed.py` uses the same volumes.
 
-No GPU is needed to try it: `--device cpu --voxels 32 --samples 64 --images 256 --image-size 64 --batches 4,8 --turn-steps 6`.
+No GPU is needed to try it: `--device cpu --voxels 32 --samples 64 --images 256 --image-size 64 --batches 4,8 --checkpoint-steps 6`.
 """
 
 from __future__ import annotations
@@ -55,8 +55,7 @@ def compare(asked: argparse.Namespace, workload: str, folder: str) -> None:
                 data=folder,
                 settings={"compile": is_compiled},
                 compare_synthetic=True,
-                turn_steps=asked.turn_steps,
-                warm_up_steps=max(2, asked.turn_steps // 6),
+                warm_up_steps=asked.warm_up,
             )
         )
         found = result["data_path"]
@@ -72,10 +71,12 @@ def compare(asked: argparse.Namespace, workload: str, folder: str) -> None:
 
 def checkpoint(asked: argparse.Namespace) -> None:
     """Prints the rate and the stall of checkpoints."""
-    samples = 4 * asked.turn_steps * asked.batches[1]
+    samples = 4 * asked.checkpoint_steps * asked.batches[1]
     with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
         result = run(
-            spec(asked, "resnet50", data=f"dummy://{samples}", checkpoint=folder, checkpoint_steps=asked.turn_steps)
+            spec(
+                asked, "resnet50", data=f"dummy://{samples}", checkpoint=folder, checkpoint_steps=asked.checkpoint_steps
+            )
         )
     found = result["checkpoints"]
     print(
@@ -98,7 +99,8 @@ def main() -> int:
     parser.add_argument(
         "--batches", default="8,256", type=lambda text: [int(one) for one in text.split(",")], help="volumes,images"
     )
-    parser.add_argument("--turn-steps", type=int, default=50)
+    parser.add_argument("--warm-up", type=int, default=8, help="steps at the start of a turn that rates exclude")
+    parser.add_argument("--checkpoint-steps", type=int, default=50)
     asked = parser.parse_args()
     asked.folder.mkdir(parents=True, exist_ok=True)
     what = asked.what.split(",")

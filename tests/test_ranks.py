@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
+import socket
+import time
+from dataclasses import replace
+
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.ranks import Rank, detect, global_rank, place
+from penstock.ranks import Rank, await_server, detect, global_rank, local_rendezvous, place
+from tests.ports import free_port
 
 SLURM = {
     "SLURM_JOB_ID": "7",
@@ -242,3 +247,24 @@ def test_global_rank_of_contradictory_variables_names_the_arguments_of_a_loader(
     with pytest.raises(ConfigError, match="PMI_SIZE") as caught:
         global_rank({"PMI_RANK": "1"})
     assert "pass rank= and world=" in str(caught.value.__notes__)
+
+
+def test_local_rendezvous_is_the_same_on_all_ranks_of_a_launch_and_none_over_nodes():
+    first, second = (Rank(rank=rank, world=2, launch_id="ompi-7") for rank in (0, 1))
+    address, port = local_rendezvous(first)
+    assert local_rendezvous(second) == (address, port)
+    assert address == "127.0.0.1"
+    assert 20000 <= port < 32000
+    assert local_rendezvous(replace(first, launch_id="ompi-8")) != (address, port)
+    assert local_rendezvous(replace(first, launch_id=None)) == ("127.0.0.1", 29500)
+    assert local_rendezvous(replace(first, nodes=2)) is None
+
+
+def test_await_server_returns_once_a_server_listens_and_ends_by_the_deadline():
+    port = free_port()
+    began = time.monotonic()
+    with pytest.raises(ConnectionRefusedError):
+        await_server("127.0.0.1", port, began + 0.3)
+    assert 0.2 <= time.monotonic() - began < 3
+    with socket.create_server(("127.0.0.1", port)):
+        await_server("127.0.0.1", port, time.monotonic() + 5)

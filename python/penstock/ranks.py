@@ -22,7 +22,9 @@ difference.
 from __future__ import annotations
 
 import platform
+import socket
 import time
+import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,7 +34,16 @@ from penstock.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Rank", "detect", "global_rank", "in_batch_job", "place", "rendezvous_port"]
+__all__ = [
+    "Rank",
+    "await_server",
+    "detect",
+    "global_rank",
+    "in_batch_job",
+    "local_rendezvous",
+    "place",
+    "rendezvous_port",
+]
 
 _HINT = "give --node I --nodes N, or start every rank with one launcher"
 
@@ -399,3 +410,37 @@ def rendezvous_port() -> int:
     function does not check that the port is free on the first node; if it is in use, rank 0 reports that.
     """
     return 20000 + time.time_ns() // 1_000_000 % 12000
+
+
+def local_rendezvous(rank: Rank) -> tuple[str, int] | None:
+    """Address and port where the ranks of a launch on one node meet; None if the launch has several nodes.
+
+    All ranks compute the same port from `launch_id`, so that two launches on one node rarely have the same port. The
+    range is that of `rendezvous_port`. Without a `launch_id`, the port is 29500, torch's default.
+    """
+    if rank.nodes > 1:
+        return None
+    return "127.0.0.1", 29500 if rank.launch_id is None else 20000 + zlib.crc32(rank.launch_id.encode()) % 12000
+
+
+_CONNECT_POLL_S = 0.1
+
+
+def await_server(address: str, port: int, until_s: float) -> None:
+    """Wait until a server accepts connections at an address. `until_s` is a time of `time.monotonic`.
+
+    Call this before a `TCPStore` of torch connects: torch retries a failed connection for up to twice its timeout, and
+    prints C++ stack traces.
+
+    Raises:
+        OSError: No server accepts connections by the deadline.
+    """
+    while True:
+        left_s = until_s - time.monotonic()
+        try:
+            with socket.create_connection((address, port), timeout=max(left_s, _CONNECT_POLL_S)):
+                return
+        except OSError:
+            if left_s <= _CONNECT_POLL_S:
+                raise
+        time.sleep(_CONNECT_POLL_S)

@@ -29,16 +29,19 @@ def job(tmp_path):
 
 @pytest.fixture
 def ranks(job, tmp_path):
-    """`ranks(2, ...)` starts each rank by itself in its own folder, as srun does: no launcher ends the others."""
+    """`ranks(2, ...)` starts each rank by itself in its own folder, as srun does: no launcher ends the others.
+    `of_rank` has more arguments for some ranks.
+    """
 
-    def start(world: int, *arguments, name="rank") -> list[Job]:
+    def start(world: int, *arguments, name="rank", of_rank=None) -> list[Job]:
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world)}
         started = []
         for rank in range(world):
             folder = tmp_path / f"node{rank}"
             folder.mkdir(exist_ok=True)
             place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world), "GROUP_RANK": "0"}
-            started.append(job(*arguments, name=f"{name}{rank}", env={**meeting, **place}, cwd=folder))
+            mine = (of_rank or {}).get(rank, ())
+            started.append(job(*arguments, *mine, name=f"{name}{rank}", env={**meeting, **place}, cwd=folder))
         return started
 
     return start

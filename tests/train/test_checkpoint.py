@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import threading
+import time
 
 import pytest
 
@@ -65,6 +66,9 @@ def test_run_resumes_from_every_kept_checkpoint_with_the_same_losses(tmp_path):
     assert saved["bytes"] == sum(one.bytes for one in list_checkpoints(tmp_path))
     assert saved["bytes_per_s"] == pytest.approx(saved["bytes"] / saved["write_s"])
     assert 0 < saved["stall_share"] < 1
+    times = (first["train_s"], first["train_s"] + saved["stall_s"])
+    assert times[0] < first["samples"] / saved["samples_per_s"] <= times[1]
+    assert saved["training_stall_share"] == pytest.approx(saved["stall_s"] * saved["samples_per_s"] / first["samples"])
     for step in (11, 6, 4):
         rest = run(spec(tmp_path, resume=True, checkpoint_keep=9, checkpoint_steps=100, epochs=2))
         assert rest["workload"]["resumed_at_step"] == step
@@ -106,12 +110,55 @@ def test_resume_of_another_training_is_refused(tmp_path):
         run(spec(tmp_path, steps=2, seed=6, resume=True))
 
 
-def test_resume_from_flipped_bit_is_corrupt(tmp_path):
+def test_resume_with_another_model_or_order_is_refused(tmp_path):
     run(spec(tmp_path, steps=1))
-    (data,) = (tmp_path / "000000000001").glob("*.bin")
+    settings = {"voxels": 32, "filters": 4, "base_batch": 16}
+    with pytest.raises(ConfigError, match=r"different settings: setting filters was 2, but is 4 now\n"):
+        run(spec(tmp_path, steps=2, settings=settings, resume=True))
+    with pytest.raises(ConfigError, match=r"different settings: setting filters was 2, but is unset now\n"):
+        run(spec(tmp_path, steps=2, settings={"voxels": 32, "base_batch": 8}, resume=True))
+
+
+def damage_bytes(folder, step) -> None:
+    """Flip a bit in the data of a checkpoint; its size stays the same."""
+    (data,) = (folder / f"{step:012d}").glob("*-00000.bin")
     raw = bytearray(data.read_bytes())
     raw[len(raw) // 2] ^= 1
     data.write_bytes(raw)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_resume_skips_checkpoints_with_damaged_bytes_and_replaces_them(tmp_path, ranks):
+    straight = run(spec(tmp_path / "none", checkpoint=None, ranks=ranks))
+    run(spec(tmp_path / "kept", checkpoint_steps=2, checkpoint_keep=3, steps=6, ranks=ranks))
+    for step in (4, 6):
+        damage_bytes(tmp_path / "kept", step)
+    rest = run(spec(tmp_path / "kept", resume=True, checkpoint_steps=2, checkpoint_keep=2, ranks=ranks))
+    assert rest["workload"]["resumed_at_step"] == 2
+    assert rest["losses"] == straight["losses"]
+    assert [text.partition(" is damaged")[1] for text in rest["checkpoints"]["damaged"]] == [" is damaged"] * 2
+    assert steps(tmp_path / "kept") == [10, 12]
+    again = run(spec(tmp_path / "kept", resume=True, ranks=ranks))
+    assert again["workload"]["resumed_at_step"] == 12
+
+
+def test_resume_skips_a_checkpoint_that_only_another_rank_finds_damaged(tmp_path):
+    run(spec(tmp_path, checkpoint_steps=2, steps=4))
+    others = iter([(4, "step 4 is damaged"), None])
+    state = checkpoint.read(CheckpointFolder(tmp_path), {}, lambda mine: [mine, next(others)])
+    assert (state["steps"], state["damaged"]) == (2, {4: "step 4 is damaged"})
+
+
+def test_resume_after_damage_does_not_keep_the_damaged_instead_of_a_good_one(tmp_path):
+    run(spec(tmp_path, checkpoint_steps=2, checkpoint_keep=9, steps=6))
+    damage_bytes(tmp_path, 6)
+    run(spec(tmp_path, resume=True, checkpoint_steps=1, checkpoint_keep=1, steps=5))
+    assert steps(tmp_path) == [4, 5]
+
+
+def test_resume_from_flipped_bit_without_another_checkpoint_is_corrupt(tmp_path):
+    run(spec(tmp_path, steps=1))
+    damage_bytes(tmp_path, 1)
     with pytest.raises(Corrupt, match=r"000000000001/.*\.bin: `workload/.*` is damaged: .*CRC-32C"):
         run(spec(tmp_path, resume=True))
 
@@ -207,6 +254,24 @@ def test_saver_second_save_waits_and_counts_it_as_stall(tmp_path, monkeypatch):
     assert saver._copies["w"].data_ptr() == copies  # one copy in memory, used again
     assert saver.finish().saves == 2
     assert steps(tmp_path) == [1, 2]
+
+
+def test_saver_keep_1_deletes_the_previous_only_after_confirm(tmp_path):
+    saver = CheckpointSaver(CheckpointFolder(tmp_path), keep=1, rank=0)
+    for step in (1, 2):
+        saver.save(step, state_of(step))
+    until = time.monotonic() + 20
+    while steps(tmp_path) != [1, 2]:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    saver.confirm()
+    while steps(tmp_path) != [2]:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    saver.save(3, state_of(3))
+    saver.finish()
+    saver.close()
+    assert steps(tmp_path) == [2, 3]  # no loss has followed 3
 
 
 def test_run_stops_at_the_next_step_after_a_failed_write(tmp_path):

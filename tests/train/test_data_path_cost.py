@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 
 import pytest
@@ -12,7 +13,8 @@ from click.testing import CliRunner
 from penstock.cli.train import command
 from penstock.errors import ConfigError
 from penstock.train import TrainSpec, run
-from penstock.train.data_path_cost import Turn, doubt, limit_of
+from penstock.train.data_path_cost import Turn, compare_turns, doubt, limit_of
+from penstock.train.driver import EpochTime
 from penstock.train.source import DummyFeed
 
 SETTINGS = {"voxels": 32, "filters": 2, "base_batch": 8}
@@ -68,10 +70,61 @@ def test_planted_cost_of_the_data_path_is_found_and_its_limit_named():
 
 
 def test_real_data_faster_than_memory_is_doubted():
-    fair = {"interval": [0.97, 1.01], "ratio": 0.99, "margin": 0.02}
+    fair = {"interval": [0.97, 1.01], "ratio": 0.99, "margin": 0.02, "start_share": 0.01}
     assert doubt(fair) is None
     assert doubt({**fair, "interval": [None, None]}) is None
     assert "1.50 times as fast" in doubt({**fair, "interval": [1.1, 2.0], "ratio": 1.5})
+    assert "took 90 % of the time of a turn" in doubt({**fair, "start_share": 0.9})
+
+
+def _compared(turn_steps):
+    """Comparison with a model of a feed: its start takes 0.1 s, and it then delivers 1,000 samples/s, while the step takes
+    0.1 ms. What the feed reads during its start is consumed at the rate of the steps.
+    """
+    lengths = []
+
+    def run(turn, is_synthetic):
+        steps, warm_up, start_s, step_s, supply_s = len(turn), 5, 0.1, 0.0001, 0.001
+        if is_synthetic:
+            return EpochTime(
+                0, steps, steps, wall_s=steps * step_s, warm_up_s=warm_up * step_s, warm_up_samples=warm_up
+            )
+        lengths.append(steps)
+        read_ahead = start_s / supply_s
+        wall_s = start_s + steps * step_s + max(0.0, steps - read_ahead) * (supply_s - step_s)
+        return EpochTime(0, steps, steps, wall_s=wall_s, warm_up_s=start_s + warm_up * step_s, warm_up_samples=warm_up)
+
+    found = compare_turns(
+        run,
+        lambda value: [value],
+        DummyFeed,
+        DummyFeed,
+        turn_steps=turn_steps,
+        warm_up_steps=5,
+        global_batch=1,
+        max_turns=16,
+        seed=0,
+        unit="samples/s",
+    )
+    return found, lengths
+
+
+def test_turns_are_long_enough_to_use_up_what_was_read_during_the_start():
+    found, lengths = _compared(None)
+    assert lengths[0] == 35
+    assert lengths[1] < 500  # a turn of the length that the first one suggests would take 50 s
+    assert len(set(lengths[3:])) == 1
+    assert found["cost"] == pytest.approx(0.9, abs=0.01)
+    assert found["cost_per_s"] == pytest.approx(9000, rel=0.02)
+    assert found["start_share"] < 0.03
+    assert doubt(found) is None
+
+
+def test_turns_that_only_use_what_was_read_during_the_start_are_invalid():
+    found, lengths = _compared(30)
+    assert set(lengths) == {30}
+    assert found["cost"] == pytest.approx(0.0, abs=0.01)
+    assert "omit --turn-steps" in doubt(found)
 
 
 def test_turn_continues_over_epochs_and_ends_its_pass():
@@ -135,11 +188,12 @@ def test_cli_synthetic_reads_nothing():
 
 def test_cli_comparison_prints_both_rates_and_the_cost():
     done = train("--data", "dummy://20", "--compare-synthetic", "--turn-steps", "6", "--max-turns", "16")
-    lines = done.stdout.splitlines()
+    lines = done.stdout.replace("\n  ", " ").splitlines()  # without the terminal's wraps
     assert lines[0].startswith("real ")
     assert lines[1].startswith("synthetic ")
-    assert lines[2].startswith("the data path costs ")
-    assert "95 % interval" in lines[2]
+    assert re.match(
+        r"the data path costs .* % \(.* samples/s\), 95 % interval (.* %, .* samples/s|unknown): ", lines[2]
+    )
     assert lines[3].startswith("real / synthetic = ")
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import NoSpace, PenstockError
+from penstock.ranks import Rank
 from penstock.train import TrainSpec, run
 from penstock.train.mllog import MlLog
 from penstock.train.source import DummyFeed
@@ -105,6 +106,42 @@ def test_log_of_a_run_that_misses_the_target_or_fails_is_aborted(tmp_path):
     assert lines(tmp_path / "log")[-1]["metadata"]["status"] == "aborted"
 
 
+def image_spec(file):
+    """ResNet-50 on tiny images: 1 step of 2 per epoch, so that the validation follows an incomplete epoch."""
+    settings = {"recipe": "demo", "image_size": 32}
+    return spec(
+        file, workload="resnet50", global_batch=2, data="dummy://4", validation="dummy://16", settings=settings, steps=1
+    )
+
+
+def test_log_of_resnet50_has_the_name_and_metric_of_mlperf(tmp_path):
+    run(image_spec(tmp_path / "log"))
+    by_key = {line["key"]: line for line in lines(tmp_path / "log")}
+    assert by_key["submission_benchmark"]["value"] == "resnet"
+    assert 0 <= by_key["eval_accuracy"]["value"] <= 1
+    keys = ("epoch_start", "epoch_stop", "eval_start", "eval_accuracy", "eval_stop")
+    assert {key: by_key[key]["metadata"]["epoch_num"] for key in keys} == dict.fromkeys(keys, 1)
+
+
+@pytest.mark.parametrize(
+    ("workload", "metrics", "status"),
+    [
+        ("resnet50", {"top1": 0.759}, "success"),
+        ("resnet50", {"top1": 0.758}, "aborted"),
+        ("resnet18", {"top1": 0.9}, "aborted"),  # MLPerf has no target for it
+        ("cosmoflow", {"mae": 0.125}, "aborted"),
+    ],
+)
+def test_log_is_a_success_if_the_target_of_the_workload_is_reached(tmp_path, workload, metrics, status):
+    made = spec(tmp_path / "log", workload=workload)
+    log = MlLog(str(tmp_path / "log"))
+    log.begin(made)
+    log.run_begins(made, Rank(), {}, has_gpus=False)
+    log.evaluated(metrics, 1)
+    log.close(is_complete=True)
+    assert lines(tmp_path / "log")[-1]["metadata"]["status"] == status
+
+
 def test_log_of_two_ranks_is_written_once(tmp_path):
     run(spec(tmp_path / "log", ranks=2, epochs=1))
     assert Counter(line["key"] for line in lines(tmp_path / "log"))["run_start"] == 1
@@ -120,20 +157,31 @@ def test_log_on_a_full_disk_is_no_space_and_hides_no_other_error():
     log = MlLog("/dev/full")
     with pytest.raises(NoSpace, match="/dev/full"):
         log.start("init")
-    log.close(spec("/dev/full"), is_complete=False)
+    log.close(is_complete=False)
     log = MlLog("/dev/full")
     with pytest.raises(NoSpace):
         log.start("init")
     with pytest.raises(NoSpace, match="/dev/full"):
-        log.close(spec("/dev/full"), is_complete=True)
+        log.close(is_complete=True)
 
 
 @pytest.mark.needs_specs
 @pytest.mark.parametrize("rules", ["2.0.0", "3.0.0"])
 def test_published_checker_accepts_the_log(tmp_path, rules):
     run(spec(tmp_path / "log"), source=Easy)
+    _check(tmp_path, "hpc", rules)
+
+
+@pytest.mark.needs_specs
+@pytest.mark.parametrize("rules", ["3.1.0", "4.0.0"])
+def test_published_checker_accepts_the_log_of_resnet50(tmp_path, rules):
+    run(image_spec(tmp_path / "log"))
+    _check(tmp_path, "training", rules)
+
+
+def _check(tmp_path, usage, rules):
     argv = [str(_ROOT / ".tools/specs/bin/python"), "-m", "mlperf_logging.compliance_checker"]
-    argv += ["--usage", "hpc", "--ruleset", rules, "--werror", "--log_output", str(tmp_path / "out"), "log"]
+    argv += ["--usage", usage, "--ruleset", rules, "--werror", "--log_output", str(tmp_path / "out"), "log"]
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr + done.stdout
     assert "SUCCESS" in (tmp_path / "out").read_text() + done.stdout + done.stderr

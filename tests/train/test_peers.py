@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import queue
+import threading
+import time
 
 import pytest
 from torch import distributed
@@ -23,6 +25,7 @@ def watch(monkeypatch):
         "_IDLE_POLL_S": 0.2,
         "_GRACE_S": 0.2,
         "_HEARTBEAT_TIMEOUT_S": 2.0,
+        "_LEAVE_S": 2.0,
     }.items():
         monkeypatch.setattr(peers, name, seconds)
     store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -35,7 +38,7 @@ def watch(monkeypatch):
         return made, lost
 
     yield start
-    for one in made:
+    for one in reversed(made):  # rank 0 waits for the others
         if one._thread.ident is not None:
             one.close()
 
@@ -79,8 +82,29 @@ def test_run_that_ends_well_calls_nothing(watch):
     both, lost = watch(2)
     for one in both:
         one.start()
-    for one in both:
+    for one in reversed(both):
         one.close()
         one._thread.join(10)
         assert not one._thread.is_alive()
     assert lost.empty()
+
+
+def test_close_on_rank_0_waits_until_the_others_have_left(watch):
+    both, _ = watch(2)
+    for one in both:
+        one.start()
+    closing = threading.Thread(target=both[0].close)
+    closing.start()
+    time.sleep(0.5)
+    assert closing.is_alive()
+    both[1].close()
+    closing.join(1)
+    assert not closing.is_alive()
+
+
+def test_close_on_rank_0_waits_for_a_rank_that_left_no_longer_than_the_limit(watch):
+    both, _ = watch(2)
+    both[0].start()
+    began = time.monotonic()
+    both[0].close()
+    assert 2 <= time.monotonic() - began < 10

@@ -39,8 +39,8 @@ def test_resume_from_a_checkpoint_that_one_rank_has_is_refused_by_all(ranks, tmp
     assert [one.wait(START_S) for one in both] == [2, 2], [one.text for one in both]
     for one in both:
         (line,) = one.errors()
-        assert line.startswith("error[config]: the ranks differ in the checkpoint found in kept: rank 0: step 6 ")
-        assert line.endswith("; rank 1: none")
+        assert line.startswith("error[config]: the ranks differ in the checkpoint found in kept: latest: step 6 ")
+        assert line.endswith(" on rank 0, none on rank 1")
 
 
 def test_resume_from_checkpoints_of_two_trainings_is_refused_by_all(ranks, tmp_path):
@@ -60,9 +60,27 @@ def test_ranks_with_other_data_are_refused(ranks, tmp_path):
     flags = ["data" if flag == "dummy://24" else flag for flag in FLAGS]
     both = ranks(2, "cosmoflow", *flags)
     assert [one.wait(START_S) for one in both] == [2, 2], [one.text for one in both]
-    assert [one.errors()[0].partition(": rank 0")[0] for one in both] == [
-        "error[config]: the ranks differ in the training data"
-    ] * 2
+    for one in both:
+        (line,) = one.errors()
+        assert line.startswith(
+            "error[config]: the ranks differ in the training data: number of steps: 3 on rank 0, 2 on rank 1"
+        )
+        assert "{" not in line
+        assert "cursor" not in line
+        assert "Each node of a `local` pool stores other objects" in one.text
+
+
+# Before, the ranks built their models first, and DDP's own error asked to report a bug.
+def test_ranks_with_other_settings_are_refused_before_the_model_is_built(ranks, tmp_path):
+    both = ranks(2, "cosmoflow", *FLAGS, of_rank={1: ("--filters", "8", "--seed", "3")})
+    assert [one.wait(START_S) for one in both] == [2, 2], [one.text for one in both]
+    for one in both:
+        (line,) = one.errors()
+        assert line == (
+            "error[config]: the ranks differ in their settings: seed: 0 on rank 0, 3 on rank 1; "
+            "setting filters: 2 on rank 0, 8 on rank 1"
+        )
+        assert "pool" not in one.text
 
 
 @pytest.fixture

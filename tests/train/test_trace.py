@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 from penstock.errors import PenstockError
@@ -78,5 +79,17 @@ def test_trace_of_an_emulated_accelerator_keeps_parts_inside_steps(tmp_path):
 def test_trace_that_cannot_be_written_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     spec = TrainSpec(**{**FIELDS, "threads": None}, accelerator="h100", trace=str(tmp_path / "file" / "trace.json"))
-    with pytest.raises(PenstockError, match="cannot be written"):
-        run(spec)
+    reported = []
+    with pytest.raises(PenstockError, match=r"trace\.json cannot be written"):
+        run(spec, report=reported.append)
+    assert reported == []  # before the run
+
+
+def test_trace_is_created_in_a_new_folder_and_an_earlier_one_stays_if_the_run_fails(tmp_path):
+    file = tmp_path / "new" / "trace.json"
+    spec = TrainSpec(**{**FIELDS, "threads": None}, accelerator="h100", trace=str(file))
+    run(spec)
+    before = file.read_bytes()
+    with pytest.raises(PenstockError):
+        run(msgspec.structs.replace(spec, data="dummy://1"))
+    assert [file.read_bytes(), *file.parent.iterdir()] == [before, file]

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from penstock.datasets import cosmoflow
+from penstock.datasets.images import ImageSpec, generate
 from penstock.emulator import Emulator
+from penstock.errors import ConfigError, Corrupt
 from penstock.train import TrainSpec, run
 
 pytestmark = pytest.mark.needs_torch
@@ -152,3 +154,36 @@ def test_cli_train_says_what_its_epochs_cost_before_the_first(data):
     assert (money["tier"], money["epochs"], money["nodes"]) == ("s3-standard", 3, 1)
     assert money["without_cache"]["egress_usd"] == pytest.approx(3 * money["with_cache"]["egress_usd"])
     assert done.stderr.index("without the node's cache") < done.stderr.index(" epoch ")
+
+
+def test_resume_on_other_content_is_noted_and_training_goes_on(data, tmp_path):
+    cosmoflow.generate(tmp_path / "other/train", samples=13, voxels=32, seed=4)
+    fields = {"checkpoint": str(tmp_path / "kept"), "validation": None}
+    run(spec(data.as_uri(), epochs=1, **fields))
+    same = run(spec(data.as_uri(), epochs=2, resume=True, **fields))
+    assert same["checkpoints"]["changed_settings"] == []
+    other = run(spec((tmp_path / "other").as_uri(), epochs=3, resume=True, **fields))
+    [note] = other["checkpoints"]["changed_settings"]
+    assert note.startswith("data: ")
+    assert "bytes in 13 objects -> " in note
+    assert other["steps"] == 9
+
+
+def test_damaged_image_ends_the_training_or_is_replaced(tmp_path):
+    generate(tmp_path, ImageSpec(48, 4, width=96, height=80, median_bytes=4000, broken=3, shards=2, format="tar"))
+    fields = {
+        "workload": "trivial",
+        "data": str(tmp_path / "train"),
+        "global_batch": 8,
+        "settings": {"classes": 4, "image_size": 32},
+        "threads": 1,
+    }
+    with pytest.raises(Corrupt) as caught:
+        run(TrainSpec(**fields))
+    assert "--on-error substitute" in caught.value.hint
+    replaced = run(TrainSpec(**fields, on_error="substitute"))
+    assert replaced["samples"] == 48
+    assert 0 < replaced["workload"]["substituted"] <= 3
+    assert TrainSpec(**fields).hash() == TrainSpec(**fields, on_error=None).hash()
+    with pytest.raises(ConfigError, match="on_error"):
+        run(TrainSpec(**fields, on_error="skip"))

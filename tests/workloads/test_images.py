@@ -210,6 +210,23 @@ def test_label_out_of_range_names_the_step_the_sample_and_the_range(tmp_path, wr
     assert caught.value.hint
 
 
+@pytest.mark.parametrize(("write", "ranks"), [(image_sets.write_tar, 1), (image_sets.write_tfrecord, 2)])
+def test_label_out_of_range_names_its_object_and_record(tmp_path, write, ranks):
+    """Of 24 samples in 2 shards, the sample 17 is wrong: record 9 of shard 1."""
+    pairs = [(data, 3 if n == 17 else label % 3) for n, (data, label) in enumerate(image_sets.samples(24))]
+    write(tmp_path / "data", pairs)
+    write(tmp_path / "good", [(data, label % 3) for data, label in pairs])
+    settings = {"image_size": 32, "classes": 3}
+    wrong = {"workload": "resnet18", "global_batch": 4, "threads": 1, "settings": settings, "ranks": ranks}
+    with pytest.raises(ConfigError, match=r"(?m)classes allow . to . \(record 9 of .*0001.*\)$") as caught:
+        run(TrainSpec(data=str(tmp_path / "data"), epochs=2, **wrong))
+    is_tar = write is image_sets.write_tar
+    assert ("class folders count from 0" in caught.value.hint) == is_tar
+    assert ("image/class/label counts from 1" in caught.value.hint) != is_tar
+    with pytest.raises(ConfigError, match=r"(?m)validation batch 6 on rank .* \(record 9 of .*0001.*\)$"):
+        run(TrainSpec(data=str(tmp_path / "good"), validation=str(tmp_path / "data"), steps=1, **wrong))
+
+
 # ---------------------------------------------------------------- steps
 
 

@@ -3,6 +3,8 @@
 small ResNet learns.
 """
 
+import re
+
 import pytest
 
 from penstock.emulator import Emulator
@@ -104,7 +106,7 @@ def test_cli_label_out_of_range_is_one_error_with_its_exit_code(data, run_cli):
     assert done.code == 2, done.err
     (line,) = [line for line in done.err.splitlines() if line.startswith("error[")]
     assert line.startswith("error[config]: step 1 on rank 0: sample ")
-    assert line.endswith("has the label 4, but 3 classes allow 1 to 3")
+    assert re.search(r"has the label 4, but 3 classes allow 1 to 3 \(record \d+ of .*\)$", line)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -11,7 +12,10 @@ import click
 from penstock.cli.parameters import BYTES, SECONDS
 
 if TYPE_CHECKING:
-    from penstock.errors import PenstockError
+    from collections.abc import Mapping
+
+    from penstock.errors import Mismatch, PenstockError
+    from penstock.ranks import Rank
     from penstock.train.progress import Progress
 
 __all__ = ["ProgressPrinter", "command"]
@@ -44,6 +48,12 @@ def _ranks(_ctx: click.Context, _param: click.Parameter, given: str | None) -> t
     if name.strip() != "ranks" or not all(text.isdecimal() and int(text) > 0 for text in found):
         raise click.BadParameter(f"`{given}` is not a list of numbers of ranks, such as ranks=1,2,4")
     return tuple(int(text) for text in found)
+
+
+def _device(_ctx: click.Context, _param: click.Parameter, given: str) -> str:
+    if given not in ("auto", "cpu", "cuda") and not re.fullmatch(r"cuda:\d+", given):
+        raise click.BadParameter(f"`{given}` is not one of auto, cpu, cuda and cuda:N")
+    return given
 
 
 @click.command(name="train")
@@ -114,14 +124,14 @@ def _ranks(_ctx: click.Context, _param: click.Parameter, given: str | None) -> t
     "--warm-up",
     "warm_up_steps",
     type=click.IntRange(0),
-    help="Steps at the start of an epoch or turn that rates exclude.  [default: 1; 5 with --compare-synthetic or --scale]",
+    help="Steps at the start of an epoch or turn that rates exclude.  [default: 0, which "
+    "excludes only the run's first step; 5 with --compare-synthetic or --scale, 10 with --format tf_cnn]",
 )
 @click.option(
     "--turn-steps",
     type=click.IntRange(2),
-    default=30,
-    show_default=True,
-    help="Steps of a turn of --compare-synthetic, with its warm-up.",
+    help="Steps of a turn of --compare-synthetic, with its warm-up.  [default: 30 after the warm-up, or more: turns take "
+    "at least 50 times as long as the start of the feed, or 15 s]",
 )
 @click.option(
     "--max-turns",
@@ -153,7 +163,9 @@ def _ranks(_ctx: click.Context, _param: click.Parameter, given: str | None) -> t
     metavar="NAME",
     help="Emulate the published step time of an accelerator, such as a100 or h100, instead of computing the step.",
 )
-@click.option("--device", default="auto", show_default=True, help="Device: cpu, cuda or auto.")
+@click.option(
+    "--device", default="auto", show_default=True, callback=_device, help="Device: auto, cpu, cuda or cuda:N, one GPU."
+)
 @click.option(
     "--threads",
     type=click.IntRange(1),
@@ -170,6 +182,11 @@ def _ranks(_ctx: click.Context, _param: click.Parameter, given: str | None) -> t
 )
 @click.option("--memory", "memory_bytes", type=BYTES, help="Memory limit for data in flight, such as 2GiB.")
 @click.option("--max-in-flight", type=click.IntRange(1), help="Maximum number of requests in flight.")
+@click.option(
+    "--on-error",
+    type=click.Choice(["raise", "substitute"]),
+    help="Action for a sample that cannot be read: end the run, or use the next sample in its place.  [default: raise]",
+)
 @click.option(
     "--manifest",
     type=click.Path(exists=True, dir_okay=False),
@@ -193,9 +210,13 @@ def _ranks(_ctx: click.Context, _param: click.Parameter, given: str | None) -> t
     type=click.IntRange(1),
     default=2,
     show_default=True,
-    help="Number of checkpoints to keep.",
+    help="Number of checkpoints to keep; with 1, the previous one stays until a finite loss follows.",
 )
-@click.option("--resume", is_flag=True, help="Continue from the latest complete checkpoint in --checkpoint, if any.")
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Continue from the latest undamaged checkpoint in --checkpoint, if any; only the learning rate may differ.",
+)
 @click.option(
     "--trace",
     metavar="FILE",
@@ -275,19 +296,22 @@ def command(
     Under torchrun or srun this process is the rank that the launcher started, and --ranks is ignored.
     """  # noqa: D301 - click reads the \b, and not its spelling
     from penstock import env
-    from penstock import ranks as launchers
-    from penstock.errors import ConfigError
+    from penstock.errors import ConfigError, Mismatch
     from penstock.train import TrainSpec, run
 
     if synthetic and rest["compare_synthetic"]:
         raise ConfigError("--synthetic and --compare-synthetic cannot be combined", hint="give only one of them")
     if output_format == "tf_cnn" and (as_json or rest["compare_synthetic"]):
         raise ConfigError("--format tf_cnn cannot be combined with --json or --compare-synthetic")
+    if synthetic and data is not None:
+        raise ConfigError("--synthetic and --data cannot be combined", hint="give only one of them")
     if data is None and not synthetic:
         raise ConfigError("the training data is missing", hint="give --data URL, or --synthetic")
     if batch_size is not None and global_batch is not None:
         raise ConfigError("--batch-size and --global-batch cannot be combined", hint="give only one of them")
-    here = launchers.detect(env.read())
+    if rest["checkpoint"] is not None:
+        _check_checkpoint(rest["checkpoint"])
+    here = _detect(env.read())
     if scale is not None and (here.world > 1 or output_format != "human"):
         raise ConfigError(
             "--scale starts the ranks itself, so it cannot run under a launcher or with --format tf_cnn",
@@ -306,10 +330,17 @@ def command(
         data = f"dummy://{(rest['steps'] or _SYNTHETIC_STEPS) * size}"
     if warm_up_steps is None:
         warm_up_steps = _TURN_WARM_UP if rest["compare_synthetic"] or scale is not None else 0
+        if scale is not None and rest["steps"] is not None:
+            warm_up_steps = min(warm_up_steps, rest["steps"] - 1)
         if output_format == "tf_cnn":
             from penstock.train.tf_cnn_lines import WARM_UP_STEPS
 
             warm_up_steps = WARM_UP_STEPS
+    if rest["steps"] is not None and 0 < warm_up_steps >= rest["steps"]:
+        raise ConfigError(
+            f"--steps {rest['steps']} leaves no step to measure after {warm_up_steps} warm-up steps",
+            hint=f"use --steps {warm_up_steps + 1} or more, or a smaller --warm-up",
+        )
     named = {"voxels": voxels, "filters": filters, "recipe": recipe}
     spec = TrainSpec(
         workload=workload,
@@ -338,6 +369,9 @@ def command(
         signals.before_end(peers.signalled)
     try:
         result = run(spec, report=printer, on_lost=_end)
+    except Mismatch as error:
+        _advise_voxels(error)
+        raise
     finally:
         printer.end()
     if here.rank == 0:
@@ -346,6 +380,7 @@ def command(
         elif output_format == "tf_cnn":
             from penstock.train.tf_cnn_lines import tf_cnn_lines
 
+            _check_measured(result, warm_up_steps)
             batch = result["spec"]["global_batch"] / result["world"]
             facts = {"batch": batch, "workers": result["world"], "warm_up": warm_up_steps}
             click.echo("\n".join(tf_cnn_lines(result["step_times"], result["losses"], **facts)))
@@ -353,6 +388,51 @@ def command(
             from penstock.cli.train_output import print_result
 
             print_result(result, output, saved=not no_save)
+
+
+def _detect(environment: Mapping[str, str]) -> Rank:
+    from penstock.errors import ConfigError
+    from penstock.ranks import detect
+
+    try:
+        return detect(environment)
+    except ConfigError as error:
+        # The error's own hint names --node, which this command does not have.
+        hint = "start every rank with one launcher, such as torchrun or srun, or unset its variables"
+        raise ConfigError(str(error), where=error.where, hint=hint) from None
+
+
+def _check_checkpoint(url: str) -> None:
+    from penstock.errors import ConfigError
+    from penstock.feed.checkpoint.folder import CheckpointFolder
+
+    path = CheckpointFolder(url).path
+    if path is not None and path.is_file():
+        raise ConfigError(f"--checkpoint: {path} is a file, not a folder", hint="use a folder, or the URL of a store")
+
+
+def _check_measured(result: Mapping[str, Any], warm_up_steps: int) -> None:
+    from penstock.errors import ConfigError
+
+    if not any(step > warm_up_steps for step, _ in result["step_times"]):
+        raise ConfigError(
+            f"the run had {result['steps']:,} steps, and --format tf_cnn leaves out the first {warm_up_steps}",
+            hint=f"use more data or --epochs, for {warm_up_steps + 1} steps or more, or a smaller --warm-up",
+        )
+
+
+def _advise_voxels(error: Mismatch) -> None:
+    """Replace the hint of an error about the size of volumes: this command declares no fields."""
+    found = re.search(r"has ([\d,]+) bytes, want int16 \[(\d+), \2, \2, 4\]", error.message)
+    if found is None:
+        return
+    side = round((int(found[1].replace(",", "")) / 8) ** (1 / 3))
+    if side**3 * 8 == int(found[1].replace(",", "")):
+        error.__notes__ = [
+            f"use --voxels {side}"
+            if side % 32 == 0
+            else f"use volumes whose side is a multiple of 32 voxels; these have {side}"
+        ]
 
 
 def _end(cause: PenstockError) -> None:
@@ -418,7 +498,7 @@ def _line(progress: Progress) -> str:
     parts = [
         f"{progress.phase} epoch {min(progress.epoch + 1, progress.epochs)}/{progress.epochs}",
         f"step {progress.step:,}{of}",
-        f"{progress.samples_per_s:,.1f} samples/s",
+        f"{progress.samples_per_s:,.1f} {progress.unit}",
         f"data wait {100 * progress.wait_share:.1f} %",
     ]
     if progress.loss is not None:

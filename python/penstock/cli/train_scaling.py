@@ -99,6 +99,7 @@ def _on_this_node(spec: TrainSpec, ranks: Sequence[int], scaling: Scaling, repea
 def _on_nodes(spec: TrainSpec, ranks: Sequence[int], scaling: Scaling, repeats: int, on: Placement) -> Document:
     from penstock.bench.app.spec import Spec
     from penstock.cli.bench.app_output import run_printer
+    from penstock.errors import NotFound
     from penstock.train.scaling import FIGURE, measure_scaling_on_nodes
 
     sweep = Spec(
@@ -114,7 +115,12 @@ def _on_nodes(spec: TrainSpec, ranks: Sequence[int], scaling: Scaling, repeats: 
         timeout_s=86_400.0,
         figure=FIGURE,
     )
-    return measure_scaling_on_nodes(spec, sweep, on_run=run_printer(sweep))
+    try:
+        return measure_scaling_on_nodes(spec, sweep, on_run=run_printer(sweep))
+    except NotFound as error:
+        # A launcher's program is a setting of `bench app`; here, --set is a setting of the workload.
+        error.__notes__ = [note.partition(", or set an installed program")[0] for note in [error.hint] if note]
+        raise
 
 
 def _command_line(spec: TrainSpec) -> list[str]:

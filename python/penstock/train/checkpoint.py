@@ -13,9 +13,10 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, Corrupt
+from penstock.train.spec import SCHEDULE, flat_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from torch import Tensor
@@ -85,27 +86,53 @@ def check_unused(folder: CheckpointFolder) -> None:
         )
 
 
-def read(folder: CheckpointFolder, learnt: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Read the latest complete checkpoint, with tensors on the CPU; return None if no checkpoint exists.
+def read(
+    folder: CheckpointFolder, learnt: Mapping[str, Any], gather: Callable[[Any], list[Any]] = lambda mine: [mine]
+) -> dict[str, Any] | None:
+    """Read the latest complete and undamaged checkpoint, with tensors on the CPU; return None if no checkpoint exists.
 
     Only tensors and plain values are unpickled, so a checkpoint from an untrusted source cannot run code.
 
+    Args:
+        gather: Exchanges a value with all ranks. All ranks skip a checkpoint that one rank finds damaged.
+    Returns:
+        The state, with two more entries: `damaged` has the errors of the skipped checkpoints, by step, and `changed`
+        describes the settings in `SCHEDULE` that differ.
     Raises:
-        Corrupt: The checkpoint is damaged, or is not a checkpoint of a training.
+        Corrupt: All complete checkpoints are damaged, or the latest is not a checkpoint of a training.
         ConfigError: The checkpoint is from another training; the error describes the difference.
     """
-    latest = folder.latest()
-    if latest is None:
-        return None if folder.path is None else _read_last(folder.path / NAME, learnt)
-    from penstock.feed.checkpoint.reader import read_values
+    damaged: dict[int, str] = {}
+    found = folder.latest()
+    while True:
+        values, problem = {}, None
+        if found is not None:
+            from penstock.feed.checkpoint.reader import read_values
 
-    place = folder.place(latest.step)
-    values = read_values(folder.url, latest.step)
+            try:
+                values = read_values(folder.url, found.step)
+            except Corrupt as error:
+                problem = (found.step, str(error))
+        problems = [one for one in gather(problem) if one is not None]
+        if not problems:
+            break
+        step, text = min(problems)
+        damaged[step] = text
+        found = max((one for one in folder.whole() if one.step < step), key=lambda one: one.step, default=None)
+    if found is None:
+        state = None if folder.path is None else _read_last(folder.path / NAME, learnt)
+        if state is None and damaged:
+            raise Corrupt(
+                max(damaged.items())[1],
+                where=folder.url,
+                hint="train without --resume, in another folder: no undamaged checkpoint is left",
+            )
+        return state
     try:
         state = joined(values.pop(_STRUCTURE), values)
     except (KeyError, TypeError, RecursionError):
         state = None
-    return {**_checked(state, place, learnt), "id": latest.attempt}
+    return {**_checked(state, folder.place(found.step), learnt), "id": found.attempt, "damaged": damaged}
 
 
 def _read_last(file: Path, learnt: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -128,17 +155,25 @@ def _read_last(file: Path, learnt: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _checked(state: Any, place: str, learnt: Mapping[str, Any]) -> dict[str, Any]:
-    if not isinstance(state, dict) or state.get("version") != _VERSION or not isinstance(state.get("learnt"), dict):
+    saved = state.get("learnt") if isinstance(state, dict) and state.get("version") == _VERSION else None
+    if not isinstance(saved, dict) or not isinstance(saved.get("settings", {}), dict):
         raise Corrupt(
             f"{place} is not a checkpoint of `penstock train` that this version supports",
             where=place,
             hint="choose another folder, or train without --resume",
         )
-    differs = {k: (state["learnt"].get(k), v) for k, v in learnt.items() if state["learnt"].get(k) != v}
-    if differs:
-        differences = ", ".join(f"{name} was {have!r}, but is {want!r} now" for name, (have, want) in differs.items())
+    have, want = flat_settings({name: saved[name] for name in learnt if name in saved}), flat_settings(learnt)
+    names = [name for name in {**have, **want} if have.get(name) != want.get(name)]
+    free = [name for name in names if name.removeprefix("setting ") in SCHEDULE]
+    if differs := [name for name in names if name not in free]:
+        differences = ", ".join(f"{name} was {_text(have, name)}, but is {_text(want, name)} now" for name in differs)
         raise ConfigError(
             f"{place} was saved by a training with different settings: {differences}",
-            hint="resume with the same settings, or start in another folder",
+            hint=f"start in another folder, or resume with the same settings; only {', '.join(SCHEDULE)} may change",
         )
-    return state
+    changed = [f"{name}: {_text(have, name)} -> {_text(want, name)}" for name in free]
+    return {**state, "damaged": {}, "changed": changed}
+
+
+def _text(settings: Mapping[str, Any], name: str) -> str:
+    return repr(settings[name]) if name in settings else "unset"

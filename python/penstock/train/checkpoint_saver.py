@@ -51,6 +51,9 @@ class SaveTimes:
         last_step: Step of the last committed checkpoint, or -1.
         url: Folder of the checkpoints.
         damaged: Descriptions of damaged checkpoints that a resume has skipped.
+        changed: Settings that a resume has changed, as `name: old -> new`.
+        pause_s: Part of `stall_s` that lies between two steps.
+        training_s, samples: Training time of the rank with `pause_s`, and its samples.
     """
 
     saves: int = 0
@@ -62,6 +65,10 @@ class SaveTimes:
     last_step: int = -1
     url: str = ""
     damaged: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+    pause_s: float = 0.0
+    training_s: float = 0.0
+    samples: int = 0
 
 
 @dataclass(frozen=True)
@@ -78,7 +85,8 @@ class CheckpointSaver:
     """Saver of one rank. All ranks call `save` and `finish` at the same steps.
 
     Args:
-        keep: Number of complete checkpoints to keep.
+        keep: Number of complete checkpoints to keep. The checkpoint before the newest is deleted only after `confirm`,
+            because the newest may contain a training that has diverged.
         group: Process group that only the thread uses, because collective calls of two threads must not mix; None for
             one rank.
     """
@@ -93,6 +101,7 @@ class CheckpointSaver:
         self._hook: Any = None
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+        self._confirmed, self._is_ending = threading.Event(), False
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
         self._hook = register_optimizer_step_pre_hook(self._before_step)
@@ -106,7 +115,9 @@ class CheckpointSaver:
             PenstockError: The previous checkpoint could not be written. Earlier ones are intact.
         """
         began = time.perf_counter()
+        self.confirm()
         self._join()
+        self._confirmed.clear()
         started = time.perf_counter()
         structure, tensors = checkpoint.split(state)
         copies, deferred = self._copy(tensors)
@@ -118,7 +129,13 @@ class CheckpointSaver:
             target=self._run, args=(step, values, deferred, started), name="penstock-checkpoint", daemon=True
         )
         self._thread.start()
-        self.times.stall_s += time.perf_counter() - began
+        waited_s = time.perf_counter() - began
+        self.times.stall_s += waited_s
+        self.times.pause_s += waited_s
+
+    def confirm(self) -> None:
+        """Record that the loss after the latest save is finite."""
+        self._confirmed.set()
 
     def _before_step(self, optimiser: Any, *_: Any) -> None:
         """Wait until the optimiser's current state is copied. torch calls this before each optimiser step.
@@ -142,19 +159,27 @@ class CheckpointSaver:
             PenstockError: The last checkpoint could not be written.
         """
         began = time.perf_counter()
+        self._end_retention()
         self._join()
         self.times.end_wait_s = time.perf_counter() - began
-        self.times.damaged = self.folder.damaged
+        self.times.damaged += self.folder.damaged
         return self.times
 
     def close(self) -> None:
         """Wait a few seconds for a checkpoint in flight, after a failure of the training."""
+        self._end_retention()
         if self._thread is not None:
             self._thread.join(_END_S)
         self._copies.clear()
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
+
+    def _end_retention(self) -> None:
+        """Release the thread if it waits for `confirm`. It then keeps the previous checkpoint."""
+        if not self._confirmed.is_set():
+            self._is_ending = True
+            self._confirmed.set()
 
     def _join(self) -> None:
         if self._thread is not None:
@@ -229,6 +254,13 @@ class CheckpointSaver:
             )
             return
         self._write(step, values, started)
+        if self._keep == 1 and self._rank == 0 and self._error is None:
+            self._confirmed.wait()
+            try:
+                if not self._is_ending:
+                    self.folder.prune(1)
+            except BaseException as error:
+                self._error = error
 
     def _write(self, step: int, values: dict[str, Any], started: float) -> None:
         from torch.distributed import checkpoint as dcp
@@ -236,7 +268,7 @@ class CheckpointSaver:
 
         from penstock.feed.checkpoint.writer import CheckpointWriter
 
-        writer = CheckpointWriter(self.folder.url, keep=self._keep)
+        writer = CheckpointWriter(self.folder.url, keep=max(self._keep, 2))
         try:
             dcp.save(
                 values,
@@ -272,7 +304,7 @@ def save_summary(leader: SaveTimes | None, everyone: Sequence[SaveTimes | None])
     if leader is None or not leader.saves:
         return {}
     times = [one for one in everyone if one is not None]
-    stall_s = max(one.stall_s for one in times)
+    stall_s, training_s = max(one.stall_s for one in times), max(one.training_s for one in times)
     return {
         "url": leader.url,
         "saves": leader.saves,
@@ -282,8 +314,11 @@ def save_summary(leader: SaveTimes | None, everyone: Sequence[SaveTimes | None])
         "bytes_per_s": leader.bytes / leader.write_s,
         "stall_s": stall_s,
         "stall_share": stall_s / leader.write_s,
+        "training_stall_share": stall_s / training_s if training_s else 0.0,
+        "samples_per_s": sum(one.samples for one in times) / training_s if training_s else 0.0,
         "end_wait_s": max(one.end_wait_s for one in times),
         "damaged": leader.damaged,
+        "changed_settings": leader.changed,
     }
 
 

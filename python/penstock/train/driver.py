@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import BudgetExceeded, ConfigError, PenstockError
+from penstock.errors import BudgetExceeded, ConfigError, Corrupt, PenstockError
 from penstock.protocols import WorkloadSpec
 from penstock.train import checkpoint
 from penstock.train.checkpoint_saver import CheckpointSaver, SaveTimes
@@ -22,12 +22,14 @@ from penstock.train.data_path_cost import Turn, compare_turns, unit_of
 from penstock.train.group import ProcessGroup
 from penstock.train.mllog import MlLog
 from penstock.train.progress import Progress
-from penstock.train.source import DUMMY, FeedRequest, class_folders, close_quietly, facts, open_feed
+from penstock.train.source import DUMMY, FeedRequest, class_folders, close_quietly, facts, naming_records, open_feed
+from penstock.train.spec import flat_settings
 from penstock.train.step_rows import StepRows
+from penstock.train.trace import check_trace
 from penstock.train.workloads import load_workload
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from penstock.protocols import Batch, Demand, Workload
     from penstock.ranks import Rank
@@ -110,6 +112,11 @@ def cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
+def _size_of(data: Mapping[str, Any]) -> dict[str, int]:
+    """Number and size of a dataset's objects, from `source.facts`; empty if they are unknown."""
+    return {"objects": data["objects"], "bytes": data["size_bytes"]} if data else {}
+
+
 class Driver:
     """Runs a training spec as one rank. `losses` and `metrics` are reduced over all ranks, and equal on every rank."""
 
@@ -139,6 +146,7 @@ class Driver:
         self.epoch = 0
         self.steps_before = 0
         self._epoch_steps = 0
+        self._turn_steps = 0
         self.demand: Demand | None = None
         self._log = MlLog(None)
         self.stage_s = spec.stage_s
@@ -194,9 +202,12 @@ class Driver:
         """Train until a limit of the spec is reached."""
         started_cpu_s, is_complete = cpu_s(), False
         spec = self.spec
+        if spec.trace is not None and self.rank.rank == 0:
+            check_trace(spec.trace)
         log = self._log = MlLog(spec.mllog if self.rank.rank == 0 else None)
         log.begin(spec)
         self._join()
+        self._agree_on_settings()
         workload = load_workload(spec.workload)
         feed: Feed | None = None
         validation: Feed | None = None
@@ -215,7 +226,8 @@ class Driver:
             kept = self._open_checkpoints()
             if spec.resume:
                 self.group.agree(
-                    {f"the checkpoint found in {spec.checkpoint}": checkpoint.described(kept)},
+                    f"the checkpoint found in {spec.checkpoint}",
+                    {"latest": checkpoint.described(kept)},
                     hint="give --checkpoint a folder that all nodes share, or a store",
                 )
             log.run_begins(spec, self.rank, self.demand.facts, has_gpus=self.device != "cpu")
@@ -238,7 +250,7 @@ class Driver:
             if spec.validation is not None:
                 asked = self._request(spec.validation, tail="ragged", shuffled=False)
                 validation = self._source(replace(asked, classes=class_folders(feed)))
-            self._agree_on_steps(feed, validation)
+            self._agree_on_data(feed, validation)
             log.event(
                 "train_samples", getattr(getattr(feed, "dataset", None), "samples", len(feed) * spec.global_batch)
             )
@@ -248,17 +260,19 @@ class Driver:
             while self.data_path is None and self.epoch < spec.epochs and not self._done():
                 number = self.epoch + 1
                 log.start("epoch", epoch_num=number)
-                self._train_epoch(workload, feed, opened_s)
+                with naming_records(feed):
+                    self._train_epoch(workload, feed, opened_s)
                 log.stop("epoch", epoch_num=number)
                 if validation is not None:
-                    self._validate(workload, validation)
+                    self._validate(workload, validation, number)
                 self._save(workload, feed, self.epoch)  # after the validation, so that a resumed run has its metrics
                 self._report_progress("done" if self.epoch == spec.epochs else "train", force=True)
             self._share_losses()
             is_complete = True
             self.time_to_train_s = time.perf_counter() - run_s
             if self._saver is not None:
-                self.share.checkpoints = self._saver.finish()
+                times = self.share.checkpoints = self._saver.finish()
+                times.training_s, times.samples = self.share.train_s + times.pause_s, self.share.samples
         except RuntimeError as error:
             # A step converts torch's error itself, with facts about the model. This one is of the feed's copies.
             if type(error).__name__ != "OutOfMemoryError":
@@ -271,7 +285,7 @@ class Driver:
             if self._saver is not None:
                 self._saver.close()
             try:
-                log.close(spec, is_complete=is_complete)
+                log.close(is_complete=is_complete)
             finally:
                 self.share.cpu_s = cpu_s() - started_cpu_s
                 self.share.rows = self._rows.pack(self._zero_s)
@@ -301,7 +315,7 @@ class Driver:
         synthetic = open_feed(self._request(url, tail="drop", shuffled=True))
 
         def turn(turn: Turn, is_synthetic: bool) -> EpochTime:  # noqa: FBT001 - `compare_turns` calls it
-            kept = self._rows
+            kept, self._turn_steps = self._rows, len(turn)
             self.share, self._rows = (Share(), StepRows()) if is_synthetic else (real, kept)
             try:
                 self._train_epoch(workload, turn, opened_s)
@@ -316,6 +330,7 @@ class Driver:
             feed,
             synthetic,
             turn_steps=spec.turn_steps,
+            warm_up_steps=spec.warm_up_steps,
             global_batch=spec.global_batch,
             max_turns=spec.max_turns,
             seed=spec.seed,
@@ -323,19 +338,32 @@ class Driver:
         )
         self._report_progress("done", force=True)
 
-    def _agree_on_steps(self, feed: Feed, validation: Feed | None) -> None:
-        """Raise an error if the ranks' settings, step counts or data differ. Otherwise, the ranks could deadlock."""
+    def _agree_on_settings(self) -> None:
+        """Raise an error if the ranks' settings differ. Otherwise, the ranks could deadlock."""
         spec = self.spec
-        limits = {"epochs": spec.epochs, "steps": spec.steps, "checkpoint-steps": spec.checkpoint_steps}
+        limits = {
+            "epochs": spec.epochs,
+            "steps": spec.steps,
+            "checkpoint-steps": spec.checkpoint_steps,
+            "resume": spec.resume,
+            "writes checkpoints": spec.checkpoint is not None,
+        }
         self.group.agree(
-            {
-                "their settings": str(limits | spec.what_is_learnt()),
-                "the training data": f"{len(feed):,} steps, state {feed.state_dict()}",
-                "the validation data": "none" if validation is None else f"{len(validation):,} steps",
-            },
-            hint="start all ranks with the same command line, over the same data. Each node of a `local` pool stores "
-            "other objects: there, use the engine hdfs or moosefs, or the path `staged`",
+            "their settings",
+            limits | flat_settings(spec.what_is_learnt()),
+            hint="start all ranks with the same command line",
         )
+
+    def _agree_on_data(self, feed: Feed, validation: Feed | None) -> None:
+        """Raise an error if the ranks' step counts or data differ. Otherwise, the ranks could deadlock."""
+        hint = (
+            "start all ranks over the same data. Each node of a `local` pool stores other objects: there, use the "
+            "engine hdfs or moosefs, or the path `staged`"
+        )
+        held = {"number of steps": len(feed), **_size_of(self._data), **feed.state_dict()}
+        self.group.agree("the training data", held, hint=hint)
+        steps = "none" if validation is None else len(validation)
+        self.group.agree("the validation data", {"number of steps": steps}, hint=hint)
 
     def _done(self) -> bool:
         return self.spec.steps is not None and self.steps >= self.spec.steps
@@ -362,6 +390,7 @@ class Driver:
             memory_bytes=self.spec.memory_bytes,
             max_in_flight=self.spec.max_in_flight,
             read_ahead=self.spec.read_ahead,
+            on_error=self.spec.on_error or "raise",
             reader=self.spec.reader,
         )
 
@@ -384,6 +413,7 @@ class Driver:
         due = self._until_stop()
         report_at_s = self._next_report_s()
         at_epoch_end = True
+        first_since_save = 1
 
         def settle() -> None:
             self.steps = steps_before + steps
@@ -393,7 +423,13 @@ class Driver:
             share.sync_s = held.sync_s + sync_s
 
         while True:
-            batch = next(batches, None)
+            try:
+                batch = next(batches, None)
+            except Corrupt as error:
+                if self.spec.reader == "penstock":
+                    advice = "pass --on-error substitute, which uses the next sample instead"
+                    error.__notes__ = [f"{error.hint}, or {advice}" if error.hint else advice]
+                raise
             now = clock()
             wait_s += now - before
             if batch is None:
@@ -410,9 +446,11 @@ class Driver:
                 if not math.isfinite(cost.loss):
                     raise PenstockError(
                         f"step {steps_before + steps}: the loss is {cost.loss}: the training has diverged",
-                        hint=self._advice_on_divergence(),
+                        hint=self._advice_on_divergence(steps_before + steps),
                     )
                 losses.append(cost.loss)
+            if steps == first_since_save and self._saver is not None:
+                self._saver.confirm()
             asked, before = before, clock()
             record(steps_before + steps, asked, now, before, cost)
             if steps == warm_up:
@@ -433,7 +471,7 @@ class Driver:
                 # Exclude the checkpoint from all times: it is neither training nor waiting for data.
                 paused = clock() - before
                 began, opened, before = began + paused, opened + paused, before + paused
-                due = steps + self._until_stop()
+                due, first_since_save = steps + self._until_stop(), steps + 1
             if before > report_at_s:
                 settle()
                 span = max(before - began, 1e-9)
@@ -446,18 +484,34 @@ class Driver:
         if at_epoch_end:
             self.epoch += 1
 
-    def _advice_on_divergence(self) -> str:
-        if self._saver is None or self._saved_step < 0:
-            return "use a smaller learning rate"
-        return f"use a smaller learning rate; the latest complete checkpoint in {self.spec.checkpoint} is kept"
+    def _advice_on_divergence(self, step: int) -> str:
+        """Advice that names the checkpoint to resume from. The loss of a step shows whether the state before it is good."""
+        advice = "use a smaller learning rate"
+        if self._saver is None:
+            return advice
+        self._saver.close()  # completes the checkpoint in flight
+        folder = self._saver.folder
+        try:
+            kept = [one.step for one in folder.whole()]
+        except PenstockError:  # the divergence is the more important error
+            return f"{advice}, and --resume from an earlier checkpoint in {folder.url}"
+        good = max((one for one in kept if one < step - 1), default=None)
+        if step - 1 not in kept:
+            return advice if good is None else f"{advice}, and --resume from the checkpoint of step {good:,}"
+        diverged = f"{folder.place(step - 1)}, whose state gave this loss"
+        if good is None:
+            return f"{advice}, and start again in another folder: the only checkpoint is {diverged}"
+        return f"{advice}, delete {diverged}, and --resume from the checkpoint of step {good:,}"
 
-    def _validate(self, workload: Workload, feed: Feed) -> None:
+    def _validate(self, workload: Workload, feed: Feed, number: int) -> None:
+        """Validate during or after epoch `number`, counted from 1."""
         began = time.perf_counter()
         self._report_progress("validate", force=True)
-        self._log.start("eval", epoch_num=self.epoch)
-        found = dict(workload.evaluate(iter(feed)))
-        self._log.evaluated(found, self.epoch)
-        self._log.stop("eval", epoch_num=self.epoch)
+        self._log.start("eval", epoch_num=number)
+        with naming_records(feed):
+            found = dict(workload.evaluate(iter(feed)))
+        self._log.evaluated(found, number)
+        self._log.stop("eval", epoch_num=number)
         self.share.validation_s += time.perf_counter() - began
         self.share.validation_passes.append(dict(feed.report()))
         if found:
@@ -477,7 +531,7 @@ class Driver:
         curve = self._unshared or self.losses
         limit = self.spec.steps or self._epoch_steps * self.spec.epochs
         if self.spec.compare_synthetic:
-            limit = self.spec.turn_steps * (self.spec.max_turns + 2)  # the first turn of each side is a warm-up
+            limit = self._turn_steps * (self.spec.max_turns + 6)  # with those of the warm-up, at most
         epoch = (
             self.epoch if phase in {"stage", "open", "train"} else self.epoch - 1
         )  # `self.epoch` is incremented before the validation
@@ -494,6 +548,7 @@ class Driver:
                 curve[-1] if curve else None,
                 metrics,
                 self._data,
+                "samples/s" if self.demand is None else unit_of(self.demand),
             )
         )
 
@@ -509,7 +564,7 @@ class Driver:
         group = self.group.new_group()
         self._saver = CheckpointSaver(folder, keep=self.spec.checkpoint_keep, rank=self.rank.rank, group=group)
         if self.spec.resume:
-            return checkpoint.read(folder, self.spec.what_is_learnt())
+            return checkpoint.read(folder, self.spec.what_is_learnt(), self.group.gather)
         checkpoint.check_unused(folder)
         return None
 
@@ -524,12 +579,23 @@ class Driver:
             "losses": list(self.losses),
             "metrics": list(self.metrics),
             "loader": dict(feed.state_dict()),
+            "data": _size_of(self._data),
             "workload": workload.state_dict(),
         }
         self._saver.save(self.steps, state)
         self._saved_step = self.steps
 
     def _resume(self, kept: dict[str, Any], workload: Workload, feed: Feed) -> None:
+        assert self._saver is not None
+        self._saver.times.damaged, self._saver.times.changed = list(kept["damaged"].values()), kept["changed"]
+        if self.rank.rank == 0:
+            for step in kept["damaged"]:
+                # Without its commit, the damaged checkpoint is replaced, and does not count as one of those to keep.
+                self._saver.folder.remove(step, "commit.json")
+        # The loader's state identifies names and record counts, so that it is valid for a decompressed copy, too.
+        if (was := kept.get("data")) and was != (now := _size_of(self._data)):
+            sizes = f"{was['bytes']} bytes in {was['objects']} objects -> {now.get('bytes')} in {now.get('objects')}"
+            self._saver.times.changed.append(f"data: {sizes}, so it is another form or other content")
         workload.load_state_dict(kept["workload"])
         feed.load_state_dict(kept["loader"])
         self.epoch, self.steps, self.steps_before = int(kept["epoch"]), int(kept["steps"]), int(kept["steps"])

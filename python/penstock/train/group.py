@@ -85,21 +85,24 @@ class ProcessGroup:
         distributed.all_gather_object(everyone, mine)
         return everyone
 
-    def agree(self, facts: Mapping[str, str], *, hint: str) -> None:
-        """Check that every rank has the same facts.
+    def agree(self, what: str, facts: Mapping[str, Any], *, hint: str) -> None:
+        """Check that every rank has the same facts. `what` names them in the error.
 
         Raises:
-            ConfigError: The facts differ. The error contains the first different fact, and the ranks with each value.
-                Every rank raises the same error.
+            ConfigError: The facts differ. The error contains the different facts, and the ranks with each value. Every
+                rank raises the same error.
         """
-        everyone = self.gather(dict(facts))
-        for name in facts:
+        everyone = self.gather({name: str(value) for name, value in facts.items()})
+        differences = []
+        for name in dict.fromkeys(name for its in everyone for name in its):
             held: dict[str, list[int]] = {}
             for rank, its in enumerate(everyone):
-                held.setdefault(its[name], []).append(rank)
+                held.setdefault(its.get(name, "unset"), []).append(rank)
             if len(held) > 1:
-                values = "; ".join(f"{format_ranks(ranks)}: {value}" for value, ranks in held.items())
-                raise ConfigError(f"the ranks differ in {name}: {values}", hint=hint)
+                values = ", ".join(f"{value} on {format_ranks(ranks)}" for value, ranks in held.items())
+                differences.append(f"{name}: {values}")
+        if differences:
+            raise ConfigError(f"the ranks differ in {what}: {'; '.join(differences)}", hint=hint)
 
     def cause_of(self, error: BaseException) -> BaseException:
         """Report to the other ranks why this rank ends; return the error to raise: `error`, or the cause of `error`."""

@@ -76,18 +76,42 @@ def run(
     if here.world > 1:
         if source is not None:
             raise ConfigError("a custom source supports only one rank")
-        if "MASTER_ADDR" not in env.read():
-            raise ConfigError(
-                f"{here.launcher} started {here.world} ranks, but MASTER_ADDR is not set for their rendezvous",
-                hint='run export MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)" '
-                "MASTER_PORT=29500",
-            )
-        return run_as_rank(spec, here, report=report, on_lost=on_lost)
+        with env.override(_rendezvous(here)):
+            return run_as_rank(spec, here, report=report, on_lost=on_lost)
     if spec.ranks == 1:
         return run_as_rank(spec, here, source=source, report=report)
     if source is not None:
         raise ConfigError("a custom source supports only one rank")
     return run_under_torchrun(spec, report)
+
+
+def _rendezvous(here: Rank) -> dict[str, str]:
+    """Variables for the rendezvous of a launcher's ranks; empty if the launcher or the user has set them.
+
+    Raises:
+        ConfigError: The ranks are on several nodes, and MASTER_ADDR is not set.
+    """
+    found = env.read()
+    if "MASTER_ADDR" in found:
+        return {}
+    meeting = ranks.local_rendezvous(here)
+    if meeting is not None:
+        address, port = meeting
+        # As in `run_under_torchrun`: the host name may resolve to another interface.
+        chosen = {"MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+        return {"MASTER_ADDR": address, **{name: found.get(name, value) for name, value in chosen.items()}}
+    host, where = "HOST", ", where HOST is the node of rank 0"
+    if "SLURM_JOB_NODELIST" in found:
+        host, where = '"$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"', ""
+    elif "PBS_NODEFILE" in found:
+        host, where = '"$(head -n 1 "$PBS_NODEFILE")"', ""
+    raise ConfigError(
+        f"{here.launcher} started {here.world} ranks on {here.nodes} nodes, but MASTER_ADDR is not set for their rendezvous",
+        # mpirun of Open MPI does not send the variables of the shell to other nodes.
+        hint=f"run mpirun with -x MASTER_ADDR={host} -x MASTER_PORT=29500{where}"
+        if here.launcher == "openmpi"
+        else f"run export MASTER_ADDR={host} MASTER_PORT=29500 before the launcher{where}",
+    )
 
 
 def run_as_rank(

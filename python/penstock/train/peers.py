@@ -38,6 +38,8 @@ _IDLE_POLL_S = 10.0
 # waits until the other ranks have read its error.
 _GRACE_S = 4.0
 _LINGER_S = 2.5
+# Maximum time for which rank 0 keeps its store at the end of a run, until the other ranks have left.
+_LEAVE_S = 10.0
 
 # Counts the runs in this process. The count is equal on all ranks, because all ranks start the same runs.
 _RUNS = count()
@@ -80,6 +82,9 @@ class Peers:
         # torch before 2.6 cannot clone a store.
         own = store.clone() if hasattr(store, "clone") else store
         self._store = distributed.PrefixStore(f"penstock/train/{next(_RUNS)}", own)
+        # A clone has only a connection, and the server ends with the last reference to its own store.
+        self._server = store if rank == 0 else None
+        self._has_failed = self._is_lost = False  # this rank has failed; the store does not respond
         self._rank, self._world, self._on_lost = rank, world, on_lost
         self._closed, self._known, self._requested = threading.Event(), threading.Event(), threading.Event()
         self._unread = threading.Lock()  # acquired for good once this rank has reported that it read the cause
@@ -97,12 +102,33 @@ class Peers:
         _current = None
         self._closed.set()
         self._thread.join(_HEARTBEAT_S)
+        with suppress(RuntimeError):
+            self._await_others()
+        self._server = None
+
+    def _await_others(self) -> None:
+        """Keep the store of rank 0 until the other ranks no longer use it. Otherwise, torch prints stack traces in these
+        ranks.
+        """
+        has_failed = self._has_failed or self._cause is not None
+        if self._is_lost or (has_failed and self._rank != 0):
+            return
+        if not has_failed:
+            self._store.add("left", 1)
+        self._await_count("read" if has_failed else "left", _LINGER_S if has_failed else _LEAVE_S)
+
+    def _await_count(self, key: str, limit_s: float) -> None:
+        """On rank 0, wait until all ranks have incremented a counter, or until the limit."""
+        until = time.monotonic() + limit_s
+        while self._rank == 0 and self._store.add(key, 0) < self._world and time.monotonic() < until:
+            time.sleep(0.05)
 
     def post(self, error: BaseException) -> None:
         """Write this rank's error to the store, unless another rank has failed before.
 
         After that, rank 0 waits a few seconds for the other ranks to read the error.
         """
+        self._has_failed = True
         self._mine = error if isinstance(error, PenstockError) else None
         if isinstance(error, KeyboardInterrupt):
             text = f"ended by {getattr(error, 'signal_name', 'SIGINT')}"
@@ -111,11 +137,9 @@ class Peers:
         with suppress(RuntimeError):
             self._write(self._rank, text.partition("\n")[0], getattr(error, "hint", None))
             self._acknowledge()
-            until = time.monotonic() + _LINGER_S
             # The store may be part of rank 0's process, so rank 0 must not end before all other ranks have read the
             # error.
-            while self._rank == 0 and self._store.add("read", 0) < self._world and time.monotonic() < until:
-                time.sleep(0.05)
+            self._await_count("read", _LINGER_S)
 
     def first_cause(self) -> PenstockError | None:
         """Return the original error after this rank lost a connection; None if all ranks still send heartbeats."""
@@ -129,6 +153,7 @@ class Peers:
         try:
             cause = self._wait()
         except RuntimeError:  # the store's process has ended; at the end of a run, it may end before this rank
+            self._is_lost = True
             if not self._requested.is_set() and self._closed.wait(_HEARTBEAT_TIMEOUT_S):
                 return
             host = "the launcher" if env.read().get("TORCHELASTIC_USE_AGENT_STORE") == "True" else "rank 0"

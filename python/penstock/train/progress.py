@@ -20,6 +20,7 @@ class Progress(msgspec.Struct, frozen=True):
             `nodes`. Empty before the dataset is listed, and for dummy data.
         wait_share: Share of the training time so far in which rank 0 waited for data.
         metrics: Metrics of the last validation.
+        unit: Unit of `samples_per_s`: `images/s` or `samples/s`.
     """
 
     phase: str
@@ -32,6 +33,7 @@ class Progress(msgspec.Struct, frozen=True):
     loss: float | None = None
     metrics: dict[str, float] = {}
     data: dict[str, Any] = {}
+    unit: str = "samples/s"
 
 
 Report = Callable[[Progress], None]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import env
 from penstock.errors import ConfigError, RankFailed
+from penstock.ranks import await_server
 
 if TYPE_CHECKING:
     from penstock.ranks import Rank
@@ -53,18 +54,20 @@ def join_store(rank: Rank, timeout_s: float) -> Any:
     # torchrun serves the store itself; otherwise, rank 0 does.
     is_server = rank.rank == 0 and found.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     try:
+        if not is_server:
+            await_server(address, int(text), until_s)
         store = distributed.TCPStore(
             address,
             int(text),
             is_master=is_server,
-            timeout=timedelta(seconds=timeout_s),
+            timeout=timedelta(seconds=max(until_s - time.monotonic(), 1)),
             wait_for_workers=False,
             multi_tenant=True,
         )
-    except (RuntimeError, TimeoutError) as error:
+    except (RuntimeError, OSError) as error:
         what = f"cannot serve at {address}:{text}" if is_server else f"reached no rank 0 at {address}:{text}"
         raise RankFailed(
-            f"rank {rank.rank} of {rank.world} {what} within {timeout_s:g} s: {str(error).partition(chr(10))[0][:160]}",
+            f"rank {rank.rank} of {rank.world} {what} within {timeout_s:g} s: {_reason(error)}",
             rank=0,
             hint="check MASTER_ADDR and MASTER_PORT, and that rank 0 has started",
         ) from error
@@ -73,8 +76,9 @@ def join_store(rank: Rank, timeout_s: float) -> Any:
     try:
         _register(mine, rank)
         _await_all(mine, rank, until_s, timeout_s)
-    except (ConfigError, RankFailed):
+    except (ConfigError, RankFailed) as error:
         if is_server:
+            mine.set("error", json.dumps({"message": str(error), "hint": error.hint}))
             time.sleep(_LINGER_S)
         raise
     except RuntimeError as error:
@@ -116,6 +120,9 @@ def _await_all(store: Any, rank: Rank, until_s: float, timeout_s: float) -> None
         missing = still
         if not missing:
             return
+        if rank.rank != 0 and store.check(["error"]):
+            error = json.loads(store.get("error"))
+            raise RankFailed(error["message"], rank=0, hint=error["hint"])
         if time.monotonic() > until_s:
             more = f" and {len(missing) - _SHOWN:,} more" if len(missing) > _SHOWN else ""
             names = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing[:_SHOWN]))}{more}"
@@ -125,3 +132,8 @@ def _await_all(store: Any, rank: Rank, until_s: float, timeout_s: float) -> None
                 hint="check that the launcher has started every rank, and look at the output of these ranks",
             )
         time.sleep(_POLL_S)
+
+
+def _reason(error: Exception) -> str:
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return text.partition("\n")[0][:160]

@@ -59,6 +59,10 @@ def sized_spec(spec: TrainSpec, ranks: int, *, fewest: int, scaling: Scaling) ->
     return msgspec.structs.replace(spec, ranks=ranks, global_batch=batch, data=data, runs=None).check()
 
 
+def _data_of(spec: TrainSpec) -> str:
+    return "synthetic data" if spec.data.startswith(f"{DUMMY}://") else spec.data
+
+
 def _check_measurable(spec: TrainSpec) -> None:
     given = {name: getattr(spec, name) for name in ("checkpoint", "validation", "trace", "mllog", "archive")}
     given["compare_synthetic"] = spec.compare_synthetic or None
@@ -85,7 +89,7 @@ def measure_scaling_on_nodes(
     # whether all ranks joined, so MPI is not checked.
     sweep = msgspec.structs.replace(sweep, figure=FIGURE, world=r'"world": (\d+)', checks_mpi=False)
     cells = measure(sweep) if on_run is None else measure(sweep, on_run=on_run)
-    notes = [f"{spec.workload} on {spec.data}, launcher {sweep.launcher}"]
+    notes = [f"{spec.workload} on {_data_of(spec)}, launcher {sweep.launcher}"]
     return document(sweep, cells, summarise(sweep, cells), label=spec.label, notes=notes)
 
 
@@ -153,6 +157,6 @@ def measure_scaling(
         for cell in cells.values():
             if cell.ranks * threads > cores and spec.accelerator is None:
                 cell.notes.append(f"{cell.ranks} ranks of {threads} threads share {cores} cores")
-    notes = [f"{spec.workload} on {spec.data}, {threads} threads per rank"]
+    notes = [f"{spec.workload} on {_data_of(spec)}, {threads} threads per rank"]
     found = list(cells.values())
     return document(sweep, found, summarise(sweep, found), label=spec.label, notes=notes)

@@ -16,7 +16,17 @@ if TYPE_CHECKING:
     from penstock.protocols import Batch, Demand, InputField
     from penstock.ranks import Rank
 
-__all__ = ["DUMMY", "DummyFeed", "Feed", "FeedFactory", "FeedRequest", "class_folders", "facts", "open_feed"]
+__all__ = [
+    "DUMMY",
+    "DummyFeed",
+    "Feed",
+    "FeedFactory",
+    "FeedRequest",
+    "class_folders",
+    "facts",
+    "naming_records",
+    "open_feed",
+]
 
 DUMMY = "dummy"
 _DUMMY_BYTES = 1 << 20  # size of a dummy `bytes` field: small, because its content is never used
@@ -56,6 +66,7 @@ class FeedRequest:
     memory_bytes: int | None = None
     max_in_flight: int | None = None
     read_ahead: int | None = None
+    on_error: str = "raise"
     reader: str = "penstock"
     classes: tuple[str, ...] | None = None
 
@@ -98,6 +109,7 @@ def open_feed(request: FeedRequest) -> Feed:
         "rank": request.rank,
         "world": request.world,
         "tail": request.tail,
+        "on_error": request.on_error,
         **bounds,
     }
     if request.demand.arrays == "torch":
@@ -137,6 +149,38 @@ def facts(feed: Feed, rank: Rank) -> dict[str, Any]:
         "requests": dataset.expected_gets(feed.global_batch, feed.world) * len(feed),
         "nodes": rank.nodes,
     }
+
+
+@contextlib.contextmanager
+def naming_records(feed: Feed) -> Iterator[None]:
+    """Context manager that adds the object and record to an error with the attribute `row`, the number of a row in the
+    feed's latest batch.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        row, record = getattr(error, "row", None), None
+        if row is not None:
+            record = _record(feed, row)
+        if record is not None:
+            error.message += f" ({record})"
+        raise
+
+
+def _record(feed: Feed, row: int) -> str | None:
+    """Object and record of a row of the latest batch, or None if the feed has no index."""
+    from penstock.feed import Dataset
+    from penstock.feed.loader import BaseLoader
+
+    dataset, state = getattr(feed, "dataset", None), feed.state_dict()
+    if not isinstance(feed, BaseLoader) or not isinstance(dataset, Dataset) or "cursor" not in state:
+        return None
+    # The cursor is the end of the latest batch, of which each rank has a contiguous slice.
+    end = state["cursor"]
+    start = (end - 1) // feed.global_batch * feed.global_batch
+    position = start + (end - start) * feed.rank // feed.world + row
+    ((_, number, record),) = dataset.course().places(state["epoch"], [position])
+    return f"record {record + 1:,} of {dataset.source.logical_name(number)}"
 
 
 def _spec(field: InputField, request: FeedRequest) -> Any:

@@ -3,18 +3,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from penstock.bench import results
 from penstock.errors import ConfigError
 
-__all__ = ["TrainSpec"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["SCHEDULE", "TrainSpec", "flat_settings"]
 
 # Settings of later versions. Such a setting enters a result's hash only if it is set, so that older results keep their
 # hashes.
-_LATER = ("warm_up_steps", "compare_synthetic", "stage", "stage_decompress")
+_LATER = ("warm_up_steps", "compare_synthetic", "stage", "stage_decompress", "on_error")
+
+SCHEDULE = ("base_learning_rate", "base_batch", "warmup_epochs", "decay_epochs", "decay_factors")
+"""Settings that a resume may change: the workload computes the learning rate from them in each epoch, and they change
+neither the model nor the order of the data.
+"""
 
 
 class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,17 +40,22 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         warm_up_steps: Number of steps at the start of each epoch that `steady_samples_per_s` excludes. With 0 or 1,
             only the first step of the run is excluded.
         compare_synthetic: Alternate turns on the data and on synthetic data, and compare their rates.
-        turn_steps, max_turns: Steps of a turn, including `warm_up_steps`, and the maximum number of turns.
+        turn_steps: Steps of a turn, including `warm_up_steps`; None: as many as the start of the feed requires.
+        max_turns: Maximum number of turns, without those of the warm-up.
         accelerator: Accelerator to emulate instead of running the step.
         device: `cpu`, `cuda`, or `auto` (a GPU if torch finds one).
         threads: torch's CPU threads per rank; None uses torch's default. With the same number of threads, losses are
             bit-identical.
         memory_bytes, max_in_flight, read_ahead: Limits of the loader; None uses its defaults.
         manifest: Manifest of the training data, instead of a listing.
+        on_error: `substitute` replaces samples that cannot be read by the next ones, as in `penstock.Loader`; None or
+            `raise` ends the run.
         reader: `penstock`, or `torch` for a comparison with a plain DataLoader over local files.
         checkpoint: URL or folder of the checkpoints. A checkpoint is written every `checkpoint_steps` steps and at the
-            end of each epoch, while the training goes on. The newest `checkpoint_keep` checkpoints are kept.
-        resume: Continue from the checkpoint, if one exists.
+            end of each epoch, while the training goes on. The newest `checkpoint_keep` checkpoints are kept; with 1,
+            the previous one also stays until a finite loss follows the newest.
+        resume: Continue from the checkpoint, if one exists. The settings in `SCHEDULE` may differ from the
+            checkpoint's.
         trace: File for a trace of all ranks' steps, which Perfetto opens.
         keep_step_times: Keep the length of each step of rank 0 in the result, at most 2,048.
         mllog: File for MLPerf's log lines.
@@ -69,7 +82,7 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     steps: int | None = None
     warm_up_steps: int = 0
     compare_synthetic: bool = False
-    turn_steps: int = 30
+    turn_steps: int | None = None
     max_turns: int = 40
     seed: int = 0
     accelerator: str | None = None
@@ -79,6 +92,7 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     max_in_flight: int | None = None
     read_ahead: int | None = None
     manifest: str | None = None
+    on_error: str | None = None
     reader: str = "penstock"
     checkpoint: str | None = None
     checkpoint_steps: int | None = None
@@ -121,12 +135,16 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise ConfigError("archive requires an output folder", hint="use --output DIR")
         if self.reader not in ("penstock", "torch"):
             raise ConfigError(f"reader `{self.reader}` is not one of penstock, torch")
+        if self.on_error not in (None, "raise", "substitute"):
+            raise ConfigError(f"on_error `{self.on_error}` is not one of raise, substitute")
+        if self.on_error == "substitute" and self.reader == "torch":
+            raise ConfigError("on_error: not supported with the reader torch")
         if self.accelerator and self.checkpoint:
             raise ConfigError("checkpoint: not supported with an emulated accelerator, which trains no parameters")
         return self
 
     def _check_comparison(self) -> None:
-        if self.turn_steps <= self.warm_up_steps:
+        if self.turn_steps is not None and self.turn_steps <= self.warm_up_steps:
             raise ConfigError(
                 f"a turn of {self.turn_steps} steps has no measured step after a warm-up of {self.warm_up_steps}",
                 hint="use more steps per turn, or a shorter warm-up",
@@ -179,3 +197,9 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def hash(self) -> str:
         """Hash of `what_is_measured`."""
         return results.spec_hash(self.what_is_measured())
+
+
+def flat_settings(learnt: Mapping[str, Any]) -> dict[str, Any]:
+    """Flatten the result of `what_is_learnt`, so that each setting of the workload has its own name."""
+    settings = {f"setting {name}": value for name, value in learnt.get("settings", {}).items()}
+    return {**{name: value for name, value in learnt.items() if name != "settings"}, **settings}

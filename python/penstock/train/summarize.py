@@ -10,7 +10,7 @@ import msgspec
 
 from penstock.bench import results
 from penstock.train.checkpoint_saver import save_summary
-from penstock.train.data_path_cost import doubt, limit_of
+from penstock.train.data_path_cost import doubt, limit_of, unit_of
 from penstock.train.step_breakdown import breakdown
 
 if TYPE_CHECKING:
@@ -129,6 +129,8 @@ def summarize(
             "name": spec.workload,
             "device": driver.device,
             "resumed_at_step": driver.steps_before,
+            "unit": unit_of(demand),
+            "substituted": _sum_counts(shares, "substituted"),
             **demand.facts,
         },
         loader=msgspec.to_builtins(loader),

@@ -12,12 +12,13 @@ Source:
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from penstock.bench.results import whole_file
+from penstock.bench.results import as_fault, whole_file
 from penstock.train.step_breakdown import aligned_rows, parts_of, shortest_communication
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from penstock.train.driver import Share
 
-__all__ = ["trace_events", "write_trace"]
+__all__ = ["check_trace", "trace_events", "write_trace"]
 
 _NAMES = {
     "data_wait_s": "waiting for data",
@@ -36,6 +37,20 @@ _NAMES = {
 }
 # A part below 1 us is not drawn, because its length would be 0 in the file's unit.
 _MIN_S = 1e-6
+
+
+def check_trace(file: str) -> None:
+    """Check, before a run, that its trace can be written. Creates the file's folder.
+
+    Raises:
+        Denied, NoSpace, SystemFault: The file cannot be written.
+    """
+    try:
+        Path(file).parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=Path(file).parent):
+            pass
+    except OSError as error:
+        raise as_fault(error, file) from None
 
 
 def write_trace(file: str, shares: Sequence[Share], facts: dict[str, Any]) -> None:

@@ -89,7 +89,8 @@ def zero_based_labels(batch: Batch) -> Any:
 
 
 def label_error(batch: Batch, labels: Any, classes: int, where: str) -> ConfigError:
-    """Return the error for the first label of a batch that is missing, or not below `classes`.
+    """Return the error for the first label of a batch that is missing, or not below `classes`. Its attribute `row` is
+    the number of the label's row, from 0.
 
     Args:
         labels: Result of `zero_based_labels`.
@@ -104,8 +105,11 @@ def label_error(batch: Batch, labels: Any, classes: int, where: str) -> ConfigEr
         return ConfigError(
             f"{sample} has no label (looked for image/class/label, {', '.join(_LABEL_PARTS)})",
             hint="store the class as a feature or member with one of these names",
+            row=row,
         )
     return ConfigError(
         f"{sample} has the label {value}, but {classes} classes allow {first} to {classes - 1 + first}",
-        hint="set the dataset's number of classes, such as --set classes=1000; image/class/label counts from 1",
+        hint="set the dataset's number of classes, such as --set classes=1000; "
+        + ("image/class/label counts from 1" if first else "cls, label and class folders count from 0"),
+        row=row,
     )

@@ -6,6 +6,7 @@ DDP, sums over ranks, and the error for a batch that does not fit into memory.
 from __future__ import annotations
 
 import contextlib
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -87,11 +88,14 @@ def optimised(
         from torch.nn.parallel import DistributedDataParallel
 
         # Running statistics are not sent with each step: the workload sends them before it evaluates or saves them.
+        # torch 2.13 renamed the argument, and warns about the old name.
+        known = inspect.signature(DistributedDataParallel).parameters
+        sync_buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
         model = DistributedDataParallel(
             model,
             device_ids=[device.index] if device.type == "cuda" else None,
             gradient_as_bucket_view=True,
-            broadcast_buffers=False,
+            **{sync_buffers: False},
         )
     return torch.compile(model) if recipe.compile else model
 

@@ -16,7 +16,8 @@ CLEAR = 10.0
 
 
 def _listed(programs: list[str]) -> str:
-    return " and ".join(f'"{program}"' for program in programs)
+    *others, last = [f'"{program}"' for program in programs]
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _costs(containers: PartResult) -> list[str]:

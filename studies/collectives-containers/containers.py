@@ -33,15 +33,15 @@ _SETTINGS = {"OMPI_MCA_mpi_yield_when_idle": "1"}
 
 
 def _messages(context: Context, test: str, size_bytes: int, image: str, binds: tuple[str, ...]) -> Summary:
-    """`penstock bench net` with OSU's semantics, as the ranks of mpirun: one size, latency in us or MB/s."""
-    size = context.size
-    count = size["latency_iterations"] if test == "latency" else max(5, size["latency_iterations"] // 100)
+    """`penstock bench net` with OSU's semantics, as the ranks of mpirun: one size, time in us or MB/s."""
+    size, is_rate = context.size, test == "bw"
+    count = max(5, size["latency_iterations"] // 100) if is_rate else size["latency_iterations"]
     command = (
         sys.executable, "-m", "penstock", "bench", "net", test, "--backend", "mpi", "--min-size", str(size_bytes),
         "--max-size", str(size_bytes), "--iterations", str(count), "--warm-up", str(max(1, count // 10)),
     )  # fmt: skip
-    unit = "us" if test == "latency" else "MB/s"
-    figure = Figure(unit, rf"^{size_bytes}\s+([0-9.]+)", kind="seconds" if test == "latency" else "total-rate")
+    pattern = rf"^{size_bytes}\s+([0-9.]+)"
+    figure = Figure("MB/s", pattern, kind="total-rate") if is_rate else Figure("us", pattern, kind="seconds")
     return run_sweep(
         Spec(
             command=command, launcher="mpi", set=dict(OPEN_MPI), ranks=(2,), repeats=size["repeats"], warm_up=0,
@@ -66,12 +66,13 @@ def _lammps(context: Context, image: str, binds: tuple[str, ...]) -> Summary:
 
 
 def run(context: Context) -> PartResult:
-    """Run the three comparisons."""
+    """Run the comparisons."""
     folder, binds = make_image(context.scratch / "image")
     image = f"charliecloud:{folder}"
     small, large = context.size["message_bytes"]
     sweeps: dict[str, tuple[str, Summary]] = {
         "latency": (f"latency, {format_bytes(small)}", _messages(context, "latency", small, image, binds)),
+        "allreduce": (f"allreduce, {format_bytes(small)}", _messages(context, "allreduce", small, image, binds)),
         "bandwidth": (f"bandwidth, {format_bytes(large)}", _messages(context, "bw", large, image, binds)),
         "lammps": ("LAMMPS, melt", _lammps(context, image, binds)),
     }
@@ -102,6 +103,6 @@ def run(context: Context) -> PartResult:
     blocks = (
         Table("Native against container, 2 ranks", ("what", "variant", "ranks", "cost", "95 % interval", "in words"), tuple(rows), left=2,
               note=f"Cost: extra time against native; ratios are taken within a round, of {context.size['repeats']} interleaved rounds. Direct copies between processes (CMA) are off in all variants: between containers of their own, Open MPI's large messages hang with them."),
-        Table("Native figures (medians)", ("what", "figure", "whole run, s"), tuple(natives), left=1),
+        Table("Native figures (means)", ("what", "figure", "whole run, s"), tuple(natives), left=1),
     )  # fmt: skip
     return PartResult(measured=measured, claims=tuple(claims), blocks=blocks, data=data)

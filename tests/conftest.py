@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,6 +77,7 @@ def pytest_configure(config: pytest.Config) -> None:
         AWS_SHARED_CREDENTIALS_FILE=nowhere,
         AWS_EC2_METADATA_DISABLED="true",
         XDG_CONFIG_HOME=nowhere,
+        MPLCONFIGDIR=tempfile.gettempdir(),  # otherwise, matplotlib would create `nowhere`
         PENSTOCK_CACHE="",
     )
 

@@ -81,7 +81,7 @@ def test_image_binds_each_folder_once_and_has_its_mount_points(tmp_path):
 
 
 def test_stored_results_have_the_answer_of_this_version():
-    stored = read_result(STUDY.parents[1] / "results/2026-11-27/studies" / STUDY.name)
+    stored = read_result(STUDY.parents[1] / "results/2026-11-28/studies" / STUDY.name)
     made = load_module(find_study(STUDY.name, STUDY.parent), "answer").answer(stored)
     assert made == stored.answer
     assert 'The runs differ too much to exclude a cost in "bandwidth, 1.05 MB".' in made

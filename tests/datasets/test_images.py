@@ -525,7 +525,7 @@ def test_folder_of_others_or_of_another_dataset_is_left_alone(tmp_path):
         generate(tmp_path / "mine", small(), jobs=1)
     generate(tmp_path / "set", small(), jobs=1)
     before = contents(tmp_path / "set")
-    with pytest.raises(errors.ConfigError, match=r"its seed is 0, but this run has 1 \(1 value differs\)"):
+    with pytest.raises(errors.ConfigError, match=r"it has seed = 0, but this run has 1 \(different: seed\)"):
         generate(tmp_path / "set", small(seed=1), jobs=1)
     with pytest.raises(errors.ConfigError, match="jobs"):
         generate(tmp_path / "set", small(), jobs=0)

@@ -49,6 +49,12 @@ def sample_paths(out: Path, spec: ImageSpec, task: Task) -> list[Path]:
 
 
 def read_manifest(out: Path) -> dict[str, Any] | None:
+    """Return the manifest in a folder, or None if the folder has none.
+
+    Raises:
+        Corrupt: The manifest is not JSON.
+        ConfigError: It is the manifest of another kind of dataset.
+    """
     path = out / MANIFEST
     try:
         manifest = json.loads(path.read_bytes())
@@ -62,18 +68,20 @@ def read_manifest(out: Path) -> dict[str, Any] | None:
 
 
 def refuse_different(out: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Raise ConfigError if a dataset has other settings or package versions than this run."""
     different = [name for name in wanted if found.get(name) != wanted[name]]
     if different:
         name = different[0]
         raise ConfigError(
-            f"{out} contains a dataset with other settings or package versions: its {name} {'are' if name.endswith('s') else 'is'} {found.get(name)}, but"
-            f" this run has {wanted[name]} ({len(different)} {'values differ' if len(different) > 1 else 'value differs'})",
+            f"{out} contains a dataset with other settings or package versions; it has {name} = {found.get(name)}, but"
+            f" this run has {wanted[name]} (different: {', '.join(different)})",
             where=str(out),
             hint="choose an empty folder, or repeat the settings and versions of the dataset to complete it",
         )
 
 
 def made_with() -> dict[str, str]:
+    """Versions of the packages on which the bytes depend."""
     import numpy as np
     import PIL
     from PIL import features

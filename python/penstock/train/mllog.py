@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Log of a run as MLPerf's `:::MLLOG` lines, which MLCommons' compliance checker reads.
 
-Only rank 0 writes the log. The lines follow the HPC rules 3.0 and the training rules 4.0: initialisation ends before data is touched, and staging
-lies inside the run. Values that a run of Penstock cannot have, such as a submitter, are placeholders, because the log
-is for comparison and for the checker, and is not a submission.
+Only rank 0 writes the log. The lines follow the HPC rules 3.0 and the training rules 4.0: initialisation ends before data
+is touched, and staging lies inside the run. Values that a run of Penstock cannot have, such as a submitter, are
+placeholders, because the log is for comparison and for the checker, and is not a submission.
 
 Source:
     mlcommons/logging: mllog/mllog.py (format of a line), compliance_checker/hpc_3.0.0 and training_4.0.0 (required

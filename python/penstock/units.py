@@ -15,6 +15,7 @@ __all__ = [
     "parse_bytes",
     "parse_rate",
     "parse_seconds",
+    "plural",
     "spell_bytes",
 ]
 
@@ -125,6 +126,11 @@ def format_seconds(seconds: float) -> str:
         return f"{whole // 60} min {whole % 60:02d} s"
     minutes = round(seconds / 60)
     return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 rank`, `2 ranks`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _three_digits(value: float, *, whole: bool = False) -> str:

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import shutil
-import textwrap
 from typing import TYPE_CHECKING, Any
+
+from penstock.cli.wrapping import wrap_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,28 +33,28 @@ def readable(found: dict[str, Any]) -> str:
         lines.append(f"  sizes    {span}")
     if found["ignored"]:
         ignored = f"{_count(found['ignored'], 'object')} of other formats (to read others: a pattern, or --format)"
-        lines += _wrapped(f"  ignored  {ignored}", width, 11)
+        lines += wrap_line(f"  ignored  {ignored}", width, 11)
     stated = "not known yet: counted by" if found["records"] is None else f"{found['records']:,}, stated by"
-    lines += _wrapped(f"  records  {stated} {found['counts']}", width, 11)
+    lines += wrap_line(f"  records  {stated} {found['counts']}", width, 11)
     if found["first_object"] is None:
-        lines += _wrapped("  arrays   run penstock array info URL for their axes and chunks", width, 11)
+        lines += wrap_line("  arrays   run penstock array info URL for their axes and chunks", width, 11)
     lines += _fields(found, width)
     compared = found["columns_compared"]
     if compared is not None:
         lines += _differing(compared, found["objects"], width)
     if found["records_error"] is not None:
-        lines += _wrapped(f"  records cannot be shown: {found['records_error']}", width, 4)
+        lines += wrap_line(f"  records cannot be shown: {found['records_error']}", width, 4)
     for number, record in enumerate(found["first_records"]):
         lines.append(f"  record {number}")
         lines += [_cut(line, width) for line in _table(record.items())]
     if found["epoch_cost"] is None:
-        lines += _wrapped(f"  cost     {found['epoch_cost_note']}", width, 11)
+        lines += wrap_line(f"  cost     {found['epoch_cost_note']}", width, 11)
     else:
         lines.append("  cost of an epoch")
         for line in money_text(found["epoch_cost"]).splitlines():
-            lines += _wrapped(f"    {line}", width, 8)
+            lines += wrap_line(f"    {line}", width, 8)
         if found["epoch_cost_note"]:
-            lines += _wrapped(f"    {found['epoch_cost_note']}", width, 4)
+            lines += wrap_line(f"    {found['epoch_cost_note']}", width, 4)
     return "\n".join([*lines, "", *found["python"]])
 
 
@@ -74,7 +75,7 @@ def _fields(found: dict[str, Any], width: int) -> list[str]:
         for each in found["fields"]
     ]
     left_out = [(each["name"], f"left out: {each['reason']}") for each in found["left_out"]]
-    return [heading, *(part for line in _table([*fields, *left_out]) for part in _wrapped(line, width, 8))]
+    return [heading, *(part for line in _table([*fields, *left_out]) for part in wrap_line(line, width, 8))]
 
 
 def _differing(compared: dict[str, Any], objects: int, width: int) -> list[str]:
@@ -94,15 +95,15 @@ def _differing(compared: dict[str, Any], objects: int, width: int) -> list[str]:
         return []
     lines = [f"  differences between objects ({_looked(compared)} of {objects:,} compared)"]
     for line in _table(rows):
-        lines += _wrapped(line, width, 8)
+        lines += wrap_line(line, width, 8)
     if compared["differing"]:
         hint = (
             "To read every object, set fields(): of the wider type, and with default= if some objects lack the column or "
             "have nulls in it."
         )
-        lines += _wrapped(f"    {hint}", width, 4)
+        lines += wrap_line(f"    {hint}", width, 4)
     if any(sum(kind.startswith(_TIMES) for kind in each["objects"]) > 1 for each in compared["differing"]):
-        lines += _wrapped(
+        lines += wrap_line(
             "    Numbers of times are not converted between units, so write these objects again with one unit.",
             width,
             4,
@@ -120,17 +121,6 @@ def _table(rows: Iterable[tuple[str, str]]) -> list[str]:
     rows = [(name if name and name.isprintable() else repr(name), text) for name, text in rows]
     name_width = min(max((len(name) for name, _ in rows), default=0), _MAX_NAME)
     return [f"    {name:<{name_width}}  {text}" for name, text in rows]
-
-
-def _wrapped(line: str, width: int, indent: int) -> list[str]:
-    return textwrap.wrap(
-        line,
-        width,
-        subsequent_indent=" " * indent,
-        drop_whitespace=True,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
 
 
 def _cut(line: str, width: int) -> str:

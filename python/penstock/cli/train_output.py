@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import shutil
-import textwrap
 from typing import Any
 
 import click
+
+from penstock.cli.wrapping import echo_wrapped
 
 __all__ = ["print_result"]
 
@@ -33,23 +33,17 @@ def print_result(result: dict[str, Any], runs: str, *, saved: bool) -> None:
         _print_checkpoints(result["checkpoints"])
     facts = result["workload"]
     if "emulated" in facts:
-        _echo(
+        echo_wrapped(
             f"emulated {facts['emulated']}: {1000 * facts['sample_step_s']:.2f} ms per sample, {100 * result['utilisation']:.1f} % busy"
         )
     if "deviation" in facts:
-        _echo(f"not MLPerf's model: {facts['deviation']}")
+        echo_wrapped(f"not MLPerf's model: {facts['deviation']}")
     for note in result["notes"]:
-        _echo(note)
+        echo_wrapped(note)
     for reason in result["invalid"] if not _was_complete(result) else ():
-        _echo(f"INVALID: {reason}")
+        echo_wrapped(f"INVALID: {reason}")
     if saved:
         click.echo(f"{runs}/{result['id']}/result.json")
-
-
-def _echo(line: str) -> None:
-    """Print a line, wrapped at the width of the terminal."""
-    width = shutil.get_terminal_size((100, 24)).columns
-    click.echo(textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
 
 
 def _was_complete(result: dict[str, Any]) -> bool:
@@ -59,20 +53,22 @@ def _was_complete(result: dict[str, Any]) -> bool:
 
 def _print_run(result: dict[str, Any]) -> None:
     if _was_complete(result):
-        _echo(f"already complete at step {result['steps']:,}: nothing was left to train")
+        echo_wrapped(f"already complete at step {result['steps']:,}: nothing was left to train")
     else:
         _print_rate(result)
     if result["workload"]["substituted"]:
-        _echo(f"{result['workload']['substituted']:,} samples could not be read, and were replaced by others")
+        echo_wrapped(f"{result['workload']['substituted']:,} samples could not be read, and were replaced by others")
     if result["stage_s"]:
-        _echo(f"time to train {result['time_to_train_s']:.1f} s, of which staging took {result['stage_s']:.1f} s")
+        echo_wrapped(
+            f"time to train {result['time_to_train_s']:.1f} s, of which staging took {result['stage_s']:.1f} s"
+        )
     if result["losses"]:
-        _echo(f"loss {result['losses'][0]:.4f} -> {result['losses'][-1]:.4f}")
+        echo_wrapped(f"loss {result['losses'][0]:.4f} -> {result['losses'][-1]:.4f}")
     if result["mae"] is not None:
-        _echo(f"mae {result['mae']:.4f} on validation, a constant answer has {result['mae_constant']:.4f}")
+        echo_wrapped(f"mae {result['mae']:.4f} on validation, a constant answer has {result['mae_constant']:.4f}")
     last = result["metrics"][-1] if result["metrics"] else {}
     if "top1" in last:
-        _echo(
+        echo_wrapped(
             f"top-1 {100 * last['top1']:.1f} %, top-5 {100 * last['top5']:.1f} % of {last['validation_samples']:,.0f} "
             f"validation images; chance is {100 / result['workload']['classes']:.1f} %"
         )
@@ -83,7 +79,7 @@ def _print_rate(result: dict[str, Any]) -> None:
     since = f" after step {resumed:,}" if resumed else ""
     saved = result["checkpoints"]
     with_saves = f" ({saved['samples_per_s']:,.1f} with checkpoints)" if saved else ""
-    _echo(
+    echo_wrapped(
         f"{result['steps'] - resumed:,} steps{since}, {result['samples']:,} samples in {result['train_s']:.1f} s: "
         f"{result['samples_per_s']:,.1f} {result['workload']['unit']}{with_saves}, data wait {100 * result['wait_share']:.1f} %, first batch after {result['first_batch_s']:.2f} s, "
         f"{result['bytes'] / 1e6:,.1f} MB read, {result['throttles']:,} throttled"
@@ -93,22 +89,22 @@ def _print_rate(result: dict[str, Any]) -> None:
 def _print_checkpoints(found: dict[str, Any]) -> None:
     each = found["bytes"] / found["saves"]
     last = f", and the last write {found['end_wait_s']:.1f} s after it" if found["end_wait_s"] >= _MIN_WAIT_S else ""
-    _echo(
+    echo_wrapped(
         f"{found['saves']:,} checkpoint{'s' if found['saves'] > 1 else ''} of {each / 1e6:,.1f} MB at {found['bytes_per_s'] / 1e6:,.1f} MB/s; "
         f"stalls of {1000 * found['stall_s'] / found['saves']:,.1f} ms per checkpoint took "
         f"{100 * found['training_stall_share']:.1f} % of the training time{last}; the latest is step {found['last_step']:,}"
     )
     for changed in found["changed_settings"]:
-        _echo(f"changed at the resume: {changed}")
+        echo_wrapped(f"changed at the resume: {changed}")
     for damaged in found["damaged"]:
-        _echo(f"skipped at the resume: {damaged}")
+        echo_wrapped(f"skipped at the resume: {damaged}")
 
 
 def _print_data_path(found: dict[str, Any]) -> None:
     unit = found["unit"]
     for name in ("real", "synthetic"):
         side = found[name]
-        _echo(
+        echo_wrapped(
             f"{name:<9} {side['median']:12,.1f} {unit} (median of {len(side['turns'])} turns), "
             f"{1000 * side['cpu_s_per_sample']:.2f} ms of CPU time per sample"
         )
@@ -123,10 +119,10 @@ def _print_data_path(found: dict[str, Any]) -> None:
         "different": "a difference is shown",
         "none shown": "no difference is shown (more --max-turns or a quieter machine narrow the interval)",
     }[found["verdict"]]
-    _echo(
+    echo_wrapped(
         f"the data path costs {100 * found['cost']:.2f} % ({found['cost_per_s']:,.1f} {unit}), 95 % interval {interval}: {verdict}"
     )
-    _echo(f"real / synthetic = {found['ratio']:.4f}; limited by {_name(found['limiting'])}: {found['reason']}")
+    echo_wrapped(f"real / synthetic = {found['ratio']:.4f}; limited by {_name(found['limiting'])}: {found['reason']}")
 
 
 def _name(time_class: str) -> str:
@@ -142,9 +138,9 @@ def _print_breakdown(found: dict[str, Any]) -> None:
         for name, text in _PARTS.items()
         if found["parts"][name] >= 0.001 * step_s
     ]
-    _echo(f"a step takes {1000 * step_s:.2f} ms: {', '.join(shares)}")
+    echo_wrapped(f"a step takes {1000 * step_s:.2f} ms: {', '.join(shares)}")
     if "slowest" in found:
         slowest = found["slowest"]
-        _echo(
+        echo_wrapped(
             f"rank {slowest['rank']} is the slowest in {100 * slowest['share_of_steps']:.0f} % of the steps; the others wait for it"
         )

@@ -84,8 +84,8 @@ def run_scaling(
 
 
 def _on_this_node(spec: TrainSpec, ranks: Sequence[int], scaling: Scaling, repeats: int) -> Document:
-    from penstock.bench.app.summary import plural
     from penstock.train.scaling import measure_scaling
+    from penstock.units import plural
 
     total = len(ranks) * repeats
 

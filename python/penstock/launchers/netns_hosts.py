@@ -7,7 +7,6 @@ ends all processes in them, as in a power cut. Needs root. A host has no network
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import re
@@ -16,12 +15,21 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.child_process import deferred_signals
 from penstock.errors import ConfigError, Denied, NotFound, SystemFault
-from penstock.ownership import NotOwned, OwnedFolder, check_parents, has_mark, signal_process, start_time
+from penstock.ownership import (
+    NotOwned,
+    OwnedFolder,
+    check_parents,
+    has_mark,
+    signal_on_parent_death,
+    signal_process,
+    start_time,
+)
 from penstock.protocols import Node
 
 if TYPE_CHECKING:
@@ -293,7 +301,8 @@ class Hosts:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
-                preexec_fn=None if stays else _die_with_parent,
+                # `unshare` is killed with this process, and `--kill-child` then kills the host.
+                preexec_fn=None if stays else partial(signal_on_parent_death, signal.SIGKILL),
             )
         assert started.stdout is not None
         assert started.stderr is not None
@@ -324,11 +333,6 @@ class Hosts:
 
     def _ip(self, host: str | None, *command: str) -> None:
         self._in(host, "ip", *command)
-
-
-def _die_with_parent() -> None:
-    # PR_SET_PDEATHSIG: `unshare` is killed with this process, and `--kill-child` then kills the host.
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def _check(name: str) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import signal
@@ -21,12 +22,15 @@ __all__ = [
     "has_ended",
     "has_mark",
     "signal_child",
+    "signal_on_parent_death",
     "signal_process",
     "start_time",
     "wait_unreaped",
 ]
 
 _LOOK_S = 0.05
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)  # loaded here: code between fork and exec must not import or allocate much
 # Maximum wait for the end of a killed child. After this time, the function stops waiting for a child that hangs in the
 # kernel.
 _REAP_S = 10.0
@@ -152,6 +156,14 @@ def signal_child(child: subprocess.Popen[Any], number: int) -> None:
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
         leads_group = os.getpgid(child.pid) == child.pid
         (os.killpg if leads_group else os.kill)(child.pid, number)
+
+
+def signal_on_parent_death(number: int) -> None:
+    """Request a signal for this process when the thread that started it ends (PR_SET_PDEATHSIG of Linux; elsewhere,
+    nothing happens). Safe between fork and exec.
+    """
+    if hasattr(_LIBC, "prctl"):
+        _LIBC.prctl(_PR_SET_PDEATHSIG, number)
 
 
 def end_child(child: subprocess.Popen[Any], grace_s: float) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.bench.app.summary import plural
 from penstock.bench.net.verdict import judge
 from penstock.report.document import document, escape, table
+from penstock.units import plural
 
 if TYPE_CHECKING:
     from penstock.bench.net.nccl_format import NcclHalf

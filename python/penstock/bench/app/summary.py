@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.bench.app.statistics import Estimate, amdahl, gustafson, paired_ratio, share_of_rounds
+from penstock.units import plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from penstock.bench.app.cells import Cell, Run
     from penstock.bench.app.spec import Spec
 
-__all__ = ["MAX_COST", "CellSummary", "Fit", "Overhead", "Summary", "VariantSummary", "plural", "summarise"]
+__all__ = ["MAX_COST", "CellSummary", "Fit", "Overhead", "Summary", "VariantSummary", "summarise"]
 
 # Efficiency below which the verdict advises against more ranks; a usual threshold for strong scaling.
 _GOOD = 0.8
@@ -248,11 +249,6 @@ def _fit(spec: Spec, cells: list[Cell], base: Cell) -> Fit | None:
         max_speed_up=limit,
         base_ranks=base.ranks,
     )
-
-
-def plural(count: int, noun: str) -> str:
-    """`1 rank`, `2 ranks`."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _percent(share: float) -> str:

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.bench.app.summary import plural
 from penstock.bench.net.fit import LineFit, fit_line
 from penstock.bench.net.place import Place, Relation, relation
-from penstock.units import format_bytes, format_rate, format_seconds
+from penstock.units import format_bytes, format_rate, format_seconds, plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import shlex
-import shutil
-import textwrap
 from typing import TYPE_CHECKING
 
 import click
+
+from penstock.cli.wrapping import echo_wrapped, line_width, wrap_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,14 +24,12 @@ _BAR = 20
 _MIN_BAR = 5
 # Columns of a row of the table, without its bar.
 _ROW = 76
-# Width without a terminal: one line per row and sentence, for grep.
-_UNLIMITED = 10_000
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def print_lines(cells: Sequence[Cell], *, as_json: bool) -> None:
     """Print the command line of each cell, as `--dry-run` does."""
-    from penstock.bench.app.summary import plural
+    from penstock.units import plural
 
     if as_json:
         import msgspec
@@ -47,7 +45,7 @@ def print_lines(cells: Sequence[Cell], *, as_json: bool) -> None:
 
 def run_printer(spec: Spec) -> Callable[[Cell, Run | None, int, int], None]:
     """Callback that prints one line per run on stderr."""
-    from penstock.bench.app.summary import plural
+    from penstock.units import plural
 
     def show(cell: Cell, run: Run | None, done: int, total: int) -> None:
         place = f"{cell.variant}, {plural(cell.ranks, 'rank')}" + (f" on {cell.nodes} nodes" if cell.nodes > 1 else "")
@@ -65,33 +63,22 @@ def run_printer(spec: Spec) -> Callable[[Cell, Run | None, int, int], None]:
 
 def print_summary(summary: Summary, notes: Sequence[str] = ()) -> None:
     """Print the summary on stdout."""
-    from penstock.bench.app.summary import plural
+    from penstock.units import plural
 
-    width = shutil.get_terminal_size((_UNLIMITED, 24)).columns
+    width = line_width()
     for variant in summary.variants:
         click.echo(f"{variant.variant} ({summary.scaling} scaling, {summary.quantity})")
         for line in _table(variant, summary.quantity, width):
             click.echo(line)
         for sentence in variant.verdict:
-            _echo_wrapped(f"  {sentence}", width)
+            echo_wrapped(f"  {sentence}", indent=4)
     if summary.overheads:
         base, quantity = summary.overheads[0].base, summary.overheads[0].quantity
-        _echo_wrapped(f"compared with {base}, in time per step by {quantity}", width)
+        echo_wrapped(f"compared with {base}, in time per step by {quantity}", indent=4)
         for each in summary.overheads:
-            _echo_wrapped(f"  {each.variant}, {plural(each.ranks, 'rank')}: {each.sentence}{_start(each)}", width)
+            echo_wrapped(f"  {each.variant}, {plural(each.ranks, 'rank')}: {each.sentence}{_start(each)}", indent=4)
     for note in (*summary.notes, *notes):
-        _echo_wrapped(f"note: {note}", width)
-
-
-def _echo_wrapped(text: str, width: int) -> None:
-    for line in _wrapped(text, width, indent=4):
-        click.echo(line)
-
-
-def _wrapped(text: str, width: int, *, indent: int) -> list[str]:
-    return textwrap.wrap(
-        text, max(width, 40), subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
-    )
+        echo_wrapped(f"note: {note}", indent=4)
 
 
 def _start(each: Overhead) -> str:
@@ -120,8 +107,8 @@ def _row(row: CellSummary, width: int, *, has_value: bool) -> list[str]:
     head = f"  {row.ranks:>5} {row.nodes:>5} {row.runs:>4}"
     if row.wall_s is None:
         more = [*([f"hint: {row.hint}"] if row.hint else []), *(f"note: {note}" for note in row.notes)]
-        lines = _wrapped(f"{head}  failed: {row.error}", width, indent=19)
-        return lines + [line for text in more for line in _wrapped(f"{'':19}{text}", width, indent=19)]
+        lines = wrap_line(f"{head}  failed: {row.error}", width, 19)
+        return lines + [line for text in more for line in wrap_line(f"{'':19}{text}", width, 19)]
     value = (f"{row.value:>14.6g}" if row.value is not None else f"{'–':>14}") if has_value else ""
     speed_up = f"{row.speed_up:>8.2f}" if row.speed_up is not None else f"{'–':>8}"
     text = f"{head}{value} {row.wall_s:>7.2f} s {speed_up}  {_efficiency(row.efficiency, width)}"
@@ -130,7 +117,7 @@ def _row(row: CellSummary, width: int, *, has_value: bool) -> list[str]:
     line = "  ".join((text, *after))
     if len(line) <= width:
         return [line]
-    return [text, *(line for each in after for line in _wrapped(f"{'':19}{each}", width, indent=19))]
+    return [text, *(line for each in after for line in wrap_line(f"{'':19}{each}", width, 19))]
 
 
 def placements(cpus: Sequence[str]) -> list[str]:

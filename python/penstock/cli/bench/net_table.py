@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from penstock import __version__
-from penstock.bench.app.summary import plural
 from penstock.bench.net.nccl_format import nccl_footer, nccl_header, nccl_line
 from penstock.bench.net.osu_format import osu_header, osu_line
 from penstock.cpu_binding import format_cpus
-from penstock.units import format_bytes
+from penstock.units import format_bytes, plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,7 +10,6 @@ the rank to CPUs near its devices, and reports the CPUs that the rank may use.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -22,12 +21,11 @@ from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any
 
 from penstock.cpu_binding import bind_rank
-from penstock.ownership import end_child, signal_child, wait_unreaped
+from penstock.ownership import end_child, signal_child, signal_on_parent_death, wait_unreaped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-LIBC = ctypes.CDLL(None)
 MARK = "\x1e"
 FRAME = b"\x1f"
 # Maximum payload of a frame: srun truncates labelled lines to 1,024 bytes, including srun's label and this script's
@@ -152,12 +150,6 @@ def inherited_fds(environment: dict[str, str]) -> tuple[int, ...]:
     return (int(number),)
 
 
-def on_parent_death(number: int) -> None:
-    """Request a signal for this process when its parent dies (PR_SET_PDEATHSIG). Only Linux has this function."""
-    if hasattr(LIBC, "prctl"):
-        LIBC.prctl(1, number)
-
-
 class Stopped(BaseException):
     pass
 
@@ -183,7 +175,7 @@ def end_command(child: subprocess.Popen[bytes], ends: list[str]) -> None:
 
 def main() -> int:
     options, argv = json.loads(sys.argv[1]), sys.argv[2:]
-    on_parent_death(signal.SIGTERM)
+    signal_on_parent_death(signal.SIGTERM)
     environment = dict(os.environ)
     if options.get("reads_env"):
         environment.update(json.loads(first_line(0)))
@@ -211,7 +203,7 @@ def main() -> int:
                 pass_fds=inherited_fds(environment),
                 # If this process is killed (Hydra kills it when another rank has died), the command is killed, too. This
                 # process has one thread, so `preexec_fn` is safe.
-                preexec_fn=lambda: on_parent_death(signal.SIGKILL),
+                preexec_fn=lambda: signal_on_parent_death(signal.SIGKILL),
             )  # fmt: skip
         except OSError as error:
             write_record({**record, "fault": "start", "text": f"{error.filename or argv[0]}: {error.strerror}"[-300:]})

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import selectors
 import signal
@@ -11,10 +10,11 @@ import subprocess
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import IO, TYPE_CHECKING, Protocol
 
 from penstock.child_process import child_process
-from penstock.ownership import has_ended, signal_child
+from penstock.ownership import has_ended, signal_child, signal_on_parent_death
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -28,8 +28,6 @@ _POLL_S = 0.1
 # How long to read output after the process has ended: one of its own child processes may keep the streams open.
 _LINGER_S = 0.5
 _GRACE_S = 6.0
-# Loaded here, because code between fork and exec must not import or allocate much.
-_LIBC = ctypes.CDLL(None)
 
 
 class Sink(Protocol):
@@ -101,7 +99,8 @@ def supervise(
     ended_at: float | None = None
     is_ours = False
     streams = {"stdin": stdin or subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    before = _terminate_with_parent if ends_with_parent else None
+    # This thread stays here until the command has ended.
+    before = partial(signal_on_parent_death, signal.SIGTERM) if ends_with_parent else None
     with (
         ExitStack() as pipes,  # closed only after the child has ended, so that it can still write its last output
         child_process(
@@ -132,11 +131,3 @@ def supervise(
             elif is_ours and ended_at is None and now > until:
                 signal_child(child, signal.SIGKILL)
     return None if is_ours else child.returncode
-
-
-def _terminate_with_parent() -> None:
-    """Request SIGTERM for this process when the thread that started it ends (PR_SET_PDEATHSIG), which is in
-    `supervise` until then. Only Linux has this function.
-    """
-    if hasattr(_LIBC, "prctl"):
-        _LIBC.prctl(1, signal.SIGTERM)

@@ -175,6 +175,23 @@ class CheckpointSaver:
             self._hook.remove()
             self._hook = None
 
+    def advice_on_divergence(self, step: int) -> str:
+        """End of a hint that names the checkpoint to resume from, after the loss of a step was not finite. This loss
+        shows that the state before the step is bad. Ends the saver, which completes the checkpoint in flight.
+        """
+        self.close()
+        try:
+            kept = [one.step for one in self.folder.whole()]
+        except PenstockError:  # the divergence is the more important error
+            return f", and --resume from an earlier checkpoint in {self.folder.url}"
+        good = max((one for one in kept if one < step - 1), default=None)
+        if step - 1 not in kept:
+            return "" if good is None else f", and --resume from the checkpoint of step {good:,}"
+        diverged = f"{self.folder.place(step - 1)}, whose state gave this loss"
+        if good is None:
+            return f", and start again in another folder: the only checkpoint is {diverged}"
+        return f", delete {diverged}, and --resume from the checkpoint of step {good:,}"
+
     def _end_retention(self) -> None:
         """Release the thread if it waits for `confirm`. It then keeps the previous checkpoint."""
         if not self._confirmed.is_set():

@@ -22,14 +22,23 @@ from penstock.train.data_path_cost import Turn, compare_turns, unit_of
 from penstock.train.group import ProcessGroup
 from penstock.train.mllog import MlLog
 from penstock.train.progress import Progress
-from penstock.train.source import DUMMY, FeedRequest, class_folders, close_quietly, facts, naming_records, open_feed
+from penstock.train.source import (
+    DUMMY,
+    FeedRequest,
+    class_folders,
+    close_quietly,
+    facts,
+    naming_records,
+    open_feed,
+    size_of,
+)
 from penstock.train.spec import flat_settings
 from penstock.train.step_rows import StepRows
 from penstock.train.trace import check_trace
 from penstock.train.workloads import load_workload
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from penstock.protocols import Batch, Demand, Workload
     from penstock.ranks import Rank
@@ -110,11 +119,6 @@ def cpu_s() -> float:
     """CPU seconds that all threads of this process have used so far."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
-
-
-def _size_of(data: Mapping[str, Any]) -> dict[str, int]:
-    """Number and size of a dataset's objects, from `source.facts`; empty if they are unknown."""
-    return {"objects": data["objects"], "bytes": data["size_bytes"]} if data else {}
 
 
 class Driver:
@@ -360,7 +364,7 @@ class Driver:
             "start all ranks over the same data. Each node of a `local` pool stores other objects: there, use the "
             "engine hdfs or moosefs, or the path `staged`"
         )
-        held = {"number of steps": len(feed), **_size_of(self._data), **feed.state_dict()}
+        held = {"number of steps": len(feed), **size_of(self._data), **feed.state_dict()}
         self.group.agree("the training data", held, hint=hint)
         steps = "none" if validation is None else len(validation)
         self.group.agree("the validation data", {"number of steps": steps}, hint=hint)
@@ -444,9 +448,11 @@ class Driver:
             steps += 1
             if cost.loss is not None:
                 if not math.isfinite(cost.loss):
+                    number, advice = steps_before + steps, "use a smaller learning rate"
+                    if self._saver is not None:
+                        advice += self._saver.advice_on_divergence(number)
                     raise PenstockError(
-                        f"step {steps_before + steps}: the loss is {cost.loss}: the training has diverged",
-                        hint=self._advice_on_divergence(steps_before + steps),
+                        f"step {number}: the loss is {cost.loss}: the training has diverged", hint=advice
                     )
                 losses.append(cost.loss)
             if steps == first_since_save and self._saver is not None:
@@ -483,25 +489,6 @@ class Driver:
         share.passes.append(dict(feed.report()))
         if at_epoch_end:
             self.epoch += 1
-
-    def _advice_on_divergence(self, step: int) -> str:
-        """Advice that names the checkpoint to resume from. The loss of a step shows whether the state before it is good."""
-        advice = "use a smaller learning rate"
-        if self._saver is None:
-            return advice
-        self._saver.close()  # completes the checkpoint in flight
-        folder = self._saver.folder
-        try:
-            kept = [one.step for one in folder.whole()]
-        except PenstockError:  # the divergence is the more important error
-            return f"{advice}, and --resume from an earlier checkpoint in {folder.url}"
-        good = max((one for one in kept if one < step - 1), default=None)
-        if step - 1 not in kept:
-            return advice if good is None else f"{advice}, and --resume from the checkpoint of step {good:,}"
-        diverged = f"{folder.place(step - 1)}, whose state gave this loss"
-        if good is None:
-            return f"{advice}, and start again in another folder: the only checkpoint is {diverged}"
-        return f"{advice}, delete {diverged}, and --resume from the checkpoint of step {good:,}"
 
     def _validate(self, workload: Workload, feed: Feed, number: int) -> None:
         """Validate during or after epoch `number`, counted from 1."""
@@ -579,7 +566,7 @@ class Driver:
             "losses": list(self.losses),
             "metrics": list(self.metrics),
             "loader": dict(feed.state_dict()),
-            "data": _size_of(self._data),
+            "data": size_of(self._data),
             "workload": workload.state_dict(),
         }
         self._saver.save(self.steps, state)
@@ -593,7 +580,7 @@ class Driver:
                 # Without its commit, the damaged checkpoint is replaced, and does not count as one of those to keep.
                 self._saver.folder.remove(step, "commit.json")
         # The loader's state identifies names and record counts, so that it is valid for a decompressed copy, too.
-        if (was := kept.get("data")) and was != (now := _size_of(self._data)):
+        if (was := kept.get("data")) and was != (now := size_of(self._data)):
             sizes = f"{was['bytes']} bytes in {was['objects']} objects -> {now.get('bytes')} in {now.get('objects')}"
             self._saver.times.changed.append(f"data: {sizes}, so it is another form or other content")
         workload.load_state_dict(kept["workload"])

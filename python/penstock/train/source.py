@@ -26,6 +26,7 @@ __all__ = [
     "facts",
     "naming_records",
     "open_feed",
+    "size_of",
 ]
 
 DUMMY = "dummy"
@@ -149,6 +150,11 @@ def facts(feed: Feed, rank: Rank) -> dict[str, Any]:
         "requests": dataset.expected_gets(feed.global_batch, feed.world) * len(feed),
         "nodes": rank.nodes,
     }
+
+
+def size_of(data: Mapping[str, Any]) -> dict[str, int]:
+    """Number and size in bytes of a dataset's objects, from its `facts`; empty if they are unknown."""
+    return {"objects": data["objects"], "bytes": data["size_bytes"]} if data else {}
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from penstock.units import parse_seconds
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["PLACEHOLDERS", "Scaling", "Size", "Spec", "Variant", "load_spec", "variants_of"]
+__all__ = ["PLACEHOLDERS", "Scaling", "Size", "Spec", "Variant", "load_spec", "variants_of", "with_preset"]
 
 Scaling = Literal["strong", "weak"]
 PLACEHOLDERS = ("ranks", "nodes", "ranks_per_node", "size")
@@ -86,6 +86,7 @@ class Spec(_Part, frozen=True):
     """A scaling sweep.
 
     Attributes:
+        preset: Name of the preset that gave the command and the figure, in `presets.PRESETS`.
         command: Arguments, in which PLACEHOLDERS in braces are replaced; never a shell string.
         ranks: Total numbers of ranks, of all nodes together.
         node_counts: Numbers of nodes over which each number of ranks is spread. If empty, the fewest nodes that
@@ -101,6 +102,7 @@ class Spec(_Part, frozen=True):
     """
 
     command: tuple[str, ...]
+    preset: str | None = None
     launcher: str = "mpi"
     set: dict[str, Any] = {}
     nodes: str | None = None
@@ -248,9 +250,9 @@ def load_spec(path: Path, *, preset_folder: Path | None = None) -> Spec:
         if isinstance(found.get("timeout"), str):
             found["timeout-s"] = parse_seconds(found.pop("timeout"))
         if isinstance(found.get("figure"), str):
-            found["figure"] = msgspec.to_builtins(parse_figure(found["figure"]))
+            found["figure"] = parse_figure(found["figure"])
         if "preset" in found:
-            found = _with_preset(found, preset_folder)
+            found = with_preset(found, preset_folder)
         return msgspec.convert(found, Spec)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: {error}", where=str(path)) from None
@@ -258,14 +260,23 @@ def load_spec(path: Path, *, preset_folder: Path | None = None) -> Spec:
         raise ConfigError(f"{path}: {error}", where=str(path), hint=error.hint) from None
 
 
-def _with_preset(found: dict[str, Any], folder: Path | None) -> dict[str, Any]:
-    """Replace the key `preset` by the preset's command, folder, figure and world, unless the file has them."""
-    name = found.pop("preset")
+def with_preset(fields: dict[str, Any], folder: Path | None) -> dict[str, Any]:
+    """Return fields of a sweep with the command, folder, figure and world of its `preset`. Fields that are given, except
+    the command, replace those of the preset.
+
+    Args:
+        folder: Folder for the preset's input files; None refuses presets with input files.
+    Raises:
+        ConfigError: The preset is unknown, or its command is missing or given twice.
+        NotFound: The preset's program or data is not installed.
+    """
+    name = fields["preset"]
     if name not in PRESETS:
         raise ConfigError(f"preset: `{name}` is not one of {', '.join(PRESETS)}")
     preset = PRESETS[name]
     if folder is None and preset.files:
         raise ConfigError(f"preset {name}: needs a folder for its input files")
-    ready = prepare(name, found.get("command", ()), folder or Path(), env.read())
-    made = {"command": ready.command, "cwd": ready.cwd or found.get("cwd")}
-    return {"figure": msgspec.to_builtins(preset.figure), "world": preset.world, **found, **made}
+    ready = prepare(name, fields.get("command", ()), folder or Path(), env.read())
+    given = {key: value for key, value in fields.items() if value is not None}
+    made = {"command": ready.command, "cwd": ready.cwd or fields.get("cwd")}
+    return {"figure": preset.figure, "world": preset.world, **given, **made}

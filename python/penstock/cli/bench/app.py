@@ -163,14 +163,14 @@ def command(argv: tuple[str, ...], **given: Any) -> int:  # fmt: skip
     penstock bench app --container charliecloud:/images/md --ways host-mpirun,inside -- lmp -in in.lj
     """  # noqa: D301 - click's \b keeps the line breaks
     from penstock.bench.app.document import document, save
-    from penstock.bench.app.presets import input_folder
+    from penstock.bench.app.presets import PRESETS, input_folder
     from penstock.bench.app.run import command_lines, measure
     from penstock.bench.app.summary import summarise
     from penstock.cli.bench.app_output import print_lines, print_summary, run_printer
 
     with input_folder() as folder:
-        spec, notes = _spec(argv, given, Path(folder))
-        notes += _load_notes()
+        spec = _spec(argv, given, Path(folder))
+        notes = [*([PRESETS[spec.preset].note] if spec.preset and PRESETS[spec.preset].note else []), *_load_notes()]
         if given["dry_run"]:
             print_lines(command_lines(spec), as_json=given["as_json"])
             return 0
@@ -195,14 +195,12 @@ def command(argv: tuple[str, ...], **given: Any) -> int:  # fmt: skip
     return 1 if summary.failed else 0
 
 
-def _spec(argv: tuple[str, ...], given: dict[str, Any], folder: Path) -> tuple[Spec, list[str]]:
-    """Build the sweep from the flags, the file and the preset. Also return notes for the output."""
+def _spec(argv: tuple[str, ...], given: dict[str, Any], folder: Path) -> Spec:
+    """Build the sweep from the flags, the file and the preset."""
     import msgspec
 
-    from penstock import env
     from penstock.bench.app.figure import parse_figure
-    from penstock.bench.app.presets import PRESETS, prepare
-    from penstock.bench.app.spec import Spec, load_spec, variants_of
+    from penstock.bench.app.spec import Spec, load_spec, variants_of, with_preset
     from penstock.cli.cluster.options import settings_of
 
     context = click.get_current_context()
@@ -226,25 +224,20 @@ def _spec(argv: tuple[str, ...], given: dict[str, Any], folder: Path) -> tuple[S
         chosen["figure"] = _figure(chosen.get("figure", spec.figure), given, changed)
         if settings:
             chosen["set"] = {**spec.set, **settings}
-        return msgspec.structs.replace(spec, **chosen, **({"command": argv} if argv else {})), []
+        return msgspec.structs.replace(spec, **chosen, **({"command": argv} if argv else {}))
     if given["container"] is None and (unused := changed.intersection(_OF_CONTAINERS)):
         raise click.UsageError(f"{flags[min(unused)]} needs --container")
-    notes: list[str] = []
+    chosen["command"] = argv
     if given["preset"] is not None:
-        preset = PRESETS[given["preset"]]
-        ready = prepare(given["preset"], argv, folder, env.read())
-        argv, chosen["cwd"] = ready.command, ready.cwd or given["cwd"]
-        chosen.setdefault("figure", preset.figure)
-        chosen["world"] = given["world"] or preset.world
-        notes += [preset.note] if preset.note else []
+        chosen = with_preset({**chosen, "preset": given["preset"]}, folder)
     chosen["figure"] = _figure(chosen.get("figure"), given, changed)
-    if not argv:
+    if not chosen["command"]:
         raise click.UsageError("give a command after --, or use --preset or --sweep")
     variants = variants_of(
         given["container"], given["ways"], given["binds"], container_bind=given["container_binds"],
         container_gpus=given["container_gpus"], container_arg=given["container_args"], env=settings_of(given["env"]),
     )  # fmt: skip
-    return Spec(command=argv, set=settings, variant=variants, **chosen), notes
+    return Spec(set=settings, variant=variants, **chosen)
 
 
 def _figure(figure: Figure | None, given: dict[str, Any], changed: set[str]) -> Figure | None:

@@ -342,8 +342,10 @@ def _law(fit: Fit) -> str:
     text = f"{fit.law}: serial share {_percent(fit.serial_share.value)} of the time at {base} ({_between(fit.serial_share)})"
     if fit.max_speed_up is not None and fit.serial_share.value > _ALL_SERIAL:
         text += ", so more ranks do not shorten the run"
-    elif fit.max_speed_up is not None:
+    elif fit.max_speed_up is not None and fit.serial_share.low != 0:
         text += f", so at most {fit.max_speed_up:.3g} times faster than {base} with any number of ranks"
+    elif fit.max_speed_up is not None:
+        text += ", so the runs do not show a limit of the speed-up"
     return text
 
 

@@ -66,7 +66,9 @@ def blocks(page: str) -> list[Block]:
 
 def script(page: str) -> str:
     """The page as one bash script: stops at the first failure, prints which block runs, ends the processes it started."""
-    parts = ["set -euo pipefail", "trap 'kill $(jobs -p) 2> /dev/null || true; wait' EXIT"]
+    # A job that bash has just forked loses SIGTERM, so the trap repeats it.
+    ended = "trap 'while kill $(jobs -pr) 2> /dev/null; do sleep 0.2; done; wait' EXIT"
+    parts = ["set -euo pipefail", ended]
     for block in blocks(page):
         if block.runs:
             parts += [f"echo '== block at line {block.line}' >&2", _commands(block)]

@@ -542,7 +542,7 @@ def test_dataset_made_with_other_packages_is_not_completed(tmp_path, monkeypatch
     monkeypatch.setattr(images, "made_with", lambda: {"pillow": "1.0"})
     assert generate(tmp_path, small(), jobs=1).written == 0  # nothing is missing
     (tmp_path / "train/train-00001-of-00003").unlink()
-    with pytest.raises(errors.ConfigError, match=r"its pillow is .*, but this run has 1\.0"):
+    with pytest.raises(errors.ConfigError, match=r"it has pillow = .*, but this run has 1\.0"):
         generate(tmp_path, small(), jobs=1)
     monkeypatch.undo()
     generate(tmp_path, small(), jobs=1)

@@ -34,6 +34,8 @@ const RUNNING: u8 = 1;
 const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// If a record of another machine does not change for this long, the process that wrote it counts as dead.
 const BEAT_TIMEOUT: Duration = Duration::from_secs(2 * HEARTBEAT.as_secs() + 2);
+/// Maximum time for which a client of a network file system serves an outdated file. FUSE's default is 1 s.
+const CACHE_TIMEOUT: Duration = Duration::from_secs(4);
 /// Maximum size of the JSON in the launch file. Penstock does not write a larger file.
 const MAX_CONTENT: usize = 1 << 20;
 
@@ -96,9 +98,12 @@ impl LaunchLock {
             }
         } else {
             let is_shared = identity.is_some() && try_lock(&file, RUNNING, Mode::Shared).map_err(io)?;
-            let content = read(&file);
-            let same = content.as_ref().and_then(|content| content.identity.as_ref()).zip(identity);
-            if !is_shared || !same.is_some_and(|(theirs, ours)| theirs.is_launch_of(ours)) {
+            let is_ours = |content: &Content| {
+                is_shared
+                    && content.identity.as_ref().zip(identity).is_some_and(|(theirs, ours)| theirs.is_launch_of(ours))
+            };
+            let content = read_settled(&file, process, is_ours);
+            if !content.as_ref().is_some_and(is_ours) {
                 return Err(busy(holder(folder, content)));
             }
         }
@@ -117,6 +122,21 @@ fn read(file: &File) -> Option<Content> {
     let mut bytes = vec![0; usize::try_from(file.metadata().ok()?.len()).ok()?.min(MAX_CONTENT)];
     file.read_exact_at(&mut bytes, 0).ok()?;
     serde_json::from_slice(&bytes).ok().filter(|content: &Content| content.penstock_launch == 1)
+}
+
+/// Reads the launch file until its content is not outdated. The other process wrote it before it released byte 0, but on
+/// a network file system this machine may still serve the earlier file, which is empty or has the previous launch.
+fn read_settled(file: &File, process: &Process, is_ours: impl Fn(&Content) -> bool) -> Option<Content> {
+    let clock = Stopwatch::start();
+    loop {
+        let content = read(file);
+        let is_settled =
+            content.as_ref().is_some_and(|content| is_ours(content) || content.process.is_on_machine_of(process));
+        if is_settled || clock.elapsed() > CACHE_TIMEOUT {
+            return content;
+        }
+        std::thread::sleep(LOOK);
+    }
 }
 
 /// Status records with the state `running`.
@@ -228,6 +248,23 @@ mod tests {
         assert!(busy(LaunchLock::repair(&dest_dir, &folder).await).contains("verify --repair"));
         drop(repair);
         LaunchLock::join(&dest_dir, &folder, &identity(0, 1, None)).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn launch_file_that_is_served_late_is_read_again() {
+        let inside = tempfile::tempdir().unwrap();
+        let (dest_dir, folder) = place(&inside);
+        let [ours, theirs] = [0, 1].map(|node| identity(node, 2, Some("job-1")));
+        let first = LaunchLock::join(&dest_dir, &folder, &theirs).await.unwrap();
+        let content = std::fs::read(inside.path().join(FOLDER).join(NAME)).unwrap();
+        owned::set_len(&first._file, 0, Proof::Made).unwrap();
+        let late = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(300));
+            first._file.write_all_at(&content, 0).unwrap();
+            first
+        });
+        LaunchLock::join(&dest_dir, &folder, &ours).await.unwrap();
+        drop(late.join().unwrap());
     }
 
     #[tokio::test(flavor = "multi_thread")]

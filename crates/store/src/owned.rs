@@ -64,7 +64,13 @@ pub fn parent_of(path: &Path) -> Result<(Arc<OwnedFd>, String)> {
 pub fn open(folder: impl AsFd, name: &str, flags: OFlags) -> Result<File> {
     // Without NONBLOCK, opening a pipe with this name would wait for the other end of the pipe.
     let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file: File = rustix::fs::openat(folder, name, flags, FILE_MODE).map_err(not_ours)?.into();
+    let open = |flags| rustix::fs::openat(folder.as_fd(), name, flags, FILE_MODE);
+    // FUSE clients such as MooseFS's refuse to create a file that another node creates at the same time, also without EXCL.
+    let opened = match open(flags) {
+        Err(Errno::EXIST) if !flags.contains(OFlags::EXCL) => open(flags - OFlags::CREATE),
+        opened => opened,
+    };
+    let file: File = opened.map_err(not_ours)?.into();
     check(&rustix::fs::fstat(&file)?)?;
     Ok(file)
 }

@@ -153,6 +153,12 @@ def test_limit_is_the_model_if_the_data_path_keeps_up():
     assert "90 %" in found["reason"]
 
 
+def test_limit_is_unknown_if_no_cost_is_shown():
+    found = limit_of({"verdict": "none shown", "ratio": 0.97}, [{"overhead_s": 9.0, "decode_s": 1.0}])
+    assert found["limiting"] == "unknown"
+    assert found["reason"] == "no cost is shown; 90 % of the waiting for data went to overhead"
+
+
 @pytest.mark.needs_torch
 def test_two_ranks_take_the_same_turns():
     result = run(spec(accelerator=None, global_batch=4, ranks=2, threads=1, max_turns=8, turn_steps=3))

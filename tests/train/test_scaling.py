@@ -12,7 +12,7 @@ from penstock.bench.app.document import load
 from penstock.cli.train import command
 from penstock.errors import ConfigError
 from penstock.train import TrainSpec
-from penstock.train.scaling import measure_scaling, sized_spec
+from penstock.train.scaling import measure_scaling, rate_figure, sized_spec
 
 
 def spec(**fields):
@@ -56,6 +56,12 @@ def test_size_that_does_not_divide_the_batch_is_refused():
 def test_training_that_does_more_than_train_is_refused(fields):
     with pytest.raises(ConfigError, match=f"^{next(iter(fields))}: not supported with a scaling measurement"):
         measure_scaling(spec(**fields), [1, 2], scaling="weak", repeats=1)
+
+
+@pytest.mark.needs_torch
+@pytest.mark.parametrize(("workload", "unit"), [("resnet18", "images/s"), ("cosmoflow", "samples/s")])
+def test_rate_has_the_unit_of_the_workload(workload, unit):
+    assert rate_figure(spec(workload=workload, settings={}, accelerator=None)).name == unit
 
 
 # One test runs all sizes, because each run starts processes that import torch.

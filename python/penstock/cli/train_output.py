@@ -105,14 +105,14 @@ def _print_data_path(found: dict[str, Any]) -> None:
     for name in ("real", "synthetic"):
         side = found[name]
         echo_wrapped(
-            f"{name:<9} {side['median']:12,.1f} {unit} (median of {len(side['turns'])} turns), "
+            f"{name:<9} {_rate(side['median']):>12} {unit} (median of {len(side['turns'])} turns), "
             f"{1000 * side['cpu_s_per_sample']:.2f} ms of CPU time per sample"
         )
     (low, high), edges = found["cost_interval"], found["cost_per_s_interval"]
     interval = (
         "unknown"
         if low is None or high is None
-        else f"{100 * low:.2f} to {100 * high:.2f} %, {edges[0]:,.1f} to {edges[1]:,.1f} {unit}"
+        else f"{100 * low:.2f} to {100 * high:.2f} %, {_rate(edges[0])} to {_rate(edges[1])} {unit}"
     )
     verdict = {
         "same": f"no difference of {100 * found['margin']:g} % or more",
@@ -120,9 +120,14 @@ def _print_data_path(found: dict[str, Any]) -> None:
         "none shown": "no difference is shown (more --max-turns or a quieter machine narrow the interval)",
     }[found["verdict"]]
     echo_wrapped(
-        f"the data path costs {100 * found['cost']:.2f} % ({found['cost_per_s']:,.1f} {unit}), 95 % interval {interval}: {verdict}"
+        f"the data path costs {100 * found['cost']:.2f} % ({_rate(found['cost_per_s'])} {unit}), 95 % interval {interval}: {verdict}"
     )
-    echo_wrapped(f"real / synthetic = {found['ratio']:.4f}; limited by {_name(found['limiting'])}: {found['reason']}")
+    limit = "limit not known" if found["limiting"] == "unknown" else f"limited by {_name(found['limiting'])}"
+    echo_wrapped(f"real / synthetic = {found['ratio']:.4f}; {limit}: {found['reason']}")
+
+
+def _rate(per_s: float) -> str:
+    return f"{per_s:,.1f}" if abs(per_s) >= 10 else f"{per_s:.2g}"
 
 
 def _name(time_class: str) -> str:

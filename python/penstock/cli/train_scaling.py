@@ -84,13 +84,14 @@ def run_scaling(
 
 
 def _on_this_node(spec: TrainSpec, ranks: Sequence[int], scaling: Scaling, repeats: int) -> Document:
-    from penstock.train.scaling import measure_scaling
+    from penstock.train.scaling import measure_scaling, rate_figure
     from penstock.units import plural
 
     total = len(ranks) * repeats
+    unit = rate_figure(spec).name
 
     def ran(number: int, size: int, rate: float | None, error: str | None) -> None:
-        what = f"{rate:,.1f} samples/s" if rate is not None else f"failed: {error}"
+        what = f"{rate:,.1f} {unit}" if rate is not None else f"failed: {error}"
         click.echo(f"run {number} of {total}: {plural(size, 'rank')}, {what}", err=True)
 
     return measure_scaling(spec, ranks, scaling=scaling, repeats=repeats, on_run=ran)
@@ -100,7 +101,7 @@ def _on_nodes(spec: TrainSpec, ranks: Sequence[int], scaling: Scaling, repeats: 
     from penstock.bench.app.spec import Spec
     from penstock.cli.bench.app_output import run_printer
     from penstock.errors import NotFound
-    from penstock.train.scaling import FIGURE, measure_scaling_on_nodes
+    from penstock.train.scaling import measure_scaling_on_nodes, rate_figure
 
     sweep = Spec(
         command=tuple(_command_line(spec)),
@@ -113,7 +114,7 @@ def _on_nodes(spec: TrainSpec, ranks: Sequence[int], scaling: Scaling, repeats: 
         repeats=repeats,
         warm_up=0,
         timeout_s=86_400.0,
-        figure=FIGURE,
+        figure=rate_figure(spec),
     )
     try:
         return measure_scaling_on_nodes(spec, sweep, on_run=run_printer(sweep))

@@ -227,7 +227,8 @@ def limit_of(data_path: Mapping[str, Any], passes: Sequence[Mapping[str, Any]]) 
     """Return the stage of the data path that costs most, from the feed's reports of the real turns.
 
     Returns:
-        `limiting` (a class of `loader.report()`, `compute_s` if the data path costs nothing) and `reason`.
+        `limiting` (a class of `loader.report()`; `compute_s` if the data path costs nothing; `unknown` if no cost is
+        shown) and `reason`.
     """
     if data_path["verdict"] == "same" or data_path["ratio"] >= 1:
         return {"limiting": "compute_s", "reason": "the data path keeps up with the model"}
@@ -237,8 +238,10 @@ def limit_of(data_path: Mapping[str, Any], passes: Sequence[Mapping[str, Any]]) 
         return {"limiting": "unknown", "reason": "the reader reports no times"}
     worst = max(seconds, key=lambda name: seconds[name])
     name = worst.removesuffix("_s").replace("_", " ")
+    is_shown = data_path["verdict"] == "different"
+    reason = f"{100 * seconds[worst] / total_s:.0f} % of the waiting for data went to {name}"
     return {
-        "limiting": worst,
-        "reason": f"{100 * seconds[worst] / total_s:.0f} % of the waiting for data went to {name}",
+        "limiting": worst if is_shown else "unknown",
+        "reason": reason if is_shown else f"no cost is shown; {reason}",
         "seconds": {name: value for name, value in seconds.items() if value > 0},
     }

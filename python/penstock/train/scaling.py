@@ -22,8 +22,11 @@ from penstock.bench.app.spec import Spec
 from penstock.bench.app.summary import summarise
 from penstock.bench.interleaved import abba_order
 from penstock.errors import ConfigError, PenstockError
+from penstock.protocols import WorkloadSpec
+from penstock.train.data_path_cost import unit_of
 from penstock.train.launch import run_under_torchrun
 from penstock.train.source import DUMMY
+from penstock.train.workloads import load_workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,10 +35,27 @@ if TYPE_CHECKING:
     from penstock.train.progress import Report
     from penstock.train.spec import TrainSpec
 
-__all__ = ["measure_scaling", "measure_scaling_on_nodes", "sized_spec"]
+__all__ = ["measure_scaling", "measure_scaling_on_nodes", "rate_figure", "sized_spec"]
 
-# Matches the rate in the JSON of a training.
-FIGURE = Figure(pattern=r'"steady_samples_per_s": ([\d.]+)', name="samples/s")
+
+def rate_figure(spec: TrainSpec) -> Figure:
+    """Return the figure of merit of a training: its rate in `images/s` or `samples/s`, as read from its JSON.
+
+    Raises:
+        ConfigError: The workload is unknown, or a setting is not valid.
+    """
+    demand = load_workload(spec.workload).demand(
+        WorkloadSpec(
+            seed=spec.seed,
+            global_batch=spec.global_batch,
+            rank=0,
+            world=1,
+            device="cpu",
+            accelerator=spec.accelerator,
+            settings=spec.settings,
+        )
+    )
+    return Figure(pattern=r'"steady_samples_per_s": ([\d.]+)', name=unit_of(demand))
 
 
 def sized_spec(spec: TrainSpec, ranks: int, *, fewest: int, scaling: Scaling) -> TrainSpec:
@@ -77,8 +97,8 @@ def measure_scaling_on_nodes(
 
     Args:
         spec: The training on the fewest ranks, which identifies the measurement.
-        sweep: Sizes, launcher and nodes. The sweep's command is `penstock train` with `--json`, in which `{size}` is
-            the global batch.
+        sweep: Sizes, launcher and nodes. The sweep's figure is `rate_figure(spec)`. Its command is `penstock train` with
+            `--json`, in which `{size}` is the global batch.
         on_run: See `bench.app.run.measure`.
 
     Raises:
@@ -87,7 +107,7 @@ def measure_scaling_on_nodes(
     _check_measurable(spec)
     # Every rank is a torch process that joins the other ranks at MASTER_ADDR. The field `world` of the result shows
     # whether all ranks joined, so MPI is not checked.
-    sweep = msgspec.structs.replace(sweep, figure=FIGURE, world=r'"world": (\d+)', checks_mpi=False)
+    sweep = msgspec.structs.replace(sweep, world=r'"world": (\d+)', checks_mpi=False)
     cells = measure(sweep) if on_run is None else measure(sweep, on_run=on_run)
     notes = [f"{spec.workload} on {_data_of(spec)}, launcher {sweep.launcher}"]
     return document(sweep, cells, summarise(sweep, cells), label=spec.label, notes=notes)
@@ -109,7 +129,7 @@ def measure_scaling(
 
     Args:
         spec: The training on the fewest ranks.
-        on_run: Called after each run with the number of the run, its ranks, its samples/s, or its error.
+        on_run: Called after each run with the number of the run, its ranks, its rate, or its error.
 
     Raises:
         ConfigError: The numbers of ranks are not valid, or the training cannot be measured.
@@ -125,7 +145,7 @@ def measure_scaling(
         size=spec.global_batch,
         repeats=repeats,
         warm_up=0,
-        figure=FIGURE,
+        figure=rate_figure(spec),
     )
     variant = sweep.variant[0]
     sizes = {str(size.ranks): size for size in sweep.sizes(variant)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures the cost of a container: messages and LAMMPS, natively and in a container, launched both ways, interleaved.
+"""Measures the cost of a container: messages, LAMMPS and ResNet-50, natively and in it, launched both ways, interleaved.
 
 Ways: the host's mpirun starts each rank in a container of its own; or mpirun runs in the container, too.
 """
@@ -65,6 +65,23 @@ def _lammps(context: Context, image: str, binds: tuple[str, ...]) -> Summary:
         )  # fmt: skip
 
 
+def _resnet(context: Context, image: str, binds: tuple[str, ...]) -> Summary:
+    """`penstock train` on synthetic data, as the ranks of mpirun; a third of the rounds, because torch starts slowly."""
+    size, preset = context.size, PRESETS["tf-cnn"]
+    command = (
+        sys.executable, "-m", "penstock", "train", "resnet50", "--synthetic", "--steps", str(size["steps"]), "--warm-up", "3",
+        "--batch-size", str(size["batch"]), "--set", f"image_size={size['image_size']}", "--device", "cpu", "--threads", "1",
+        "--no-save", "--format", "tf_cnn",
+    )  # fmt: skip
+    return run_sweep(
+        Spec(
+            command=command, launcher="mpi", set=dict(OPEN_MPI), ranks=(2,), repeats=max(3, size["repeats"] // 3), warm_up=0,
+            timeout_s=600.0, figure=preset.figure, variant=variants_of(image, _WAYS, ("core",), container_bind=binds, env=_SETTINGS),
+        ),
+        lambda text: context.progress(f"ResNet-50: {text}"),
+    )  # fmt: skip
+
+
 def run(context: Context) -> PartResult:
     """Run the comparisons."""
     folder, binds = make_image(context.scratch / "image")
@@ -75,6 +92,7 @@ def run(context: Context) -> PartResult:
         "allreduce": (f"allreduce, {format_bytes(small)}", _messages(context, "allreduce", small, image, binds)),
         "bandwidth": (f"bandwidth, {format_bytes(large)}", _messages(context, "bw", large, image, binds)),
         "lammps": ("LAMMPS, melt", _lammps(context, image, binds)),
+        "resnet50": ("ResNet-50, synthetic data", _resnet(context, image, binds)),
     }
     rows, measured, claims = [], dict[str, Value](), []
     data: dict[str, Any] = {}
@@ -102,7 +120,7 @@ def run(context: Context) -> PartResult:
     ]
     blocks = (
         Table("Native against container, 2 ranks", ("what", "variant", "ranks", "cost", "95 % interval", "in words"), tuple(rows), left=2,
-              note=f"Cost: extra time against native; ratios are taken within a round, of {context.size['repeats']} interleaved rounds. Direct copies between processes (CMA) are off in all variants: between containers of their own, Open MPI's large messages hang with them."),
+              note=f"Cost: extra time against native; ratios are taken within a round, of {context.size['repeats']} interleaved rounds (ResNet-50: a third of them, at least 3). Direct copies between processes (CMA) are off in all variants: between containers of their own, Open MPI's large messages hang with them."),
         Table("Native figures (means)", ("what", "figure", "whole run, s"), tuple(natives), left=1),
     )  # fmt: skip
     return PartResult(measured=measured, claims=tuple(claims), blocks=blocks, data=data)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,7 +40,8 @@ def run_sweep(spec: Spec, progress: Callable[[str], None]) -> Summary:
 def make_image(folder: Path) -> tuple[Path, tuple[str, ...]]:
     """Make a Charliecloud image of this machine's own programs; return it and the folders to bind into it.
 
-    It has another root and other files in `/etc`, and the programs and the Python environment of the host.
+    It has another root and other files in `/etc`, and the programs, Open MPI's settings and the Python environment of the
+    host.
     """
     bound = dict.fromkeys(["/usr", sys.base_prefix, sys.prefix, str(Path(__file__).resolve().parents[2])])
     for name in ("usr", "etc", "dev", "proc", "sys", "tmp", "run", "home", "root", "mnt"):
@@ -48,6 +50,9 @@ def make_image(folder: Path) -> tuple[Path, tuple[str, ...]]:
         (folder / name).symlink_to(f"usr/{name}")
     for name in ("hosts", "resolv.conf", "passwd", "group"):
         (folder / "etc" / name).touch()
+    # Without Debian's settings, Open MPI would start faster in the image than natively.
+    if (settings := Path("/etc/openmpi")).is_dir():
+        shutil.copytree(settings, folder / "etc/openmpi")
     outer: list[str] = []
     for path in sorted(bound):
         if not any(path == one or path.startswith(f"{one}/") for one in outer):

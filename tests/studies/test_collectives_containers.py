@@ -77,6 +77,7 @@ def test_image_binds_each_folder_once_and_has_its_mount_points(tmp_path):
     assert "/usr" in paths
     assert any(sys.prefix == path or sys.prefix.startswith(f"{path}/") for path in paths)
     assert all((folder / path.lstrip("/")).is_dir() for path in paths)
+    assert (folder / "etc/openmpi").is_dir() == Path("/etc/openmpi").is_dir()
     assert not [a for a in paths for b in paths if a.startswith(f"{b}/")]
 
 

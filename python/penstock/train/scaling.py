@@ -48,9 +48,6 @@ def rate_figure(spec: TrainSpec) -> Figure:
         WorkloadSpec(
             seed=spec.seed,
             global_batch=spec.global_batch,
-            rank=0,
-            world=1,
-            device="cpu",
             accelerator=spec.accelerator,
             settings=spec.settings,
         )

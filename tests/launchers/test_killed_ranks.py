@@ -27,9 +27,9 @@ def _opened(launcher):
     return mpi.launcher({"nodes": "localhost", "program": launcher}, os.environ)
 
 
-def _run(made, text, *args, world=2):
+def _run(made, text, *args, world=2, timeout_s=60, **options):
     argv = ["sh", "-c", text, "sh", *args]
-    return made.run(RunRequest(argv, made.nodes(), world, timeout_s=60, expand_placeholders=True))
+    return made.run(RunRequest(argv, made.nodes(), world, timeout_s=timeout_s, expand_placeholders=True, **options))
 
 
 def _has_ended(pid):
@@ -70,9 +70,17 @@ def test_launcher_lets_the_other_ranks_finish_after_a_rank_fails():
 
 
 @pytest.mark.parametrize("launcher", ["local", *_PROGRAMS])
+def test_launcher_stops_the_other_ranks_after_a_rank_fails_if_the_request_says_so(launcher):
+    with closing(_opened(launcher)) as made:
+        exits = _run(made, "[ {rank} = 1 ] && exit 3; exec sleep 50", stops_on_failure=True)
+    assert [(each.code, type(each.fault)) for each in exits] == [(None, Interrupted), (3, type(None))]
+
+
+@pytest.mark.parametrize("launcher", ["local", *_PROGRAMS])
 def test_command_is_killed_with_its_wrapper(launcher, tmp_path):
     with closing(_opened(launcher)) as made:
-        _run(made, 'echo $$ > "$1"; kill -9 $PPID; exec sleep 50', str(tmp_path / "pid"), world=1)
+        # Open MPI's mpirun reports the killed wrapper only at the time limit.
+        _run(made, 'echo $$ > "$1"; kill -9 $PPID; exec sleep 50', str(tmp_path / "pid"), world=1, timeout_s=5)
     assert _has_ended((tmp_path / "pid").read_text().strip())
 
 

@@ -107,6 +107,7 @@ class Cluster:
         rank_prefix: RankPrefix | None = None,
         node_slice: NodeSlice | None = None,
         bind: str | None = None,
+        stops_on_failure: bool = False,
     ) -> list[Exit]:
         """Run a command concurrently on all ranks of all nodes (or of the nodes in `on`).
 
@@ -122,7 +123,7 @@ class Cluster:
                 RunRequest(
                     argv, self.nodes if on is None else on, ranks_per_node, timeout_s=timeout_s, env=env or {}, cwd=cwd,
                     stdin=stdin, on_line=on_line, expand_placeholders=expand_placeholders, rank_prefix=rank_prefix, node_slice=node_slice,
-                    bind=bind,
+                    bind=bind, stops_on_failure=stops_on_failure,
                 )
             )  # fmt: skip
 

@@ -25,17 +25,17 @@ from typing import IO, TYPE_CHECKING, Any
 from penstock.errors import ConfigError, Deadline, Denied, Interrupted, PenstockError, Unreachable, Unsupported
 from penstock.launchers._remote import file_transfer
 from penstock.launchers._shared.subprocess_launcher import (
-    KILLED_GRACE_S,
+    FAILURE_GRACE_S,
     WRAPPER_GRACE_S,
     captured,
     check_request,
     display_argv,
     exit_from_record,
-    is_killed,
     rank_argv,
     rank_options,
     sinks,
     split_records,
+    stops_others,
     transfer_argv,
 )
 from penstock.plugins import parse_settings
@@ -150,9 +150,9 @@ class SshLauncher:
             ]
 
             def stop_others(job: asyncio.Future[Exit]) -> None:
-                if not job.cancelled() and job.exception() is None and is_killed(job.result().code):
+                if not job.cancelled() and job.exception() is None and stops_others(request, job.result().code):
                     for each in jobs:
-                        self._loop.call_later(KILLED_GRACE_S, each.cancel)
+                        self._loop.call_later(FAILURE_GRACE_S, each.cancel)
 
             for job in jobs:
                 job.add_done_callback(stop_others)

@@ -109,6 +109,8 @@ class RunRequest:
             launchers in which Penstock numbers the ranks.
         bind: CPUs that each rank may use: `none` (all), `show` (the launcher's default), `core`, `numa`, `near-gpu`,
             `near-nic[:DEVICE]` or `cpus:LIST/LIST` (one list per local rank). None keeps the launcher's settings.
+        stops_on_failure: If a rank fails, stop the others soon, because they may wait for it. If False, only a rank that
+            a signal has killed stops the others.
     """
 
     argv: Sequence[str]
@@ -123,6 +125,7 @@ class RunRequest:
     rank_prefix: RankPrefix | None = None
     node_slice: NodeSlice | None = None
     bind: str | None = None
+    stops_on_failure: bool = False
 
     @property
     def world(self) -> int:

@@ -167,6 +167,17 @@ def test_rank_that_does_not_join_over_mpi_is_named_within_the_limit(tmp_path):
     assert "error[deadline]: rank 1 of 2: did not join within 3 s" in done.stderr
 
 
+@pytest.mark.parametrize("program", ["mpirun.openmpi", "mpiexec.hydra"])
+def test_rank_inside_mpirun_does_not_wait_for_a_missing_rank_beyond_the_limit(program):
+    before = ["sh", "-c", '[ "$OMPI_COMM_WORLD_RANK$PMI_RANK" = 1 ] && exec sleep 60\nexec "$@"', "sh"]
+    done = subprocess.run(
+        [program, "-np", "2", *before, PENSTOCK, "bench", "net", "barrier", "--join-timeout", "3s", *QUICK],
+        env={**os.environ, **_OPEN_MPI}, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=40, check=False,
+    )  # fmt: skip
+    assert done.returncode == 3
+    assert "error[deadline]: rank 0: still joining the other ranks after the limit of 3 s" in done.stderr
+
+
 def test_rank_of_torchrun_whose_first_rank_is_missing_reports_only_its_error():
     done = net(
         "barrier", "--join-timeout", "2s", code=3, MASTER_ADDR="127.0.0.1", MASTER_PORT="29", WORLD_SIZE="2", RANK="1",

@@ -149,7 +149,7 @@ class _Runner:
         """
         argv, options = self.request(size)
         began = time.perf_counter()
-        exits = self.cluster.run(argv, timeout_s=self.spec.timeout_s, **options)
+        exits = self.cluster.run(argv, timeout_s=self.spec.timeout_s, stops_on_failure=True, **options)
         wall_s = time.perf_counter() - began
         _raise_for_failure(exits)
         outputs = [each.out.decode(errors="replace") + "\n" + each.err.decode(errors="replace") for each in exits]

@@ -70,6 +70,7 @@ def run_on_cluster(
             env={**for_nodes(), **_rendezvous(plan, cluster)},
             on_line=log.line,
             bind=bind,
+            stops_on_failure=True,
         )
     except Exception:
         if not log.faults:

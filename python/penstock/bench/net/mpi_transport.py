@@ -62,20 +62,18 @@ def restart_with_mpich(argv: list[str]) -> None:
 
 
 def load_mpi() -> Any:
-    """Import `mpi4py.MPI`, which initialises MPI.
+    """Import `mpi4py.MPI`, and initialise MPI.
 
     Raises:
         MissingPackage: mpi4py is not installed.
         NotFound: No MPI library can be loaded.
     """
     require("--backend mpi", "mpi")
-    import warnings
+    import mpi4py
 
+    mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
     try:
-        with warnings.catch_warnings():
-            # If the launcher belongs to another MPI, mpi4py only warns, and `MpiTransport` raises an error.
-            warnings.simplefilter("ignore", RuntimeWarning)
-            from mpi4py import MPI
+        from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         why = " ".join(str(error).split())
         raise NotFound(f"MPI is not installed: mpi4py cannot load its library ({why})", hint=_INSTALL) from None
@@ -83,6 +81,11 @@ def load_mpi() -> Any:
         if folder := env.read().get(_LINK_VARIABLE):
             with suppress(OSError), OwnedFolder(folder) as owned:
                 owned.remove()
+    if not MPI.Is_initialized():
+        # MPI_Init waits for all ranks. mpi4py holds the GIL during this call, so no thread could end it at a time limit.
+        # ctypes releases the GIL.
+        ctypes.CDLL(MPI.__file__).MPI_Init_thread(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(ctypes.c_int()))
+        MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)  # mpi4py raises an exception for each error that MPI returns
     return MPI
 
 

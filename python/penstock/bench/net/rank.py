@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
     from penstock.ranks import Rank
 
-__all__ = ["main", "run_rank"]
+__all__ = ["JOINING", "main", "run_rank"]
+
+JOINING = "joining the other ranks"
 
 
 def run_rank(plan: NetPlan, rank: Rank, emit: Callable[[dict[str, Any]], None]) -> None:
@@ -48,7 +50,7 @@ def run_rank(plan: NetPlan, rank: Rank, emit: Callable[[dict[str, Any]], None]) 
         emit({"at": [steps, what, size_bytes]})
 
     plan.check(rank.world)
-    stage("joining the other ranks", 0)
+    stage(JOINING, 0)
     transport = open_transport(plan, rank)
     is_root = transport.rank == 0
 

@@ -205,7 +205,9 @@ def _as_rank(plan: NetPlan, rank: Rank, given: dict[str, Any]) -> int:
     if plan.backend == "mpi":
         restart_with_mpich(["-m", "penstock", *sys.argv[1:]])
     table = NetTable(silent=given["as_json"], full=given["full"])
-    with limited(rank.rank, given["timeout"]) as on_stage:
+    # Ranks of torch watch the limit for joining themselves, and know which ranks are missing.
+    join_s = plan.join_s if plan.backend == "mpi" else None
+    with limited(rank.rank, given["timeout"], join_s) as on_stage:
         try:
             result = run_as_rank(plan, rank, on_message=table.message, on_stage=on_stage)
         except PenstockError as error:

@@ -25,11 +25,11 @@ from penstock.launchers._shared.subprocess_launcher import (
     common_options,
     display_argv,
     exit_from_record,
-    is_killed,
     missing_record,
     rank_argv,
     sinks,
     stop_later,
+    stops_others,
 )
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class MultiRankLauncher(SubprocessLauncher):
         line = self.launch_argv(request, self._rank_argv(request))
         code: int | None = -1
         with self.stoppable() as stop:
-            output.on_killed = partial(stop_later, stop)
+            output.on_failure = partial(stop_later, stop)
             try:
                 # If this process is killed, the program must end its ranks, also those on other nodes.
                 code = supervise(
@@ -91,8 +91,8 @@ class MultiRankLauncher(SubprocessLauncher):
         err.end()
         took = time.monotonic() - began
         # When a rank has been killed, Hydra kills the wrappers of the other ranks, which then send no record.
-        has_killed = output.has_killed()
-        silent = missing_record(None if has_killed else code, is_stopped=stop.is_set() or has_killed)
+        has_failed = output.has_failed()
+        silent = missing_record(None if has_failed else code, is_stopped=stop.is_set() or has_failed)
         return [output.exit(rank, silent, took) for rank in range(request.world)]
 
     def _rank_argv(self, request: RunRequest) -> list[str]:
@@ -122,7 +122,7 @@ class _LabelledOutput:
             (rank, stream): Lines(partial(self._line, rank, stream), Tail(limit=0)) for rank, _ in ranks for stream in ("out", "err")
         }  # fmt: skip
         self._records: dict[int, dict[str, Any]] = {}
-        self.on_killed: Callable[[], None] = lambda: None
+        self.on_failure: Callable[[], None] = lambda: None
         self.own = Tail()
 
     def sink(self, stream: str) -> Lines:
@@ -150,15 +150,16 @@ class _LabelledOutput:
         elif record := _RECORD.search(line):
             found = json.loads(record[1])
             self._records[found["rank"]] = found
-            if is_killed(found.get("code")):
-                self.on_killed()
+            if stops_others(self._request, found.get("code")):
+                self.on_failure()
         else:
             self.own.write(
                 line + b"\n"
             )  # output of the launcher itself on the rank's node: the rank wrapper has not started
 
-    def has_killed(self) -> bool:
-        return any(is_killed(each.get("code")) for each in self._records.values())
+    def has_failed(self) -> bool:
+        """Whether a rank has failed in a way that stops the others."""
+        return any(stops_others(self._request, each.get("code")) for each in self._records.values())
 
     def exit(self, rank: int, silent: dict[str, Any] | None, seconds: float) -> Exit:
         """Return the Exit of a rank. `silent` is the record to use if the rank wrapper has not sent a record."""

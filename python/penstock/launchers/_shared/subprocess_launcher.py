@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from penstock.protocols import Node, OnLine
 
 __all__ = [
-    "KILLED_GRACE_S",
+    "FAILURE_GRACE_S",
     "WRAPPER_GRACE_S",
     "SubprocessLauncher",
     "captured",
@@ -42,7 +42,6 @@ __all__ = [
     "common_options",
     "display_argv",
     "exit_from_record",
-    "is_killed",
     "line_sink",
     "missing_record",
     "rank_argv",
@@ -50,14 +49,15 @@ __all__ = [
     "sinks",
     "split_records",
     "stop_later",
+    "stops_others",
     "transfer_argv",
 ]
 
 _RECORD = re.compile(rb"\x1e(\{.*?\})\x1e\n?")
 # Time from the deadline until the local launcher process is terminated: covers the rank wrapper's start and grace period.
 WRAPPER_GRACE_S = 8.0
-# Time for the other ranks to end by themselves after a rank was killed.
-KILLED_GRACE_S = 3.0
+# Time for the other ranks to end by themselves after a rank has failed.
+FAILURE_GRACE_S = 3.0
 
 
 def _node_script(name: str) -> str:
@@ -259,22 +259,22 @@ class SubprocessLauncher:
         ended = exit_from_record(
             name, start.rank, record, captured(out), rest, time.monotonic() - began, request.timeout_s
         )
-        if is_killed(ended.code):
+        if stops_others(request, ended.code):
             stop_later(stop)
         return ended
 
 
-def is_killed(code: int | None) -> bool:
-    """Whether a signal has ended a rank's command: the exit code is 128 + the signal's number."""
-    return code is not None and 128 < code <= 128 + signal.SIGRTMAX
+def stops_others(request: RunRequest, code: int | None) -> bool:
+    """Whether a rank's exit code (None: it did not start) stops the other ranks of the request. If a signal has ended the
+    rank's command, the exit code is 128 + the signal's number.
+    """
+    is_killed = code is not None and 128 < code <= 128 + signal.SIGRTMAX
+    return is_killed or (request.stops_on_failure and code != 0)
 
 
 def stop_later(stop: Event) -> None:
-    """Stop the other ranks of a request soon after a rank was killed, because they may wait for that rank forever.
-
-    A rank that exits with an error does not stop the others: the caller decides what to do.
-    """
-    timer = Timer(KILLED_GRACE_S, stop.set)
+    """Stop the other ranks of a request soon after a rank has failed, because they may wait for that rank forever."""
+    timer = Timer(FAILURE_GRACE_S, stop.set)
     timer.daemon = True
     timer.start()
 

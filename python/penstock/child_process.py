@@ -37,9 +37,9 @@ def child_process(argv: Sequence[str], *, grace_s: float, **options: Any) -> Ite
 
 
 @contextmanager
-def deferred_signals() -> Iterator[None]:
+def deferred_signals() -> Iterator[list[int]]:
     """Defer SIGINT and SIGTERM to the end of the block, so that a process started in the block is recorded before the
-    signal is handled.
+    signal is handled. Yields the list of the signals received so far; a long block should end soon after the first.
     """
     came: list[int] = []
     # Only the main thread runs signal handlers, and only it can set them.
@@ -48,7 +48,7 @@ def deferred_signals() -> Iterator[None]:
     for number in held:
         signal.signal(number, lambda number, _frame: came.append(number))
     try:
-        yield
+        yield came
     finally:
         for number, handler in held.items():
             signal.signal(number, handler)

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.child_process import deferred_signals
 from penstock.datasets.files import prepare_folder, write_errors
 from penstock.datasets.image_classes import ImageClass
 from penstock.datasets.image_manifest import (
@@ -314,21 +315,23 @@ def _in_processes(
     # Spawn instead of fork, because the caller may have threads.
     context = multiprocessing.get_context("spawn")
     size_bytes, records, stop = context.Value("q", 0), context.Value("q", 0), context.Event()
-    pool = ProcessPoolExecutor(processes, context, _begin, (out, spec, size_bytes, records, stop))
-    try:
-        pending = {pool.submit(_run, task) for task in tasks}
-        while pending:
-            done, pending = wait(pending, timeout=_POLL_S, return_when=FIRST_COMPLETED)
-            for future in done:
-                future.result()
-            report(size_bytes.value, records.value)
-    except BrokenProcessPool as error:
-        raise SystemFault(
-            f"{out}: 1 of {processes} processes that write images ended unexpectedly",
-            where=str(out),
-            hint="check the memory and the system log, then repeat the command with fewer --jobs to continue",
-        ) from error
-    finally:
-        # After an error or an interrupt, each process stops at its next image and removes its partial shard.
-        stop.set()
-        pool.shutdown(cancel_futures=True)
+    # An interrupt during `shutdown` would leave the pool's processes waiting forever, and this process with them.
+    with deferred_signals() as interrupts:
+        pool = ProcessPoolExecutor(processes, context, _begin, (out, spec, size_bytes, records, stop))
+        try:
+            pending = {pool.submit(_run, task) for task in tasks}
+            while pending and not interrupts:
+                done, pending = wait(pending, timeout=_POLL_S, return_when=FIRST_COMPLETED)
+                for future in done:
+                    future.result()
+                report(size_bytes.value, records.value)
+        except BrokenProcessPool as error:
+            raise SystemFault(
+                f"{out}: 1 of {processes} processes that write images ended unexpectedly",
+                where=str(out),
+                hint="check the memory and the system log, then repeat the command with fewer --jobs to continue",
+            ) from error
+        finally:
+            # After an error or an interrupt, each process stops at its next image and removes its partial shard.
+            stop.set()
+            pool.shutdown(cancel_futures=True)

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.protocols import StepCost
 from penstock.train import TrainSpec, run
-from penstock.train.driver import Share
+from penstock.train.driver import Share, StepSums
 from penstock.train.step_breakdown import PARTS, breakdown
 from penstock.train.step_rows import StepRows
 
@@ -44,7 +44,7 @@ def test_breakdown_names_no_rank_if_each_is_slow_in_turn():
     fast, slow = 0.003, 0.007
     turns = [share([fast if k % 2 == rank else slow for k in range(100)]) for rank in range(2)]
     found = breakdown(turns)
-    assert found["parts"]["slowest_rank_wait_s"] == pytest.approx(0.002)
+    assert found["parts"]["slowest_rank_wait_s"] == pytest.approx(0.002, rel=1e-3)
     assert "slowest" not in found
 
 
@@ -76,6 +76,35 @@ def test_rows_stay_bounded_and_on_the_same_steps_on_all_ranks():
     assert kept[0] == (packed.stride, float(packed.stride), 0.25, 0.01, 0.5, pytest.approx(0.15), 1.0)
 
 
+def test_breakdown_leaves_the_warm_up_out():
+    made = share([0.003] * 5)
+    made.steady = made.sums()
+    made.steps, made.train_s, made.compute_s = made.steps + 1, made.train_s + 60.0, made.compute_s + 60.0
+    found = breakdown([made])
+    assert (found["steps"], found["excluded_steps"]) == (5, 1)
+    assert found["parts"]["compute_s"] == pytest.approx(0.010)
+    made.steady = StepSums()  # a run with no other steps
+    found = breakdown([made])
+    assert (found["steps"], found["excluded_steps"]) == (6, 0)
+    assert found["parts"]["compute_s"] == pytest.approx((5 * 0.010 + 60.0) / 6)
+
+
+@pytest.mark.needs_torch
+@pytest.mark.parametrize(("warm_up", "excluded"), [(0, 1), (1, 1), (3, 6), (10, 20)])
+def test_run_excludes_its_first_step_or_the_warm_up_of_each_epoch(warm_up, excluded):
+    spec = TrainSpec(
+        workload="trivial", data="dummy://80", global_batch=8, settings={"classes": 4}, threads=1, epochs=2,
+        warm_up_steps=warm_up,
+    )  # fmt: skip
+    result = run(spec)
+    found = result["step_breakdown"]
+    # If no step is left, the breakdown has all steps, and there is no steady rate.
+    assert (found["steps"], found["excluded_steps"]) == ((20 - excluded, excluded) if excluded < 20 else (20, 0))
+    assert (result["steady_samples_per_s"] is None) == (excluded == 20)
+    if excluded < 20:
+        assert result["steady_samples_per_s"] == pytest.approx(8 / found["step_s"])
+
+
 @pytest.mark.needs_torch
 def test_two_ranks_report_exposed_communication_and_where_a_step_went():
     spec = TrainSpec(
@@ -87,7 +116,7 @@ def test_two_ranks_report_exposed_communication_and_where_a_step_went():
         ranks=2,
     )
     found = run(spec)["step_breakdown"]
-    assert (found["steps"], found["stride"], len(found["ranks"])) == (20, 1, 2)
+    assert (found["steps"], found["excluded_steps"], found["stride"], len(found["ranks"])) == (19, 1, 1, 2)
     assert 0 < found["parts"]["exposed_communication_s"] < found["step_s"]
     assert found["parts"]["host_to_device_s"] == 0
     for rank in found["ranks"]:

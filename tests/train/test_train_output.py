@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from penstock.cli.train import command
 from penstock.cli.train_output import print_result
+from penstock.cli.wrapping import wrap_line
 from penstock.train import TrainSpec, run
 
 pytestmark = pytest.mark.needs_torch
@@ -47,7 +48,7 @@ def test_result_states_stalls_as_a_share_of_the_training_time(results, capsys, m
     """Figures of an audit: 2.29 s of stalls beside 1.3 s of training were printed as 47.9 %."""
     monkeypatch.setenv("COLUMNS", "500")
     result = copy.deepcopy(results[0])
-    result.update(samples_per_s=36.4)
+    result.update(samples_per_s=36.4, steady_samples_per_s=36.5)
     result["checkpoints"].update(
         saves=3, stall_s=2.29, stall_share=0.479, training_stall_share=0.636, samples_per_s=13.2, end_wait_s=0.9
     )
@@ -71,3 +72,29 @@ def test_resume_of_a_complete_training_is_reported_as_complete(results, capsys):
 def test_synthetic_with_data_is_refused():
     done = CliRunner().invoke(command, ["cosmoflow", "--synthetic", "--data", "volumes"])
     assert "--synthetic and --data cannot be combined" in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("steady", "warm_up", "text"),
+    [
+        (36.5, 0, "36.4 samples/s, data wait"),
+        (52.0, 0, "36.4 samples/s (52.0 after the first step), data wait"),
+        (36.4, 5, "36.4 samples/s (36.4 after 5 steps of warm-up), data wait"),
+        (None, 5, "36.4 samples/s, data wait"),
+    ],
+)
+def test_result_states_the_rate_without_the_warm_up_if_it_differs(results, capsys, monkeypatch, steady, warm_up, text):
+    monkeypatch.setenv("COLUMNS", "500")
+    result = {
+        **results[0],
+        "samples_per_s": 36.4,
+        "steady_samples_per_s": steady,
+        "warm_up_steps": warm_up,
+        "checkpoints": {},
+    }
+    print_result(result, "runs", saved=False)
+    assert text in capsys.readouterr().out
+
+
+def test_wrapped_line_does_not_break_before_a_percent_sign():
+    assert wrap_line("a b 0.1 %, c", 8, 2) == ["a b", "  0.1 %,", "  c"]

@@ -8,10 +8,12 @@ from typing import Any
 import click
 
 from penstock.cli.wrapping import echo_wrapped
+from penstock.units import plural
 
 __all__ = ["print_result"]
 
 _MIN_WAIT_S = 0.05
+_SHOWN_DIFFERENCE = 0.01
 _PARTS = {
     "compute_s": "compute",
     "exposed_communication_s": "exposed communication",
@@ -77,11 +79,16 @@ def _print_run(result: dict[str, Any]) -> None:
 def _print_rate(result: dict[str, Any]) -> None:
     resumed = result["workload"]["resumed_at_step"]
     since = f" after step {resumed:,}" if resumed else ""
-    saved = result["checkpoints"]
-    with_saves = f" ({saved['samples_per_s']:,.1f} with checkpoints)" if saved else ""
+    unit, rate, saved = result["workload"]["unit"], result["samples_per_s"], result["checkpoints"]
+    others = [f"{saved['samples_per_s']:,.1f} with checkpoints"] if saved else []
+    steady, warm_up = result["steady_samples_per_s"], result["warm_up_steps"]
+    if steady is not None and (warm_up > 1 or abs(steady / rate - 1) > _SHOWN_DIFFERENCE):
+        after = f"{warm_up} steps of warm-up" if warm_up > 1 else "the first step"
+        others.append(f"{steady:,.1f} after {after}")
+    aside = f" ({', '.join(others)})" if others else ""
     echo_wrapped(
-        f"{result['steps'] - resumed:,} steps{since}, {result['samples']:,} samples in {result['train_s']:.1f} s: "
-        f"{result['samples_per_s']:,.1f} {result['workload']['unit']}{with_saves}, data wait {100 * result['wait_share']:.1f} %, first batch after {result['first_batch_s']:.2f} s, "
+        f"{plural(result['steps'] - resumed, 'step')}{since}, {plural(result['samples'], 'sample')} in {result['train_s']:.1f} s: "
+        f"{rate:,.1f} {unit}{aside}, data wait {100 * result['wait_share']:.1f} %, first batch after {result['first_batch_s']:.2f} s, "
         f"{result['bytes'] / 1e6:,.1f} MB read, {result['throttles']:,} throttled"
     )
 
@@ -143,7 +150,8 @@ def _print_breakdown(found: dict[str, Any]) -> None:
         for name, text in _PARTS.items()
         if found["parts"][name] >= 0.001 * step_s
     ]
-    echo_wrapped(f"a step takes {1000 * step_s:.2f} ms: {', '.join(shares)}")
+    which = ("", " after the first", " after the warm-up")[min(found["excluded_steps"], 2)]
+    echo_wrapped(f"a step{which} takes {1000 * step_s:.2f} ms: {', '.join(shares)}")
     if "slowest" in found:
         slowest = found["slowest"]
         echo_wrapped(

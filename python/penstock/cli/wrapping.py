@@ -20,8 +20,12 @@ def line_width() -> int:
 
 
 def wrap_line(line: str, width: int, indent: int) -> list[str]:
-    """Split a line at spaces. Continuation lines start with `indent` spaces; longer words stay whole."""
-    return textwrap.wrap(line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+    """Split a line at spaces, but not before `%`. Continuation lines start with `indent` spaces; longer words stay whole."""
+    parts = textwrap.wrap(
+        line.replace(" %", "\N{NO-BREAK SPACE}%"), width, subsequent_indent=" " * indent, break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip
+    return [part.replace("\N{NO-BREAK SPACE}%", " %") for part in parts]
 
 
 def echo_wrapped(line: str, *, indent: int = 2) -> None:

@@ -12,7 +12,7 @@ import platform
 import resource
 import time
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import BudgetExceeded, ConfigError, Corrupt, PenstockError
 from penstock.protocols import WorkloadSpec
@@ -77,6 +77,25 @@ class EpochTime:
     warm_up_samples: int = 0
 
 
+class StepSums(NamedTuple):
+    """Sums over steps of one rank, named as in `Share`."""
+
+    steps: int = 0
+    samples: int = 0
+    train_s: float = 0.0
+    wait_s: float = 0.0
+    compute_s: float = 0.0
+    sync_s: float = 0.0
+    comm_s: float = 0.0
+    h2d_s: float = 0.0
+
+    def plus(self, other: StepSums) -> StepSums:
+        return StepSums._make(mine + its for mine, its in zip(self, other, strict=True))
+
+    def minus(self, other: StepSums) -> StepSums:
+        return StepSums._make(mine - its for mine, its in zip(self, other, strict=True))
+
+
 @dataclass
 class Share:
     """Measurements of one rank. Times in seconds.
@@ -86,7 +105,8 @@ class Share:
         compute_s, sync_s, comm_s, h2d_s: `StepCost` times, summed over all steps.
         train_s: Time from the first `next` of an epoch to the end of its last step, summed over the epochs.
         first_batch_s: Time from opening the dataset (including its listing) to the first batch.
-        first_step_s: Part of `train_s` until the end of the first step.
+        steady: Sums over the steps after the warm-up: without the first step of the run, or the `warm_up_steps` of each
+            epoch.
         epochs: Times of each epoch.
         passes, validation_passes: Reports of the training and the validation feed, one per epoch.
         rows: Single steps; None before the run ends.
@@ -103,9 +123,8 @@ class Share:
     train_s: float = 0.0
     validation_s: float = 0.0
     first_batch_s: float = 0.0
-    first_step_s: float = 0.0
-    first_step_samples: int = 0
     samples: int = 0
+    steady: StepSums = field(default_factory=StepSums)
     cpu_s: float = 0.0
     epochs: list[EpochTime] = field(default_factory=list)
     passes: list[dict[str, Any]] = field(default_factory=list)
@@ -113,6 +132,10 @@ class Share:
     rows: PackedRows | None = None
     checkpoints: SaveTimes | None = None
     host: str = field(default_factory=platform.node)
+
+    def sums(self) -> StepSums:
+        """Sums over all steps."""
+        return StepSums._make(getattr(self, name) for name in StepSums._fields)
 
 
 def cpu_s() -> float:
@@ -407,11 +430,13 @@ class Driver:
         """
         share, clock, step, losses = self.share, time.perf_counter, workload.step, self._unshared
         record, warm_up = self._rows.add, self.spec.warm_up_steps
+        excluded = warm_up if warm_up > 1 else int(share.samples == 0)
         workload.begin_epoch(self.epoch)
         this, opened = EpochTime(self.epoch), clock()
         batches: Iterator[Batch] = iter(feed)
         began = before = clock()
         steps_before, held = self.steps, replace(share)
+        warm: StepSums | None = None if excluded else share.sums()
         steps = samples = 0
         wait_s = compute_s = sync_s = comm_s = h2d_s = 0.0
         due = self._until_stop()
@@ -465,7 +490,9 @@ class Driver:
                 this.first_s, this.first_compute_s = before - began - cost.sync_s, cost.compute_s
                 if held.samples == 0:
                     share.first_batch_s = now - opened_s
-                    share.first_step_s, share.first_step_samples = before - began, samples
+            if steps == excluded:
+                settle()
+                warm = share.sums()
             if steps == due:
                 settle()
                 if self._done():
@@ -484,6 +511,8 @@ class Driver:
                 self._report_progress("train", rate=steps * self.spec.global_batch / span, wait=wait_s / span)
                 report_at_s = self._next_report_s()
         settle()
+        if warm is not None:
+            share.steady = held.steady.plus(share.sums().minus(warm))
         this.steps, this.samples, this.compute_s, this.wall_s = steps, samples, compute_s, before - opened
         share.epochs.append(this)
         share.passes.append(dict(feed.report()))

@@ -56,19 +56,25 @@ def _aligned(rows: Sequence[Sequence[StepRow]]) -> list[list[StepRow]]:
 
 
 def breakdown(shares: Sequence[Share]) -> dict[str, Any]:
-    """Return the breakdown for a result; empty if no step was taken. Times are seconds of a mean step.
+    """Return the breakdown for a result; empty if no step was taken. Times are seconds of a mean step, without the steps
+    of the warm-up, unless the run has only these.
 
     `parts` has the mean over ranks, and `ranks` each rank. `slowest` is the rank that all other ranks waited for in
     most steps. It is missing if ranks hardly waited, or if they waited equally for all ranks. `timeline` has a few
     consecutive steps.
     """
-    steps = min((share.steps for share in shares), default=0)
-    if steps == 0:
+    taken = min((share.steps for share in shares), default=0)
+    if taken == 0:
         return {}
+    steps = min(share.steady.steps for share in shares)
+    sums = [share.steady if steps else share.sums() for share in shares]
+    excluded, steps = (taken - steps, steps) if steps else (0, taken)
     stride, rows = aligned_rows(shares)
+    if len(rows[0] if rows else ()) > 1:  # in the first step, ranks wait for ranks that started later
+        rows = [mine[1:] for mine in rows]
     least, last = shortest_communication(rows)
     ranks = []
-    for rank, share in enumerate(shares):
+    for rank, share in enumerate(sums):
         exposed_s = (share.comm_s + share.sync_s) / steps
         mine = rows[rank] if rows else []
         sampled_s = sum(row.comm_s for row in mine)
@@ -86,6 +92,7 @@ def breakdown(shares: Sequence[Share]) -> dict[str, Any]:
         ranks.append({"rank": rank, "step_s": step_s, **known, "other_s": max(0.0, step_s - sum(known.values()))})
     found: dict[str, Any] = {
         "steps": steps,
+        "excluded_steps": excluded,
         "stride": stride,
         "step_s": max(one["step_s"] for one in ranks),
         "parts": {name: fmean(one[name] for one in ranks) for name in PARTS},

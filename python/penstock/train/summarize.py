@@ -52,16 +52,6 @@ def _step_times(share: Share) -> tuple[tuple[int, float], ...]:
     return () if share.rows is None else tuple((row.step, row.length_s) for row in share.rows.rows())
 
 
-def _steady(spec: TrainSpec, shares: Sequence[Share]) -> tuple[int, float]:
-    """Samples and seconds without the warm-up: without the first step, or the `warm_up_steps` of each epoch."""
-    if spec.warm_up_steps > 1:
-        epochs = [[epoch for epoch in share.epochs if epoch.warm_up_samples] for share in shares]
-        samples = sum(epoch.samples - epoch.warm_up_samples for mine in epochs for epoch in mine)
-        return samples, max(sum(epoch.wall_s - epoch.warm_up_s for epoch in mine) for mine in epochs)
-    steady_s = max(share.train_s - share.first_step_s for share in shares)
-    return sum(share.samples - share.first_step_samples for share in shares), steady_s
-
-
 def summarize(
     spec: TrainSpec, driver: Driver, shares: Sequence[Share], *, created_s: float, wall_s: float
 ) -> results.RunRecord:
@@ -74,7 +64,8 @@ def summarize(
     assert demand is not None
     train_s = max(share.train_s for share in shares)
     samples = sum(share.samples for share in shares)
-    steady, steady_s = _steady(spec, shares)
+    steady = sum(share.steady.samples for share in shares)
+    steady_s = max(share.steady.train_s for share in shares)
     waits = [share.wait_s / share.train_s if share.train_s else 0.0 for share in shares]
     busy = [share.compute_s / share.train_s if share.train_s else 0.0 for share in shares]
     last = driver.metrics[-1] if driver.metrics else {}

@@ -24,6 +24,7 @@ from penstock import _native, env
 from penstock.errors import Interrupted, SystemFault
 from penstock.feed import scan_lock
 from penstock.feed.record_index_dir import record_index_dir
+from penstock.units import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -219,13 +220,13 @@ class RecordScan:
                     publisher.report(list(enumerate(found.records())))
                 return found
             _LOG.warning(
-                "%s: the objects do not contain record counts, so %s: %d objects, %s bytes. To avoid this, "
+                "%s: the objects do not contain record counts, so %s: %s, %s bytes. To avoid this, "
                 "set records_per_object=N or give a manifest with counts.",
                 self._url,
                 "each process reads all of them once"
                 if lock is None and not publishers
                 else "all are read once and indexed",
-                self._source.objects,
+                plural(self._source.objects, "object"),
                 f"{self._source.size_bytes:,}",
             )
             self._scan_all([*publishers, *([_LockFile(lock, self._source.fingerprint)] if lock is not None else [])])

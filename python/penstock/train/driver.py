@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.errors import BudgetExceeded, ConfigError, Corrupt, PenstockError
+from penstock.errors import BudgetExceeded, ConfigError, Corrupt, Mismatch, PenstockError
 from penstock.protocols import WorkloadSpec
 from penstock.train import checkpoint
 from penstock.train.checkpoint_saver import CheckpointSaver, SaveTimes
@@ -455,7 +455,8 @@ class Driver:
             try:
                 batch = next(batches, None)
             except Corrupt as error:
-                if self.spec.reader == "penstock":
+                # A mismatch in the first batch is rather a wrong field than a single damaged sample.
+                if self.spec.reader == "penstock" and (steps or not isinstance(error, Mismatch)):
                     advice = "pass --on-error substitute, which uses the next sample instead"
                     error.__notes__ = [f"{error.hint}, or {advice}" if error.hint else advice]
                 raise

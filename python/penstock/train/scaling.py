@@ -27,6 +27,7 @@ from penstock.train.data_path_cost import unit_of
 from penstock.train.launch import run_under_torchrun
 from penstock.train.source import DUMMY
 from penstock.train.workloads import load_workload
+from penstock.units import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -173,7 +174,7 @@ def measure_scaling(
     if not spec.device.startswith("cuda"):
         for cell in cells.values():
             if cell.ranks * threads > cores and spec.accelerator is None:
-                cell.notes.append(f"{cell.ranks} ranks of {threads} threads share {cores} cores")
-    notes = [f"{spec.workload} on {_data_of(spec)}, {threads} threads per rank"]
+                cell.notes.append(f"{cell.ranks} ranks of {plural(threads, 'thread')} share {plural(cores, 'core')}")
+    notes = [f"{spec.workload} on {_data_of(spec)}, {plural(threads, 'thread')} per rank"]
     found = list(cells.values())
     return document(sweep, found, summarise(sweep, found), label=spec.label, notes=notes)

@@ -168,6 +168,10 @@ def test_torchrun_starts_once_per_node_with_one_meeting_point():
     options = ["--nnodes=2", "--node-rank={rank}", "--master-addr=10.0.0.1", port, "--nproc-per-node=4", "--no-python"]
     assert argv[-8:] == [*options, "python", "train.py"]
     assert "--standalone" in torchrun_argv(["x"], nodes[:1], 2)
+    for python_program in (["train.py", "--steps", "5"], ["-m", "package.train"]):
+        argv = torchrun_argv(python_program, nodes, 4)
+        assert "--no-python" not in argv
+        assert argv[-len(python_program) :] == python_program
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ __all__ = ["torchrun_argv"]
 
 
 def torchrun_argv(argv: Sequence[str], nodes: Sequence[Node], ranks_per_node: int) -> list[str]:
-    """Arguments of torchrun for any command. `{rank}`, which the launcher replaces, is the number of the node.
+    """Arguments of torchrun for any command, or for what torchrun itself accepts: a Python script or `-m MODULE`.
+    `{rank}`, which the launcher replaces, is the number of the node.
 
     On one node, torchrun chooses a free port; on several nodes, see `rendezvous_port`.
     """
@@ -28,4 +29,5 @@ def torchrun_argv(argv: Sequence[str], nodes: Sequence[Node], ranks_per_node: in
         place = ["--standalone"]
     else:
         place = ["--node-rank={rank}", f"--master-addr={nodes[0].address}", f"--master-port={rendezvous_port()}"]
-    return [*program, f"--nnodes={len(nodes)}", *place, f"--nproc-per-node={ranks_per_node}", "--no-python", *argv]
+    kind = [] if argv[0] == "-m" or argv[0].endswith(".py") else ["--no-python"]
+    return [*program, f"--nnodes={len(nodes)}", *place, f"--nproc-per-node={ranks_per_node}", *kind, *argv]

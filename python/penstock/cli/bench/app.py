@@ -45,7 +45,7 @@ _BUSY = 0.5
     type=click.Choice(_LAUNCHERS),
     default="mpi",
     show_default=True,
-    help="Launcher that starts the ranks. torchrun starts one torchrun per node.",
+    help="Launcher that starts the ranks. torchrun starts one torchrun per node, and also accepts SCRIPT.py or -m MODULE.",
 )
 @click.option(
     "--nodes",

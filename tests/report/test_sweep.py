@@ -221,6 +221,9 @@ def test_report_of_training_runs_shows_where_their_time_went(run_cli, tmp_path):
     assert done.code == 0
     assert "one is limited by inflate; two is limited by inflate" in done.err
     assert {"inflate", "transfer", "compute"} <= set(re.findall(r">(\w+)<", (tmp_path / "losses.svg").read_text()))
+    for name in ("three", "four"):
+        results.save(record(name, compute_s=1.0), tmp_path)
+    assert "4 runs limited by inflate" in run_cli("report", str(tmp_path)).err
 
 
 @pytest.mark.parametrize("what", ["missing", "empty"])

@@ -14,7 +14,7 @@ import msgspec
 from penstock.bench.rows import WATCHED, Results, Row, moves_bytes
 from penstock.bench.verdict import Judged, Verdict, classify
 from penstock.report.runs_section import RunLine, run_lines
-from penstock.units import format_bytes, format_rate
+from penstock.units import format_bytes, format_rate, plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["CellGroup", "SweepReport", "name_of", "rate_label", "summarise"]
 
 SCHEMA_VERSION = 2
+_NAMED_RUNS = 3  # in a headline; more runs are counted
 _WAITS = {
     "concurrency": "have too few requests in flight",
     "metadata": "wait for opening files",
@@ -140,7 +141,11 @@ def _groups(cells: Sequence[Judged], rows: Sequence[Row]) -> tuple[CellGroup, ..
 
 def _headline(groups: Sequence[CellGroup], watched: Sequence[Row]) -> tuple[str, str]:
     if not groups and watched:
-        texts = [f"{row.label} {'is ' + row.raw['limit'] if 'limit' in row.raw else 'was traced'}" for row in watched]
+        limits = [row.raw.get("limit", "without a known limit") for row in watched]
+        if len(watched) <= _NAMED_RUNS:
+            texts = [f"{row.label} is {limit}" for row, limit in zip(watched, limits, strict=True)]
+        else:
+            texts = [f"{plural(count, 'run')} {limit}" for limit, count in Counter(limits).most_common()]
         stated = ", ".join(dict.fromkeys(row.raw["stated by"] for row in watched if row.raw.get("stated by")))
         more = (
             f"Limits are stated by: {stated}."

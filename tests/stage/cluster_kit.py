@@ -10,9 +10,13 @@ import os
 import shutil
 import subprocess
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 from uuid import uuid4
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 HOSTS = 4
 
@@ -208,3 +212,14 @@ def short_folder() -> Path:
 
 def remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def running_cluster() -> Iterator[Cluster]:
+    """Runs the hosts in a folder of their own, and removes it at the end."""
+    folder = short_folder()
+    try:
+        with Cluster(folder) as running:
+            yield running
+    finally:
+        remove(folder)

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster_kit import HOSTS, Cluster, remove, short_folder
+from cluster_kit import HOSTS, running_cluster
 from stage_kit import fill, program, tree
 
 from tests.ports import free_port
@@ -18,12 +18,8 @@ from tests.ports import free_port
 
 @pytest.fixture(scope="module")
 def cluster():
-    folder = short_folder()
-    try:
-        with Cluster(folder) as running:
-            yield running
-    finally:
-        remove(folder)
+    with running_cluster() as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

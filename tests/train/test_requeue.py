@@ -17,19 +17,15 @@ from penstock.train import TrainSpec, run
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests/stage"))  # the hosts and the Slurm on them
 
-from cluster_kit import Cluster, await_, remove, short_folder  # noqa: E402
+from cluster_kit import await_, running_cluster  # noqa: E402
 
 FLAGS = {"voxels": 32, "filters": 2, "threads": 1, "device": "cpu", "epochs": 15}
 
 
 @pytest.fixture
 def cluster():
-    folder = short_folder()
-    try:
-        with Cluster(folder) as running:
-            yield running
-    finally:
-        remove(folder)
+    with running_cluster() as running:
+        yield running
 
 
 def submit(cluster, data: Path) -> str:

@@ -98,7 +98,7 @@ def test_run_excludes_its_first_step_or_the_warm_up_of_each_epoch(warm_up, exclu
     )  # fmt: skip
     result = run(spec)
     found = result["step_breakdown"]
-    # If no step is left, the breakdown has all steps, and there is no steady rate.
+    # If the warm-up contains all steps, the breakdown includes them, and the steady rate is None.
     assert (found["steps"], found["excluded_steps"]) == ((20 - excluded, excluded) if excluded < 20 else (20, 0))
     assert (result["steady_samples_per_s"] is None) == (excluded == 20)
     if excluded < 20:

@@ -18,7 +18,7 @@ from penstock.arrays.rtm.prepare import prepare
 from penstock.arrays.rtm.stack import stack_images
 from penstock.arrays.rtm.worker import run_shots
 from penstock.rtm.velocity_model import layered
-from tests.stage.cluster_kit import Cluster, remove, short_folder
+from tests.stage.cluster_kit import Cluster, running_cluster
 
 MODEL = layered((61, 61), 0.01, (0.5,))
 _PROGRAM = Path(sys.executable).with_name("penstock")
@@ -28,12 +28,8 @@ _OPEN = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED"}
 
 @pytest.fixture
 def cluster():
-    folder = short_folder()
-    try:
-        with Cluster(folder) as running:
-            yield running
-    finally:
-        remove(folder)
+    with running_cluster() as running:
+        yield running
 
 
 def states(cluster: Cluster, job: str) -> dict[str, str]:

@@ -200,6 +200,18 @@ def test_stopped_rank_is_named_by_the_time_limit(launcher, tmp_path):
     assert "--timeout" not in done.stderr
 
 
+@pytest.mark.parametrize("launcher", ["local", "mpi"])
+def test_rank_that_ends_with_an_unforeseen_error_is_named(launcher, tmp_path):
+    """Rank 1 raises an error in a test in which rank 0 waits for it."""
+    python = changed_rank(tmp_path, f"if {_IS_RANK_1}: measure.expected = lambda *of, **more: 1 / 0")
+    set_program = ["--set", "program=mpirun.openmpi"] if launcher == "mpi" else []
+    done = net(
+        "--launcher", launcher, *set_program, "bcast", "--node-python", python, "--timeout", "60s", *QUICK, code=1
+    )
+    assert "error[rank-failed]: rank 1 during bcast of 1 bytes" in done.stderr
+    assert "ZeroDivisionError" in done.stderr
+
+
 def test_ranks_that_never_start_are_named_by_the_time_limit(tmp_path):
     done = net("barrier", "--node-python", shell_python(tmp_path, "exec sleep 30"), "--timeout", "2s", code=3)
     assert "ranks 0, 1 of 2 did not start within 2 s" in done.stderr

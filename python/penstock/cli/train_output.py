@@ -150,8 +150,10 @@ def _print_breakdown(found: dict[str, Any]) -> None:
         for name, text in _PARTS.items()
         if found["parts"][name] >= 0.001 * step_s
     ]
-    which = ("", " after the first", " after the warm-up")[min(found["excluded_steps"], 2)]
-    echo_wrapped(f"a step{which} takes {1000 * step_s:.2f} ms: {', '.join(shares)}")
+    after = ""
+    if found["excluded_steps"]:
+        after = " after the first" if found["excluded_steps"] == 1 else " after the warm-up"
+    echo_wrapped(f"a step{after} takes {1000 * step_s:.2f} ms: {', '.join(shares)}")
     if "slowest" in found:
         slowest = found["slowest"]
         echo_wrapped(

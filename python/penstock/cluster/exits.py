@@ -48,7 +48,7 @@ def first_failure(exits: Sequence[Exit]) -> Exit | None:
     """Return the failed rank that explains the others' failures best, or None if all ranks ended with code 0.
 
     An unreachable node may be the reason why commands fail. A rank that was stopped, by its time limit or because
-    another rank was killed, explains nothing.
+    another rank failed, explains nothing.
     """
 
     def order(ended: Exit) -> int:

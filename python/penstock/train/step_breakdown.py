@@ -66,9 +66,9 @@ def breakdown(shares: Sequence[Share]) -> dict[str, Any]:
     taken = min((share.steps for share in shares), default=0)
     if taken == 0:
         return {}
-    steps = min(share.steady.steps for share in shares)
-    sums = [share.steady if steps else share.sums() for share in shares]
-    excluded, steps = (taken - steps, steps) if steps else (0, taken)
+    has_steady = all(share.steady.steps for share in shares)
+    sums = [share.steady if has_steady else share.sums() for share in shares]
+    steps = min(each.steps for each in sums)
     stride, rows = aligned_rows(shares)
     if len(rows[0] if rows else ()) > 1:  # in the first step, ranks wait for ranks that started later
         rows = [mine[1:] for mine in rows]
@@ -92,7 +92,7 @@ def breakdown(shares: Sequence[Share]) -> dict[str, Any]:
         ranks.append({"rank": rank, "step_s": step_s, **known, "other_s": max(0.0, step_s - sum(known.values()))})
     found: dict[str, Any] = {
         "steps": steps,
-        "excluded_steps": excluded,
+        "excluded_steps": taken - steps,
         "stride": stride,
         "step_s": max(one["step_s"] for one in ranks),
         "parts": {name: fmean(one[name] for one in ranks) for name in PARTS},

@@ -14,7 +14,7 @@ import msgspec
 
 from penstock.bench.net.rank import run_rank
 from penstock.bench.net.result import NetResult
-from penstock.cluster.exits import describe, first_failure, killed_by
+from penstock.cluster.exits import describe, first_failure
 from penstock.env import for_nodes
 from penstock.errors import Bug, Deadline, PenstockError, RankFailed, from_wire
 from penstock.ranks import rendezvous_port
@@ -202,10 +202,10 @@ class _RankLog:
 
     def error(self, exits: Sequence[Exit], timeout_s: float) -> PenstockError:
         """The error that explains why the ranks have ended without a result."""
-        first = first_failure(exits)
-        is_killed = first is not None and killed_by(first) is not None
-        # If a rank was killed, the other ranks report only that they lost their connection.
-        if any(fault.code != "unreachable" or not is_killed for fault in self.faults.values()):
+        first = first_failure([each for each in exits if each.rank not in self.faults])
+        has_ended_silently = first is not None and first.fault is None
+        # If a rank ended without a report, the other ranks report only that they lost their connection.
+        if any(fault.code != "unreachable" or not has_ended_silently for fault in self.faults.values()):
             # An error that names the missing ranks is more precise than the error of a rank that lost its connection.
             order = sorted(self.faults, key=lambda rank: (self.faults[rank].code == "unreachable", rank))
             return self.faults[order[0]]

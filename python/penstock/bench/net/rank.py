@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,7 +22,7 @@ from penstock.bench.net.mpi_transport import abort_mpi, restart_with_mpich
 from penstock.bench.net.place import read_place
 from penstock.bench.net.plan import NetPlan
 from penstock.bench.net.transport import open_transport
-from penstock.errors import PenstockError, to_wire
+from penstock.errors import PenstockError, Unreachable, to_wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,6 +68,13 @@ def run_rank(plan: NetPlan, rank: Rank, emit: Callable[[dict[str, Any]], None]) 
         if plan.matrix:
             measure_matrix(plan, transport, emit_root, stage)
         transport.rest()
+    except RuntimeError as error:
+        # The text of Gloo's errors contains the path of its source file.
+        if isinstance(error, PenstockError) or "gloo/" not in str(error):
+            raise
+        raise Unreachable(
+            f"rank {rank.rank}: lost the connection to another rank", hint="look at the output of the other ranks"
+        ) from error
     finally:
         transport.close()
     emit_root({"done": True})
@@ -123,6 +131,10 @@ def main(argv: list[str]) -> int:
         _say({"fault": to_wire(error), "rank": rank.rank})
         abort_mpi()
         return error.exit_code
+    except Exception:
+        traceback.print_exc()
+        abort_mpi()  # at exit, mpi4py would wait in MPI_Finalize for ranks that wait for this one
+        return 1
     return 0
 
 
